@@ -1,0 +1,142 @@
+"""The commands as Python functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardwise.predict.estimate import price
+from shardwise.predict.fit import Change, ways_to_fit
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.job import Job
+from shardwise.spec.lookup import Model, find_cluster, find_model
+from shardwise.spec.record import Problems
+from shardwise.spec.run import RunSpec, read_run
+from shardwise.spec.strategy import Strategy, parse_precision, parse_strategy
+from shardwise.step import StepProfile
+from shardwise.units.load import load_units
+
+DEFAULT_SEQ_LEN = 4096
+
+
+def estimate(
+    model: str | Model | None = None,
+    cluster: str | ClusterSpec | None = None,
+    strategy: str | Strategy | None = None,
+    *,
+    run: str | Path | RunSpec | None = None,
+    seq_len: int | str | None = None,
+    global_batch: int | str | None = None,
+    optimizer: str | None = None,
+    precision: str | None = None,
+    **settings: object,
+) -> StepProfile:
+    """Memory and traffic of one configuration, predicted.
+
+    `model` and `cluster` are names, shorthands, paths or specs; `run` is a run.toml they override.
+    `settings` are fields of Strategy, such as `micro_batch=2` or `recompute="full"`.
+    """
+    described = describe_run(
+        model,
+        cluster,
+        strategy,
+        run=run,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        optimizer=optimizer,
+        precision=precision,
+        **settings,
+    )
+    return estimate_run(described)
+
+
+def estimate_run(run: RunSpec) -> StepProfile:
+    """Memory and traffic of a run whose strategy is resolved."""
+    units = load_units(run.model, run.job.seq_len, run.strategy)
+    origin = "formulas" if not hasattr(run.model, "factory") else "traced module"
+    return price(units, run.strategy, run.cluster, run.job, origin)
+
+
+def ways_for(run: RunSpec) -> list[Change]:
+    """Changes after which a run that does not fit would."""
+    units = load_units(run.model, run.job.seq_len, run.strategy)
+    return ways_to_fit(units, run.strategy, run.cluster, run.job)
+
+
+def describe_run(
+    model: str | Model | None = None,
+    cluster: str | ClusterSpec | None = None,
+    strategy: str | Strategy | None = None,
+    *,
+    run: str | Path | RunSpec | None = None,
+    seq_len: int | str | None = None,
+    global_batch: int | str | None = None,
+    optimizer: str | None = None,
+    precision: str | None = None,
+    **settings: object,
+) -> RunSpec:
+    """Put names, a run.toml and single settings together; report all that is wrong at once."""
+    base = read_run(Path(run)) if isinstance(run, (str, Path)) else run
+    problems = Problems()
+    chosen_model = base.model if base else None
+    chosen_cluster = base.cluster if base else None
+    with problems.collect():
+        if model is not None:
+            chosen_model = find_model(model) if isinstance(model, str) else model
+    with problems.collect():
+        if cluster is not None:
+            chosen_cluster = find_cluster(cluster) if isinstance(cluster, str) else cluster
+    if chosen_model is None and model is None:
+        problems.found.append("model: is required, such as --model llama-3-8b")
+    if chosen_cluster is None and cluster is None:
+        problems.found.append("cluster: is required, such as --cluster 8xH100-SXM")
+
+    # Some kind is needed to judge the other settings even when the one given cannot be read.
+    fields: dict[str, object] = {"kind": "zero3"}
+    with problems.collect():
+        fields |= _strategy_fields(strategy, base, chosen_cluster)
+    with problems.collect():
+        fields |= parse_precision(precision) if precision is not None else {}
+    fields |= {name: value for name, value in settings.items() if value is not None}
+    with problems.collect():
+        chosen_strategy = Strategy.read(fields, where="strategy")
+
+    job_fields: dict[str, object] = base.job.model_dump() if base else {}
+    given = {"seq_len": seq_len, "global_batch": global_batch, "optimizer": optimizer}
+    job_fields |= {name: value for name, value in given.items() if value is not None}
+    if "accumulate" in settings and settings["accumulate"] is not None and global_batch is None:
+        job_fields.pop("global_batch", None)
+    limit = getattr(chosen_model, "max_positions", DEFAULT_SEQ_LEN)
+    job_fields.setdefault("seq_len", min(DEFAULT_SEQ_LEN, limit))
+    with problems.collect():
+        job = Job.read(job_fields, where="job")
+    problems.raise_if_any()
+    assert chosen_model is not None
+    assert chosen_cluster is not None
+    return RunSpec(
+        model=chosen_model, cluster=chosen_cluster, job=job, strategy=chosen_strategy
+    ).resolved()
+
+
+def _strategy_fields(
+    strategy: str | Strategy | None, base: RunSpec | None, cluster: ClusterSpec | None
+) -> dict[str, object]:
+    if isinstance(strategy, Strategy):
+        return strategy.model_dump()
+    inherited = base.strategy.model_dump() if base else {}
+    if isinstance(strategy, str):
+        # Another kind decides its own degrees and defaults anew; the rest is kept.
+        placement = (
+            "kind",
+            "shard",
+            "replicate",
+            "within_node",
+            "reshard_after_forward",
+            "reshard_after_backward",
+            "grad_sync",
+        )
+        kept = {name: value for name, value in inherited.items() if name not in placement}
+        return {**kept, **parse_strategy(strategy)}
+    if inherited:
+        return inherited
+    alone = cluster is not None and cluster.devices == 1
+    return parse_strategy("single" if alone else "zero3")

@@ -1,0 +1,108 @@
+"""`shardwise estimate`: one configuration, term by term."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardwise.cli.output import JsonOption, print_json
+
+
+def estimate(
+    run: Annotated[
+        Path | None, typer.Argument(help="A run.toml to start from.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Preset, config.json, model folder, or package.module:factory."),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="4x8xH100-SXM@400Gbps, 8xA100-80GB, or a TOML file.")
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="single, ddp, zero1, zero2, zero3, hsdp, or zero3:8.")
+    ] = None,
+    seq_len: Annotated[str | None, typer.Option(help="Tokens per sequence.")] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="Sequences per device at a time.")] = None,
+    accumulate: Annotated[
+        int | None, typer.Option(help="Micro-batches per optimizer step.")
+    ] = None,
+    global_batch: Annotated[
+        str | None, typer.Option(help="Tokens per step over all devices; sets --accumulate.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16 or fp32.")] = None,
+    recompute: Annotated[
+        str | None, typer.Option(help="none, selective, full, or a share of blocks such as 0.5.")
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="adamw, adam, lion, momentum or sgd.")
+    ] = None,
+    grad_sync: Annotated[
+        str | None, typer.Option(help="When gradients are reduced: every, local or last.")
+    ] = None,
+    reshard_after_forward: Annotated[
+        str | None, typer.Option(help="true, false, or a group size.")
+    ] = None,
+    blocks_per_unit: Annotated[
+        int | None, typer.Option(help="Blocks in one fully_shard group.")
+    ] = None,
+    prefetch: Annotated[
+        int | None, typer.Option(help="Units gathered ahead in the backward.")
+    ] = None,
+    offload: Annotated[
+        bool | None, typer.Option("--offload", help="Keep parameters and states on the CPU.")
+    ] = None,
+    compile_: Annotated[
+        bool | None, typer.Option("--compile", help="Blocks go through torch.compile.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Memory and traffic of one configuration, term by term.
+
+    Exits with 1 if it does not fit.
+    """
+    from shardwise.api import describe_run, estimate_run, ways_for
+    from shardwise.report.estimate import print_estimate
+
+    described = describe_run(
+        model,
+        cluster,
+        strategy,
+        run=run,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        optimizer=optimizer,
+        precision=precision,
+        micro_batch=micro_batch,
+        accumulate=accumulate,
+        recompute=_number_or_word(recompute),
+        grad_sync=grad_sync,
+        reshard_after_forward=_flag_or_size(reshard_after_forward),
+        blocks_per_unit=blocks_per_unit,
+        prefetch=prefetch,
+        offload=offload,
+        compile=compile_,
+    )
+    profile = estimate_run(described)
+    if as_json:
+        print_json(profile.to_dict())
+    else:
+        fits = profile.memory.verdict == "fits"
+        print_estimate(described, profile, [] if fits else ways_for(described))
+    if not profile.memory.fits:
+        raise typer.Exit(1)
+
+
+def _number_or_word(text: str | None) -> object:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
+
+
+def _flag_or_size(text: str | None) -> object:
+    if text is None or not text.isdigit():
+        return {"true": True, "false": False}.get((text or "").lower(), text)
+    return int(text)

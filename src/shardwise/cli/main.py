@@ -1,0 +1,52 @@
+"""`shardwise`: the application, its commands, and how errors reach the user."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from shardwise.cli.catalog import catalog
+from shardwise.cli.estimate import estimate
+from shardwise.spec.record import SpecError
+from shardwise.version import __version__
+
+app = typer.Typer(
+    name="shardwise",
+    help="Which FSDP configuration should I run, what will it cost, and why is it slow?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(estimate)
+app.command()(catalog)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"shardwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version.", callback=_print_version, is_eager=True
+    ),
+) -> None:
+    """Which FSDP configuration should I run, what will it cost, and why is it slow?"""
+
+
+def main() -> None:
+    """Exit codes: 0 done, 1 done and the answer is no, 2 bad input."""
+    try:
+        app()
+    except SpecError as error:
+        for problem in error.problems:
+            typer.echo(f"error: {problem}", err=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        # The reader went away (`shardwise catalog | head`); there is nobody left to tell.
+        sys.stderr.close()
+        sys.exit(0)

@@ -1,0 +1,1 @@
+"""Units, strategy and cluster become memory, traffic and work."""

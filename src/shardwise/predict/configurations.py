@@ -1,0 +1,91 @@
+"""Many strategies as columns, so that one pass of numpy prices them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.spec.dtype import DTYPE_BYTES
+from shardwise.spec.strategy import Strategy
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.floating[Any]]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Configurations:
+    """One row per resolved strategy. Rows must agree on what shapes the units themselves."""
+
+    shard: Ints
+    replicate: Ints
+    micro_batch: Ints
+    accumulate: Ints
+    param_bytes: Ints
+    reduce_bytes: Ints
+    master_bytes: Ints
+    sharded: Bools
+    ddp: Bools
+    reshard_forward: Bools
+    # Group size of an integer reshard; 0 where resharding is all or nothing.
+    reshard_group: Ints
+    reshard_backward: Bools
+    # Whether gradients are reduced over the shard axis, and over the replicate axis, on every
+    # micro-batch; otherwise on the last one only.
+    shard_sync_every: Bools
+    replicate_sync_every: Bools
+    prefetch: Ints
+    offload: Bools
+    # Blocks from the first on that recompute everything; 1.0 under "full", 0.0 under "none".
+    full_recompute: Floats
+    selective: Bools
+    bucket_bytes: Floats
+
+    @classmethod
+    def of(cls, strategies: Sequence[Strategy]) -> Configurations:
+        """Columns from strategies that `Strategy.resolve` has completed."""
+        for strategy in strategies:
+            if strategy.grad_sync is None or strategy.shard is None:
+                raise ValueError("strategies must be resolved against a cluster first")
+
+        def ints(values: Sequence[int]) -> Ints:
+            return np.asarray(values, dtype=np.int64)
+
+        def bools(values: Sequence[bool]) -> Bools:
+            return np.asarray(values, dtype=np.bool_)
+
+        reshard = [s.reshard_after_forward for s in strategies]
+        return cls(
+            shard=ints([s.shard or 1 for s in strategies]),
+            replicate=ints([s.replicate or 1 for s in strategies]),
+            micro_batch=ints([s.micro_batch for s in strategies]),
+            accumulate=ints([s.accumulate for s in strategies]),
+            param_bytes=ints([DTYPE_BYTES[s.param_dtype] for s in strategies]),
+            reduce_bytes=ints([DTYPE_BYTES[s.reduce_dtype] for s in strategies]),
+            master_bytes=ints([DTYPE_BYTES[s.master_dtype] for s in strategies]),
+            sharded=bools([s.sharded for s in strategies]),
+            ddp=bools([s.kind == "ddp" for s in strategies]),
+            reshard_forward=bools([r is not False for r in reshard]),
+            reshard_group=ints([0 if isinstance(r, bool) or r is None else r for r in reshard]),
+            reshard_backward=bools([bool(s.reshard_after_backward) for s in strategies]),
+            shard_sync_every=bools([s.grad_sync != "last" for s in strategies]),
+            replicate_sync_every=bools([s.grad_sync == "every" for s in strategies]),
+            prefetch=ints([s.prefetch for s in strategies]),
+            offload=bools([s.offload for s in strategies]),
+            full_recompute=np.asarray([_full_share(s) for s in strategies], dtype=np.float64),
+            selective=bools([s.recompute == "selective" for s in strategies]),
+            bucket_bytes=np.asarray([s.ddp_bucket_mib * 2**20 for s in strategies]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+
+def _full_share(strategy: Strategy) -> float:
+    if isinstance(strategy.recompute, float):
+        return strategy.recompute
+    return 1.0 if strategy.recompute == "full" else 0.0

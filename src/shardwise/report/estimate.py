@@ -1,0 +1,201 @@
+"""The screen of `shardwise estimate`: does it fit, what the peak is made of, what moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shardwise.predict.fit import Change, why_not
+from shardwise.spec.dtype import DTYPE_BYTES
+from shardwise.spec.quantity import show_count, show_gb, show_gib
+from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
+from shardwise.step import CollectiveProfile, StepProfile
+
+WIDTH = 80
+BAR = 20
+_COLOURS = {"fits": "green", "at risk": "yellow", "does not fit": "red"}
+_OPS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_reduce": "all-reduce"}
+
+
+def print_estimate(
+    run: RunSpec, profile: StepProfile, ways: Sequence[Change], console: Console | None = None
+) -> None:
+    """Print one predicted configuration for a person, in at most 80 columns.
+
+    `ways` are the changes that would make it fit; they are shown unless it does.
+    """
+    out = console or Console(width=min(WIDTH, Console().width), highlight=False)
+    strategy, memory = run.strategy, profile.memory
+    out.print(
+        Text(f"{profile.model['name']}", style="bold")
+        + Text(f" ({show_count(profile.model['parameters'])} parameters) on {run.cluster}")
+        + Text(f", {profile.provenance.kind}")
+    )
+    out.print(_how(run), style="dim")
+    out.print()
+    out.print(_headline(profile))
+    if memory.verdict == "does not fit":
+        for sentence in why_not(profile, strategy):
+            out.print(sentence)
+    out.print()
+    out.print(_memory_table(profile, strategy))
+    wasted = padding_share(profile)
+    if wasted > 0.02:
+        out.print(
+            f"\nPadding: {wasted:.0%} of what is sharded is empty, because some tensors have fewer "
+            f"rows than the {strategy.shard} devices that share them. Smaller groups waste less."
+        )
+    if memory.host_bytes:
+        out.print(f"Offloaded to host memory per device: {show_gib(memory.host_bytes)}")
+    out.print()
+    out.print(_traffic_table(profile) if profile.traffic else "Nothing moves over the network.")
+    if profile.work:
+        out.print()
+        out.print(_work(profile))
+    if memory.verdict != "fits":
+        out.print()
+        _print_ways(out, ways)
+
+
+def padding_share(profile: StepProfile) -> float:
+    """The share of the sharded parameters that is padding of dimension 0."""
+    shard = profile.strategy["shard"]
+    held = profile.memory.terms["parameters"] * shard
+    real = profile.model["parameters"] * DTYPE_BYTES[profile.strategy["master_dtype"]]
+    return 1 - real / held if held else 0.0
+
+
+def _how(run: RunSpec) -> str:
+    strategy, job = run.strategy, run.job
+    share = strategy.recompute
+    recompute = f"{share:.0%} of blocks" if isinstance(share, float) else share
+    own, master = strategy.param_dtype, strategy.master_dtype
+    batch = f"{strategy.micro_batch} x {job.seq_len} tokens per device"
+    parts = [
+        str(strategy),
+        batch if strategy.accumulate == 1 else f"{batch}, {strategy.accumulate} times a step",
+        f"recompute {recompute}",
+        own if own == master else f"{own} over {master}",
+        job.optimizer,
+        "compiled" if strategy.compile else "",
+        "offloaded" if strategy.offload else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _headline(profile: StepProfile) -> Text:
+    memory = profile.memory
+    assert memory.verdict is not None
+    assert memory.capacity_bytes is not None
+    words = {"fits": "Fits.", "at risk": "Fits, but at risk.", "does not fit": "Does not fit."}
+    head = Text(words[memory.verdict], style=f"bold {_COLOURS[memory.verdict]}")
+    peak, capacity = memory.peak_allocated_bytes, memory.capacity_bytes
+    head += Text(f" Each device peaks at {show_gib(peak)} of its {show_gib(capacity)}.")
+    if memory.peak_reserved_bytes and memory.peak_reserved_bytes[0] != peak:
+        low, high = (size / 2**30 for size in memory.peak_reserved_bytes)
+        head += Text(f"\nWith the allocator's reserve: {low:.1f} to {high:.1f} GiB.")
+    return head
+
+
+def _memory_table(profile: StepProfile, strategy: Strategy) -> Table:
+    memory = profile.memory
+    assert memory.capacity_bytes is not None
+    unit, factor = ("GiB", 2**30) if memory.peak_allocated_bytes >= 2**30 else ("MiB", 2**20)
+    table = _plain_table()
+    table.add_column(f"At the peak ({memory.peak_phase})", no_wrap=True)
+    table.add_column(unit, justify="right", no_wrap=True)
+    table.add_column("of the device", no_wrap=True)
+    for term, size in memory.terms.items():
+        # What rounds to nothing says nothing; the sum below still holds it.
+        if size / factor >= 0.005:
+            bar = _bar(size / memory.capacity_bytes)
+            table.add_row(_label(term, strategy), f"{size / factor:,.2f}", bar)
+    peak = memory.peak_allocated_bytes
+    table.add_row(
+        Text("together", style="bold"),
+        Text(f"{peak / factor:,.2f}", style="bold"),
+        _bar(peak / memory.capacity_bytes),
+    )
+    return table
+
+
+def _plain_table() -> Table:
+    return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+
+
+def _label(term: str, strategy: Strategy) -> str:
+    share = f"1/{strategy.shard} of all, " if (strategy.shard or 1) > 1 else ""
+    own, master = strategy.param_dtype, strategy.master_dtype
+    return {
+        "parameters": f"parameters ({share}{master})",
+        "gradients": f"gradients ({share}{master})",
+        "optimizer": f"optimizer states ({share}{master})",
+        "unsharded_parameters": f"gathered parameters ({own})"
+        if strategy.sharded
+        else f"working copies of parameters ({own})",
+        "unsharded_gradients": "whole gradients",
+        "reduce_buffers": f"reduce buffers ({strategy.reduce_dtype})",
+        "activations": "activations",
+        "logits": "logits and loss",
+        "other": "token ids and labels",
+    }[term]
+
+
+def _bar(share: float) -> Text:
+    filled = min(BAR, round(share * BAR))
+    colour = "red" if share > 1 else "cyan"
+    bar = Text("█" * filled, style=colour) + Text("·" * (BAR - filled), style="dim")
+    return bar + Text(f" {share:4.0%}" if share < 9.995 else f" {share:.0f}x")
+
+
+def _traffic_table(profile: StepProfile) -> Table:
+    table = _plain_table()
+    table.add_column("Moves in one step", no_wrap=True)
+    table.add_column("calls", justify="right", no_wrap=True)
+    table.add_column("each", justify="right", no_wrap=True)
+    table.add_column("in all", justify="right", no_wrap=True)
+    table.add_column("sent per device", justify="right", no_wrap=True)
+    for collective in profile.traffic:
+        table.add_row(
+            f"{_OPS[collective.op]}, groups of {collective.group_size}",
+            f"{collective.calls:,}",
+            show_gb(collective.bytes / collective.calls),
+            show_gb(collective.bytes),
+            show_gb(sent_bytes(collective)),
+        )
+    return table
+
+
+def sent_bytes(collective: CollectiveProfile) -> float:
+    """What a rank sends in a bandwidth-optimal (ring) algorithm."""
+    n = collective.group_size
+    factor = 2.0 if collective.op == "all_reduce" else 1.0
+    return factor * (n - 1) / n * collective.bytes
+
+
+def _work(profile: StepProfile) -> str:
+    work = profile.work
+    assert work is not None
+    devices = profile.cluster["devices"]
+    again = work.hardware_flops / work.model_flops - 1
+    extra = f", {again:.0%} more with recomputation" if again > 0.0005 else ""
+    return (
+        f"One step: {work.tokens:,} tokens, "
+        f"{work.model_flops / devices / 1e12:,.1f} TFLOP per device{extra}."
+    )
+
+
+def _print_ways(out: Console, ways: Sequence[Change]) -> None:
+    if not ways:
+        out.print(
+            "No single change makes it fit; it needs more devices, a shorter sequence, or tensor "
+            "parallelism (which shardwise does not run)."
+        )
+        return
+    out.print(Text("It would fit with", style="bold"))
+    for way in ways:
+        out.print(f"  {way.text}: {show_gib(way.peak_bytes)}")

@@ -1,0 +1,114 @@
+"""What to train on: devices, how many, and the network between them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from shardwise.spec.dtype import DType
+from shardwise.spec.quantity import Bytes, Flops, QuantityError, Rate, parse_rate, write_rate
+from shardwise.spec.record import Problems, Record, SpecError, did_you_mean
+
+PositiveInt = Annotated[int, Field(ge=1)]
+
+_SHORTHAND = re.compile(r"(?:(\d{1,7})\s*x\s*)?(?:(\d{1,7})\s*x\s*)?([^@\s]+?)\s*(?:@\s*(.+?))?\s*")
+FORM = "nodes x GPUs x device @ network per GPU, such as 4x8xH100-SXM@400Gbps or 8xA100-80GB"
+
+
+class DeviceSpec(Record):
+    """One accelerator. Peaks are dense, links per direction; `source` names where each is from."""
+
+    name: str
+    title: str = ""
+    memory: Bytes
+    # What the runtime reports as total, a little below the nominal size.
+    usable_memory: Bytes | None = None
+    memory_bandwidth: Rate
+    link: str = "PCIe"
+    link_bandwidth: Rate
+    node_size: PositiveInt = 8
+    peak: Mapping[str, Flops]
+    source: Mapping[str, str] = Field(default_factory=dict)
+
+    @property
+    def capacity(self) -> int:
+        """Bytes a process can hope for: what the runtime reports, or the nominal size."""
+        return self.usable_memory or self.memory
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name.upper().startswith("CPU")
+
+    def peak_flops(self, dtype: DType) -> float | None:
+        return self.peak.get(dtype)
+
+
+class ClusterSpec(Record):
+    """`nodes` machines of `devices_per_node` equal devices; `network` is per device, one way."""
+
+    device: DeviceSpec
+    nodes: PositiveInt = 1
+    devices_per_node: PositiveInt = 1
+    network: Rate | None = None
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.devices_per_node
+
+    def __str__(self) -> str:
+        network = f"@{write_rate(self.network)}" if self.network else ""
+        return f"{self.nodes}x{self.devices_per_node}x{self.device.name}{network}"
+
+
+def parse_cluster(text: str, devices: Mapping[str, DeviceSpec]) -> ClusterSpec:
+    """Read the shorthand `[nodes x] [GPUs x] device [@ network per GPU]`.
+
+    One count is GPUs: up to the device's usual node size they share a node, beyond it they must
+    fill whole nodes.
+    """
+    match = _SHORTHAND.fullmatch(text)
+    if match is None:
+        raise SpecError(f"cluster: cannot read {text[:60]!r}; write {FORM}")
+    first, second, name, rate = match.groups()
+    problems = Problems()
+    device = _find_device(name, devices, problems)
+    network = None
+    if rate is not None:
+        try:
+            network = parse_rate(rate)
+        except QuantityError as error:
+            problems.found.append(f"cluster: network: {error}")
+        else:
+            if network <= 0:
+                problems.found.append("cluster: network: must be more than 0")
+    nodes, per_node = 1, 1
+    if second is not None:
+        nodes, per_node = int(first), int(second)
+    elif first is not None and device is not None:
+        count = int(first)
+        per_node = count if count <= device.node_size else device.node_size
+        nodes = count // per_node if per_node else 0
+        if nodes * per_node != count:
+            problems.found.append(
+                f"cluster: {count} x {device.name} does not fill nodes of {device.node_size}; "
+                f"write nodes x GPUs, such as {max(1, count // 4)}x4x{device.name}"
+            )
+    if nodes < 1 or per_node < 1:
+        problems.found.append(f"cluster: counts must be at least 1 in {text[:60]!r}")
+    problems.raise_if_any()
+    assert device is not None
+    return ClusterSpec(device=device, nodes=nodes, devices_per_node=per_node, network=network)
+
+
+def _find_device(
+    name: str, devices: Mapping[str, DeviceSpec], problems: Problems
+) -> DeviceSpec | None:
+    folded = {known.lower(): device for known, device in devices.items()}
+    device = folded.get(name.lower())
+    if device is None:
+        hint = did_you_mean(name, devices) or "; see 'shardwise catalog devices'"
+        problems.found.append(f"cluster: unknown device {name[:60]!r}{hint}")
+    return device

@@ -1,0 +1,9 @@
+"""Number formats, by the short names people use."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+DType = Literal["fp64", "fp32", "bf16", "fp16"]
+
+DTYPE_BYTES: dict[DType, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}

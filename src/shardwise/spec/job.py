@@ -1,0 +1,47 @@
+"""What a step is asked to do, however it is split over devices."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shardwise.spec.quantity import Count
+from shardwise.spec.record import Record, SpecError
+from shardwise.spec.strategy import Strategy
+
+Optimizer = Literal["adamw", "adam", "sgd", "momentum", "lion"]
+
+# Tensors of the size of the parameters that an optimizer keeps between steps.
+OPTIMIZER_STATES: dict[Optimizer, int] = {
+    "adamw": 2,
+    "adam": 2,
+    "lion": 1,
+    "momentum": 1,
+    "sgd": 0,
+}
+
+
+class Job(Record):
+    """Sequence length, batch in tokens over the whole cluster, and optimizer."""
+
+    seq_len: Annotated[Count, Field(ge=1)]
+    global_batch: Annotated[Count, Field(ge=1)] | None = None
+    optimizer: Optimizer = "adamw"
+
+    def split(self, strategy: Strategy) -> Strategy:
+        """`strategy` with accumulation set so that a step comes closest to the global batch."""
+        if self.global_batch is None:
+            return strategy
+        per_micro_batch = self.seq_len * strategy.micro_batch * strategy.devices
+        accumulate = round(self.global_batch / per_micro_batch)
+        if accumulate < 1:
+            raise SpecError(
+                f"job.global_batch: {self.global_batch:,} tokens are less than half of one "
+                f"micro-batch on every device ({per_micro_batch:,} tokens); raise it, or lower "
+                "micro_batch, seq_len or the number of devices"
+            )
+        return strategy.but(accumulate=accumulate)
+
+    def tokens_per_step(self, strategy: Strategy) -> int:
+        return self.seq_len * strategy.micro_batch * strategy.accumulate * strategy.devices

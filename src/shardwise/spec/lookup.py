@@ -1,0 +1,84 @@
+"""From what people type to specs: names, shorthands, paths."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from shardwise.spec import catalogue
+from shardwise.spec.cluster import ClusterSpec, parse_cluster
+from shardwise.spec.huggingface import read_config
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.record import Record, SpecError, did_you_mean
+
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class ModuleRef(Record):
+    """A model that only code can describe: `package.module:factory` returns an nn.Module."""
+
+    factory: str
+
+    @property
+    def name(self) -> str:
+        return self.factory
+
+
+Model = ModelSpec | ModuleRef
+
+
+def find_model(text: str, base: Path | None = None) -> Model:
+    """A preset's name, a Hugging Face `config.json` or folder, or `package.module:factory`."""
+    path = (base or Path()) / text
+    if _FACTORY.fullmatch(text):
+        return ModuleRef(factory=text)
+    if _exists(path):
+        return read_config(path)
+    if text.endswith(".json") or "/" in text or "\\" in text:
+        raise SpecError(f"model: no file or folder {text[:200]!r}")
+    return catalogue.model(text)
+
+
+def find_cluster(text: str, base: Path | None = None) -> ClusterSpec:
+    """A shorthand such as `4x8xH100-SXM@400Gbps`, or a TOML file that holds a cluster."""
+    if text.endswith(".toml"):
+        path = (base or Path()) / text
+        data = read_toml(path, "cluster")
+        section = data.get("cluster", data)
+        if isinstance(section, str):
+            return find_cluster(section, path.parent)
+        return cluster_from_table(section, path.name)
+    return parse_cluster(text, catalogue.devices())
+
+
+def cluster_from_table(table: dict[str, Any], where: str = "cluster") -> ClusterSpec:
+    """A cluster from a TOML table, whose device is a name or a table of its own."""
+    device = table.get("device")
+    if isinstance(device, str):
+        known = {name.lower(): spec for name, spec in catalogue.devices().items()}
+        if device.lower() not in known:
+            raise SpecError(
+                f"{where}.device: unknown device {device[:60]!r}"
+                f"{did_you_mean(device, catalogue.devices())}"
+            )
+        table = {**table, "device": known[device.lower()]}
+    return ClusterSpec.read(table, where=where)
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The contents of a TOML file, or a sentence about why it has none."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{what}: cannot read {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SpecError(f"{what}: {path} is not valid TOML: {error}") from None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name no file system accepts
+        return False

@@ -1,0 +1,117 @@
+"""What to train: the shape of a decoder-only transformer, from which everything else follows."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StrictBool, model_validator
+
+from shardwise.spec.families import FAMILIES
+from shardwise.spec.quantity import Count
+from shardwise.spec.record import Record, SpecError, did_you_mean
+
+Size = Annotated[Count, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+Norm = Literal["layernorm", "rmsnorm", "rmsnorm_fp32"]
+Layout = Literal["pre", "post", "sandwich", "parallel", "parallel_two_norms"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_new", "relu"]
+
+
+class ModelSpec(Record):
+    """Sizes first, then the structure that distinguishes families.
+
+    `family` names the transformers model type this is a configuration of; it supplies every
+    structural field that is not given, so a preset is little more than its sizes.
+    """
+
+    name: str = "custom"
+    family: str
+
+    layers: Size
+    hidden: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    ffn: Size
+    vocab: Size
+    max_positions: Size = 2048
+    tied: StrictBool = False
+
+    norm: Norm = "rmsnorm"
+    norm_parameters: Literal["weight+bias", "weight", "none"] = "weight"
+    layout: Layout = "pre"
+    qkv: Literal["split", "fused"] = "split"
+    qk_norm: Literal["none", "head", "width"] = "none"
+    mlp: Literal["plain", "gated", "gated_fused"] = "gated"
+    activation: Activation = "silu"
+    positions: Literal["learned", "rope", "alibi"] = "rope"
+    position_offset: Annotated[int, Field(ge=0)] = 0
+    attention_bias: StrictBool = False
+    output_bias: StrictBool = False
+    mlp_bias: StrictBool = False
+    head_bias: StrictBool = False
+    # GPT-2 stores its matrices input-first, which decides what dimension 0 is when sharding.
+    transposed_weights: StrictBool = False
+    # Every block attends to a window but each `global_every`-th, which sees everything.
+    window: Size | None = None
+    global_every: Size | None = None
+    final_softcap: StrictBool = False
+    experts: Size | None = None
+    experts_per_token: Size | None = None
+    dropout: Share = 0.0
+
+    source: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_family(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        filled = dict(data)
+        for field, value in FAMILIES.get(str(filled.get("family")), {}).items():
+            filled.setdefault(field, value)
+        heads, hidden = filled.get("heads"), filled.get("hidden")
+        filled.setdefault("kv_heads", heads)
+        if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+            filled.setdefault("head_dim", max(1, hidden // heads))
+        return filled
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        problems = []
+        if self.family not in FAMILIES:
+            problems.append(
+                f"family '{self.family}' is not known{did_you_mean(self.family, FAMILIES)}"
+            )
+        if self.heads % self.kv_heads:
+            problems.append(f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
+        if (self.experts is None) != (self.experts_per_token is None):
+            problems.append("experts and experts_per_token go together")
+        elif self.experts is not None and self.experts < (self.experts_per_token or 1):
+            problems.append("experts_per_token cannot exceed experts")
+        if self.experts is not None and self.mlp == "plain":
+            problems.append("experts are modelled with a gated mlp only")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def attends_globally(self, layer: int) -> bool:
+        """Whether block `layer` sees the whole sequence."""
+        if self.window is None:
+            return True
+        return self.global_every is not None and (layer + 1) % self.global_every == 0
+
+    def attention_span(self, layer: int, seq_len: int) -> int:
+        """How many positions a query of block `layer` can see at most."""
+        if self.window is None or self.attends_globally(layer):
+            return seq_len
+        return min(seq_len, self.window)
+
+    def check_seq_len(self, seq_len: int) -> None:
+        """Learned positions end at `max_positions`; the rest can be stretched."""
+        if self.positions == "learned" and seq_len > self.max_positions:
+            raise SpecError(
+                f"job.seq_len: {seq_len} exceeds the {self.max_positions} learned positions of "
+                f"{self.name}; set model.max_positions or shorten the sequence"
+            )

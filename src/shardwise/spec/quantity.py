@@ -1,0 +1,166 @@
+"""Sizes, rates and counts as people write them: `80GiB`, `400Gbps`, `989.5TFLOPS`, `4M`.
+
+A parsed quantity is a bare number in base units (bytes, bytes per second, FLOP/s, pieces), and
+every parser has a formatter whose output it reads back to the same number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Annotated
+
+from pydantic import BeforeValidator, PlainSerializer
+
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+
+BYTE_UNITS: dict[str, int | Decimal] = {
+    prefix + "B": factor for prefix, factor in (_DECIMAL | _BINARY).items()
+}
+# Network people count bits, memory people count bytes; both end up as bytes per second.
+RATE_UNITS: dict[str, int | Decimal] = {
+    **{prefix + "bps": Decimal(factor) / 8 for prefix, factor in _DECIMAL.items()},
+    **{prefix + "bit/s": Decimal(factor) / 8 for prefix, factor in _DECIMAL.items()},
+    **{prefix + "B/s": factor for prefix, factor in (_DECIMAL | _BINARY).items()},
+}
+FLOPS_UNITS: dict[str, int | Decimal] = {
+    prefix + "FLOPS": factor for prefix, factor in _DECIMAL.items()
+}
+FLOPS_UNITS |= {prefix + "FLOP/s": factor for prefix, factor in _DECIMAL.items()}
+COUNT_UNITS: Mapping[str, int | Decimal] = {**_DECIMAL, "K": 10**3, "B": 10**9, **_BINARY}
+
+# Python refuses to turn thousands of digits into an int; no real quantity comes near either bound.
+_LARGEST = Decimal(10) ** 30
+_NUMBER = re.compile(
+    r"\s*([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-z/]*)\s*"
+)
+
+
+class QuantityError(ValueError):
+    """A text that is no quantity of the kind asked for; says which forms are."""
+
+
+def _parse(text: object, units: Mapping[str, int | Decimal], examples: str) -> Decimal:
+    if isinstance(text, bool) or not isinstance(text, (str, int, float)):
+        raise QuantityError(f"expected a quantity such as {examples}, not {text!r}")
+    match = _NUMBER.fullmatch(str(text)) if str(text).isascii() else None
+    if match is None:
+        raise QuantityError(f"cannot read {_shown(text)} as a quantity; write it like {examples}")
+    number, unit = match.groups()
+    factor = units.get(unit)
+    if factor is None and unit:
+        folded = {name.lower(): value for name, value in units.items()}
+        # 'MiB' and 'mib' can only mean one thing; 'm' and 'M' could not, but 'm' is in no table.
+        factor = folded.get(unit.lower())
+    if factor is None and not unit:
+        factor = 1
+    if factor is None:
+        raise QuantityError(f"unknown unit '{unit}' in {_shown(text)}; write it like {examples}")
+    try:
+        value = Decimal(number.replace("_", "")) * factor
+    except InvalidOperation as error:
+        raise QuantityError(f"{_shown(text)} is not a number") from error
+    if value > _LARGEST:
+        raise QuantityError(f"{_shown(text)} is larger than anything this tool can mean")
+    return value
+
+
+def _shown(text: object) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= 40 else shown[:37] + "..."
+
+
+def parse_bytes(text: str | int | float) -> int:
+    """`80GiB`, `80GB`, `1.5TiB` or a plain number of bytes. GB is 10^9, GiB is 2^30."""
+    return int(_parse(text, BYTE_UNITS, "80GiB or 80GB"))
+
+
+def parse_rate(text: str | int | float) -> float:
+    """`400Gbps` (bits) or `50GB/s` (bytes), as bytes per second; a bare number is bytes/s."""
+    return float(_parse(text, RATE_UNITS, "400Gbps or 50GB/s"))
+
+
+def parse_flops(text: str | int | float) -> float:
+    """`989.5TFLOPS`, as floating-point operations per second."""
+    return float(_parse(text, FLOPS_UNITS, "989.5TFLOPS"))
+
+
+def parse_count(text: str | int | float) -> int:
+    """`4M` (decimal), `4Mi` (binary), `7B` or a plain whole number."""
+    value = _parse(text, COUNT_UNITS, "4M, 4Mi or 4194304")
+    if value != value.to_integral_value():
+        raise QuantityError(f"{_shown(text)} is not a whole number")
+    return int(value)
+
+
+def _in_largest_unit(
+    value: Decimal, units: list[tuple[str, Decimal]], digits: int | None = None
+) -> str:
+    """`value` in the largest unit that leaves at least 1; exact unless `digits` are asked for."""
+    name, factor = next(((n, f) for n, f in units if value >= f), units[-1])
+    scaled = value / factor
+    if digits is None:
+        text = f"{scaled.normalize():f}"
+        return text + name
+    return f"{scaled:.{digits}f} {name}"
+
+
+def _table(units: Mapping[str, int | Decimal], names: list[str]) -> list[tuple[str, Decimal]]:
+    return [(name, Decimal(units[name])) for name in names]
+
+
+_GIB = _table(BYTE_UNITS, ["TiB", "GiB", "MiB", "KiB", "B"])
+_GB = _table(BYTE_UNITS, ["PB", "TB", "GB", "MB", "kB", "B"])
+
+
+def write_bytes(value: int) -> str:
+    """A text that `parse_bytes` reads back to `value`."""
+    exact = [(n, f) for n, f in (*_GIB[:-1], *_GB[:-1]) if value and value % int(f) == 0]
+    name, factor = max(exact, key=lambda unit: unit[1]) if exact else _GB[-1]
+    return f"{value // int(factor)}{name}"
+
+
+def write_rate(value: float) -> str:
+    """A text that `parse_rate` reads back to `value`."""
+    exact = Decimal(repr(float(value)))
+    return _in_largest_unit(exact * 8, _table(_DECIMAL_BITS, list(_DECIMAL_BITS)))
+
+
+_DECIMAL_BITS: Mapping[str, int | Decimal] = {
+    prefix + "bps": Decimal(factor) for prefix, factor in reversed(_DECIMAL.items())
+}
+
+
+def write_flops(value: float) -> str:
+    """A text that `parse_flops` reads back to `value`."""
+    return _in_largest_unit(
+        Decimal(repr(float(value))), _table(FLOPS_UNITS, ["TFLOPS", "GFLOPS", "FLOPS"])
+    )
+
+
+def show_gib(value: float) -> str:
+    """Memory for people: binary units, two decimals."""
+    return _in_largest_unit(Decimal(float(value)), _GIB, digits=2)
+
+
+def show_gb(value: float) -> str:
+    """Traffic for people: decimal units, two decimals."""
+    return _in_largest_unit(Decimal(float(value)), _GB, digits=2)
+
+
+def show_count(value: float) -> str:
+    """A number of parameters or tokens for people: `774.03M`, `70.55B`."""
+    for name, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.2f}{name}"
+    return f"{value:.0f}"
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), PlainSerializer(write_bytes, when_used="json")]
+Rate = Annotated[float, BeforeValidator(parse_rate), PlainSerializer(write_rate, when_used="json")]
+Flops = Annotated[
+    float, BeforeValidator(parse_flops), PlainSerializer(write_flops, when_used="json")
+]
+Count = Annotated[int, BeforeValidator(parse_count)]

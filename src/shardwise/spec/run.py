@@ -1,0 +1,113 @@
+"""run.toml: one file that defines a run, read with every problem at once, and written back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from shardwise.spec import catalogue
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.job import Job
+from shardwise.spec.lookup import (
+    Model,
+    ModuleRef,
+    cluster_from_table,
+    find_cluster,
+    find_model,
+    read_toml,
+)
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.record import Problems, Record, SpecError, did_you_mean
+from shardwise.spec.strategy import Strategy, parse_strategy
+
+SECTIONS = ("model", "cluster", "job", "strategy")
+
+
+class RunSpec(Record):
+    """What to train, on what, how."""
+
+    model: Model
+    cluster: ClusterSpec
+    job: Job
+    strategy: Strategy
+
+    def resolved(self) -> RunSpec:
+        """The same run with every default of the strategy decided for the cluster."""
+        strategy = self.strategy.resolve(self.cluster.devices, self.cluster.devices_per_node)
+        return self.but(strategy=self.job.split(strategy))
+
+
+def read_run(path: Path) -> RunSpec:
+    """Read a run.toml; raises one SpecError that lists all problems of all sections."""
+    return run_from_dict(read_toml(path, "run"), base=path.parent)
+
+
+def run_from_dict(data: dict[str, Any], base: Path | None = None) -> RunSpec:
+    """A RunSpec from sections, each a table or, where one exists, a shorthand text."""
+    problems = Problems()
+    for key in data:
+        if key not in SECTIONS:
+            hint = did_you_mean(key, SECTIONS) or f"; known are {', '.join(SECTIONS)}"
+            problems.found.append(f"{key}: unknown section{hint}")
+    parts: dict[str, object] = {}
+    readers = {
+        "model": lambda section: _model(section, base),
+        "cluster": lambda section: _cluster(section, base),
+        "job": lambda section: Job.read(_table(section, "job"), where="job"),
+        "strategy": _strategy,
+    }
+    for name, read in readers.items():
+        with problems.collect():
+            if name not in data:
+                raise SpecError(f"{name}: section is required")
+            parts[name] = read(data[name])
+    problems.raise_if_any()
+    return RunSpec.model_validate(parts)
+
+
+def _table(section: object, name: str) -> dict[str, Any]:
+    if not isinstance(section, dict):
+        raise SpecError(f"{name}: must be a table, not {section!r}")
+    return section
+
+
+def _model(section: object, base: Path | None) -> Model:
+    if isinstance(section, str):
+        return find_model(section, base)
+    table = dict(_table(section, "model"))
+    starts = [key for key in ("preset", "config", "factory") if key in table]
+    if len(starts) > 1:
+        raise SpecError(f"model: give one of {', '.join(starts)}, not several")
+    if not starts:
+        return ModelSpec.read(table, where="model")
+    start = table.pop(starts[0])
+    if not isinstance(start, str):
+        raise SpecError(f"model.{starts[0]}: must be a text, not {start!r}")
+    if starts[0] == "factory":
+        return ModuleRef.read({"factory": start, **table}, where="model")
+    found = catalogue.model(start) if starts[0] == "preset" else find_model(start, base)
+    assert isinstance(found, ModelSpec)
+    return ModelSpec.read({**found.model_dump(), **table}, where="model")
+
+
+def _cluster(section: object, base: Path | None) -> ClusterSpec:
+    if isinstance(section, str):
+        return find_cluster(section, base)
+    return cluster_from_table(_table(section, "cluster"))
+
+
+def _strategy(section: object) -> Strategy:
+    if isinstance(section, str):
+        return Strategy.read(parse_strategy(section), where="strategy")
+    return Strategy.read(_table(section, "strategy"), where="strategy")
+
+
+def write_run(run: RunSpec) -> str:
+    """TOML that `read_run` reads back to an equal RunSpec."""
+    data = run.model_dump(mode="json", exclude_none=True)
+    device = run.cluster.device
+    if catalogue.devices().get(device.name) == device:
+        data["cluster"]["device"] = device.name
+    return tomli_w.dumps(data)

@@ -1,0 +1,206 @@
+"""How to train: where parameters, gradients and optimizer state live, and when they move."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StrictBool, field_validator, model_validator
+
+from shardwise.spec.dtype import DType
+from shardwise.spec.record import Record, SpecError, did_you_mean
+
+Kind = Literal["single", "ddp", "zero1", "zero2", "zero3"]
+GradSync = Literal["every", "local", "last"]
+PositiveInt = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+SHORTHANDS = ("single", "ddp", "zero1", "zero2", "zero3", "hsdp")
+_SHORTHAND = re.compile(r"(zero[123]):([0-9]{1,7})")
+
+
+class Strategy(Record):
+    """One configuration of sharded data parallelism on PyTorch's engine.
+
+    The kinds are what `fully_shard` and DDP do, in the words of ZeRO:
+
+    - `single`: one device, no communication.
+    - `ddp`: everything replicated, gradients all-reduced in buckets.
+    - `zero3`: parameters, gradients and optimizer state sharded; a unit's parameters are gathered
+      for its forward and again for its backward.
+    - `zero2`: as zero3, but parameters stay gathered from the first forward of a step to its last
+      backward (`reshard_after_forward=False`).
+    - `zero1`: as zero2, and gradients stay whole until the last micro-batch of the step. With one
+      micro-batch per step it is the same run as zero2.
+
+    Unset fields take the value that is right for the kind; `resolve` fills in the degrees.
+    """
+
+    kind: Kind
+    shard: PositiveInt | None = None
+    replicate: PositiveInt | None = None
+    # Sharding inside a node and replicating across nodes needs the cluster to become numbers.
+    within_node: StrictBool = False
+    micro_batch: PositiveInt = 1
+    accumulate: PositiveInt = 1
+    recompute: Literal["none", "selective", "full"] | Fraction = "none"
+    param_dtype: DType = "bf16"
+    reduce_dtype: DType = "fp32"
+    master_dtype: DType = "fp32"
+    reshard_after_forward: StrictBool | PositiveInt | None = None
+    reshard_after_backward: StrictBool | None = None
+    grad_sync: GradSync | None = None
+    prefetch: Annotated[int, Field(ge=0, le=8)] = 1
+    blocks_per_unit: PositiveInt = 1
+    offload: StrictBool = False
+    compile: StrictBool = False
+    ddp_bucket_mib: Annotated[float, Field(gt=0)] = 25.0
+
+    @field_validator("reshard_after_forward", mode="before")
+    @classmethod
+    def _keep_integers(cls, value: object) -> object:
+        # 1 and 0 would read as booleans; as group sizes they mean False and nothing.
+        if isinstance(value, int) and not isinstance(value, bool) and value < 2:
+            raise ValueError("as a group size must be at least 2; use true or false")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        problems = []
+        if self.kind == "single" and self.devices > 1:
+            problems.append("kind 'single' uses one device; set shard and replicate to 1")
+        if self.kind == "ddp" and (self.shard or 1) > 1:
+            problems.append(
+                "kind 'ddp' shards nothing; set shard to 1 or choose zero1, zero2, zero3"
+            )
+        if self.kind in ("single", "ddp"):
+            if self.reshard_after_forward not in (None, False):
+                problems.append(f"reshard_after_forward means nothing for kind '{self.kind}'")
+            if self.offload:
+                problems.append(f"offload needs sharding; kind '{self.kind}' has none")
+        if self.kind in ("zero1", "zero2") and self.reshard_after_forward not in (None, False):
+            problems.append(
+                f"kind '{self.kind}' keeps parameters gathered; "
+                "for reshard_after_forward choose kind 'zero3'"
+            )
+        if self.within_node and self.shard is not None:
+            problems.append("within_node sets shard from the cluster; leave shard out")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the run is built with `fully_shard` (true for every zero kind)."""
+        return self.kind in ("zero1", "zero2", "zero3")
+
+    @property
+    def hybrid(self) -> bool:
+        return self.sharded and (self.shard or 1) > 1 and (self.replicate or 1) > 1
+
+    @property
+    def devices(self) -> int:
+        return (self.shard or 1) * (self.replicate or 1)
+
+    def resolve(self, devices: int, node_size: int) -> Strategy:
+        """The same strategy with every unset field decided for a cluster of `devices`."""
+        shard, replicate = self._degrees(devices, node_size)
+        reshard_forward = self.reshard_after_forward
+        if reshard_forward is None:
+            reshard_forward = self.kind == "zero3"
+        if not isinstance(reshard_forward, bool) and reshard_forward == shard:
+            reshard_forward = True
+        if not isinstance(reshard_forward, bool) and (
+            reshard_forward > shard or shard % reshard_forward
+        ):
+            raise SpecError(
+                f"strategy.reshard_after_forward: {reshard_forward} must divide the shard degree "
+                f"{shard}"
+            )
+        reshard_backward = self.reshard_after_backward
+        if reshard_backward is None:
+            # Keeping what is gathered anyway between micro-batches costs no peak memory.
+            reshard_backward = reshard_forward is not False
+        grad_sync = self.grad_sync
+        if grad_sync is None:
+            grad_sync = _DEFAULT_SYNC[self.kind]
+            if grad_sync == "every" and shard > 1 and replicate > 1:
+                grad_sync = "local"
+        return self.but(
+            shard=shard,
+            replicate=replicate,
+            within_node=False,
+            reshard_after_forward=reshard_forward,
+            reshard_after_backward=reshard_backward,
+            grad_sync=grad_sync,
+        )
+
+    def _degrees(self, devices: int, node_size: int) -> tuple[int, int]:
+        if self.kind in ("single", "ddp"):
+            if self.kind == "single" and devices != 1:
+                raise SpecError(
+                    f"strategy: 'single' uses one device but the cluster has {devices}; "
+                    "choose ddp, zero2, zero3 or hsdp, or a cluster of one device"
+                )
+            shard, replicate = 1, self.replicate or devices
+        elif self.within_node:
+            shard = min(node_size, devices)
+            replicate = self.replicate or devices // shard
+        else:
+            shard = self.shard or devices // (self.replicate or 1) or 1
+            replicate = self.replicate or devices // shard or 1
+        if shard * replicate != devices:
+            raise SpecError(
+                f"strategy: shard {shard} x replicate {replicate} = {shard * replicate} devices, "
+                f"but the cluster has {devices}"
+            )
+        return shard, replicate
+
+    def __str__(self) -> str:
+        if self.kind in ("single", "ddp"):
+            return self.kind
+        if self.hybrid:
+            return f"{self.kind} in {self.replicate} groups of {self.shard}"
+        return self.kind
+
+
+_DEFAULT_SYNC: dict[Kind, GradSync] = {
+    "single": "last",
+    "ddp": "last",
+    "zero1": "last",
+    "zero2": "every",
+    "zero3": "every",
+}
+
+
+def parse_strategy(text: str) -> dict[str, object]:
+    """The fields behind a shorthand: `ddp`, `zero3`, `hsdp`, or `zero3:8` (shard degree 8)."""
+    name = text.strip().lower()
+    if name == "hsdp":
+        return {"kind": "zero3", "within_node": True}
+    if name in SHORTHANDS:
+        return {"kind": name}
+    match = _SHORTHAND.fullmatch(name)
+    if match and int(match[2]) > 0:
+        return {"kind": match[1], "shard": int(match[2])}
+    raise SpecError(
+        f"strategy: cannot read {text[:60]!r}; write one of {', '.join(SHORTHANDS)}, or zero3:8 "
+        f"for groups of 8{did_you_mean(name, SHORTHANDS)}"
+    )
+
+
+PRECISIONS: dict[str, dict[str, object]] = {
+    "bf16": {"param_dtype": "bf16", "reduce_dtype": "fp32"},
+    "fp16": {"param_dtype": "fp16", "reduce_dtype": "fp32"},
+    "fp32": {"param_dtype": "fp32", "reduce_dtype": "fp32"},
+}
+
+
+def parse_precision(text: str) -> dict[str, object]:
+    """The dtypes behind `--precision`: it computes and gathers, fp32 reduces and is kept."""
+    if text not in PRECISIONS:
+        raise SpecError(
+            f"precision: {text[:60]!r} is not one of {', '.join(PRECISIONS)}"
+            f"{did_you_mean(text, PRECISIONS)}"
+        )
+    return dict(PRECISIONS[text])

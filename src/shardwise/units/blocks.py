@@ -1,0 +1,67 @@
+"""Where the repeated blocks of a module are, found by structure and not by name."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from shardwise.spec.record import SpecError
+
+
+def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
+    """The repeated blocks by qualified name, in the order the module holds them.
+
+    A block list is a ModuleList or Sequential of at least two members of one class that own
+    parameters. Of several classes, the one with most parameters is the blocks (the layers of an
+    encoder and a decoder, the stages of a ResNet); lists inside another list are not.
+    """
+    lists: dict[str, tuple[type, dict[str, nn.Module]]] = {}
+    for name, child in module.named_modules():
+        if not isinstance(child, (nn.ModuleList, nn.Sequential)) or len(child) < 2:
+            continue
+        if any(name.startswith(f"{outer}.") for outer in lists):
+            continue
+        members = {f"{name}.{key}" if name else key: m for key, m in child.named_children()}
+        classes = {type(member) for member in members.values()}
+        if len(classes) == 1 and all(_size(member) for member in members.values()):
+            lists[name] = (classes.pop(), members)
+    if not lists:
+        raise SpecError(
+            f"model: {type(module).__name__} has no list of repeated blocks (a ModuleList or "
+            "Sequential of at least two members of one class); sharding it would gather the whole "
+            "model at once"
+        )
+    weight: dict[type, int] = {}
+    for cls, members in lists.values():
+        weight[cls] = weight.get(cls, 0) + sum(_size(member) for member in members.values())
+    chosen = max(weight, key=lambda cls: weight[cls])
+    return {
+        name: member
+        for cls, members in lists.values()
+        if cls is chosen
+        for name, member in members.items()
+    }
+
+
+def owners(module: nn.Module, blocks: dict[str, nn.Module]) -> dict[str, str]:
+    """For each parameter, by the first of its names, the block that owns it, or '' for the root.
+
+    A parameter used by several units (a tied embedding) belongs to the one that contains them
+    all, which is the root.
+    """
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    prefixes = sorted(blocks, key=len, reverse=True)
+
+    def owner(name: str) -> str:
+        return next((block for block in prefixes if name.startswith(f"{block}.")), "")
+
+    found = {}
+    for aliases in names.values():
+        holders = {owner(name) for name in aliases}
+        found[aliases[0]] = holders.pop() if len(holders) == 1 else ""
+    return found
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

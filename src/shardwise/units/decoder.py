@@ -1,0 +1,209 @@
+"""Units of a decoder-only transformer, from its ModelSpec alone (no torch).
+
+Each component below is written as PyTorch and transformers run it in eager mode with fused
+attention, because that decides what is saved for the backward.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from shardwise.spec.dtype import DTYPE_BYTES, DType
+from shardwise.spec.model import ModelSpec
+from shardwise.units.graph import Graph, Value
+from shardwise.units.unit import ModelUnits, Parameter, Unit
+
+FP32 = 4
+
+
+@lru_cache(maxsize=256)
+def decoder_units(
+    model: ModelSpec, seq_len: int, dtype: DType = "bf16", compiled: bool = False
+) -> ModelUnits:
+    """The units of `model` at `seq_len`, computing in `dtype`."""
+    model.check_seq_len(seq_len)
+    itemsize = DTYPE_BYTES[dtype]
+    spans = [model.attention_span(layer, seq_len) for layer in range(model.layers)]
+    kinds = {span: _block(model, span, itemsize, compiled) for span in dict.fromkeys(spans)}
+    return ModelUnits(
+        name=model.name,
+        seq_len=seq_len,
+        root=_root(model, itemsize, compiled),
+        blocks=tuple(kinds[span] for span in spans),
+        tied=model.tied,
+        boundary_bytes=model.hidden * itemsize,
+        embedding_gradient_elements=sum(p.numel for p in _embeddings(model)),
+    )
+
+
+def _block(model: ModelSpec, span: int, itemsize: int, compiled: bool) -> Unit:
+    graph = Graph(itemsize=itemsize, input=Value(model.hidden, itemsize))
+    x = graph.input
+    if model.layout in ("parallel", "parallel_two_norms"):
+        normed = _norm(graph, model, x, "attention_norm")
+        mixed = _dropout(graph, model, _attention(graph, model, normed, span))
+        if model.layout == "parallel_two_norms":
+            normed = _norm(graph, model, x, "mlp_norm")
+        branch = _dropout(graph, model, _mlp(graph, model, normed))
+        graph.residual(x, graph.residual(mixed, branch))
+    else:
+        before, after = model.layout != "post", model.layout in ("post", "sandwich")
+        for name, layer in (("attention", _attention), ("mlp", _mlp)):
+            branch = _norm(graph, model, x, f"{name}_norm") if before else x
+            branch = layer(graph, model, branch, span)
+            branch = _norm(graph, model, branch, f"{name}_post_norm") if after else branch
+            x = graph.residual(x, _dropout(graph, model, branch))
+    return Unit(name="block", parameters=tuple(graph.parameters), stage=graph.stage(compiled))
+
+
+def _root(model: ModelSpec, itemsize: int, compiled: bool) -> Unit:
+    graph = Graph(itemsize=itemsize, input=Value(model.hidden, itemsize))
+    normed = _norm(graph, model, graph.input, "final_norm")
+    logits = graph.linear(
+        normed, "head", model.vocab, bias=model.head_bias, logits=True, tied=model.tied
+    )
+    if model.final_softcap:
+        scaled = graph.pointwise(logits)
+        logits = graph.pointwise(graph.pointwise(scaled, save_output=True))
+    graph.named.append(logits)
+    # Cross-entropy in fp32, as transformers computes it: log-softmax keeps its output.
+    upcast = graph.cast(logits, max(FP32, itemsize))
+    log_probabilities = graph.pointwise(upcast, save_output=True)
+    loss = Value(1, FP32)
+    graph.pointwise(log_probabilities, output=loss)
+    head = tuple(Parameter(name=p.name, shape=p.shape, after_blocks=True) for p in graph.parameters)
+    return Unit(name="root", parameters=(*_embeddings(model), *head), stage=graph.stage(compiled))
+
+
+def _embeddings(model: ModelSpec) -> tuple[Parameter, ...]:
+    tables = [Parameter(name="embedding.weight", shape=(model.vocab, model.hidden))]
+    if model.positions == "learned":
+        rows = model.max_positions + model.position_offset
+        tables.append(Parameter(name="positions.weight", shape=(rows, model.hidden)))
+    return tuple(tables)
+
+
+def _attention(graph: Graph, model: ModelSpec, x: Value, span: int) -> Value:
+    width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    bias, transposed = model.attention_bias, model.transposed_weights
+    if model.qkv == "fused":
+        joined = graph.linear(
+            x, "attention.qkv", width + 2 * kv_width, bias=bias, transposed=transposed
+        )
+        q = k = v = joined
+    else:
+        q = graph.linear(x, "attention.q", width, bias=bias, transposed=transposed)
+        k = graph.linear(x, "attention.k", kv_width, bias=bias, transposed=transposed)
+        v = graph.linear(x, "attention.v", kv_width, bias=bias, transposed=transposed)
+    if model.qk_norm != "none":
+        q = _norm(graph, model, q, "attention.q_norm", heads=model.heads)
+        k = _norm(graph, model, k, "attention.k_norm", heads=model.kv_heads)
+    if model.positions == "rope":
+        # Rotated copies; with fused projections the values stay a view of the joined tensor.
+        q = graph.pointwise(q, output=graph.value(width))
+        k = graph.pointwise(k, output=graph.value(kv_width))
+    mixed = graph.attention(q, k, v, heads=model.heads, width=width, span=span)
+    return graph.linear(
+        mixed, "attention.out", model.hidden, bias=model.output_bias, transposed=transposed
+    )
+
+
+def _mlp(graph: Graph, model: ModelSpec, x: Value, span: int = 0) -> Value:
+    if model.experts is not None:
+        return _experts(graph, model, x)
+    bias, transposed = model.mlp_bias, model.transposed_weights
+    if model.mlp == "plain":
+        up = graph.linear(x, "mlp.up", model.ffn, bias=bias, transposed=transposed)
+        product = _activation(graph, model, up)
+    elif model.mlp == "gated_fused":
+        joined = graph.linear(x, "mlp.gate_up", 2 * model.ffn, bias=bias)
+        product = _gated(graph, model, joined, joined)
+    else:
+        gate = graph.linear(x, "mlp.gate", model.ffn, bias=bias)
+        up = graph.linear(x, "mlp.up", model.ffn, bias=bias)
+        product = _gated(graph, model, gate, up)
+    return graph.linear(product, "mlp.down", model.hidden, bias=bias, transposed=transposed)
+
+
+def _gated(graph: Graph, model: ModelSpec, gate: Value, up: Value, copies: int = 1) -> Value:
+    active = _activation(graph, model, gate, graph.value(copies * model.ffn))
+    return graph.pointwise(active, up, saves=(active, up))
+
+
+def _activation(graph: Graph, model: ModelSpec, x: Value, output: Value | None = None) -> Value:
+    if model.activation == "relu":
+        return graph.pointwise(x, save_output=True, output=output)
+    if model.activation != "gelu_new":
+        return graph.pointwise(x, saves=(x,), output=output)
+    # transformers spells this one out: 0.5·x · (1 + tanh(c·(x + 0.044715·x³))).
+    inner = graph.pointwise(x, saves=(x,))
+    curve = graph.pointwise(inner, save_output=True)
+    one_plus = graph.pointwise(curve)
+    half = graph.pointwise(x)
+    return graph.pointwise(half, one_plus, saves=(half, one_plus), output=output)
+
+
+def _experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
+    """A routed mixture: every token visits `experts_per_token` gated networks.
+
+    Counted as if the load were even; the routing decides what a rank really computes.
+    """
+    assert model.experts is not None
+    assert model.experts_per_token is not None
+    chosen = model.experts_per_token
+    scores = graph.linear(x, "mlp.router", model.experts)
+    probabilities = graph.pointwise(graph.cast(scores, FP32), save_output=True)
+    weights = graph.pointwise(probabilities, output=graph.value(chosen, FP32))
+    gathered = graph.pointwise(x, output=graph.value(chosen * model.hidden))
+    elements = graph.parameter("mlp.experts.gate_up", model.experts, 2 * model.ffn, model.hidden)
+    joined = graph.matmul(
+        gathered, chosen * 2 * model.ffn, elements, 2.0 * chosen * 2 * model.ffn * model.hidden
+    )
+    product = _gated(graph, model, joined, joined, copies=chosen)
+    elements = graph.parameter("mlp.experts.down", model.experts, model.hidden, model.ffn)
+    down = graph.matmul(
+        product, chosen * model.hidden, elements, 2.0 * chosen * model.ffn * model.hidden
+    )
+    weighted = graph.pointwise(down, weights, saves=(down, weights))
+    return graph.pointwise(weighted, output=graph.value(model.hidden))
+
+
+def _norm(graph: Graph, model: ModelSpec, x: Value, name: str, heads: int | None = None) -> Value:
+    width = round(x.width)
+    if heads is not None and model.qk_norm == "head":
+        width = model.head_dim
+    rows = x.width / width
+    if model.norm == "layernorm":
+        return _layernorm(graph, model, x, name, width)
+    elements = graph.parameter(f"{name}.weight", width) if model.norm_parameters != "none" else 0
+    high = graph.cast(x, max(FP32, graph.itemsize))
+    scale = graph.norm_statistics(rows)
+    mean = graph.pointwise(high, saves=(high,), output=graph.norm_statistics(rows))
+    graph.pointwise(mean, save_output=True, output=scale)
+    normed = graph.pointwise(high, scale, saves=(high, scale))
+    if model.norm == "rmsnorm":
+        normed = graph.cast(normed, graph.itemsize)
+        return graph.pointwise(normed, saves=(normed,), parameter_elements=elements)
+    weighted = graph.pointwise(normed, saves=(normed,), parameter_elements=elements)
+    return graph.cast(weighted, graph.itemsize)
+
+
+def _layernorm(graph: Graph, model: ModelSpec, x: Value, name: str, width: int) -> Value:
+    elements = 0
+    if model.norm_parameters != "none":
+        elements += graph.parameter(f"{name}.weight", width)
+    if model.norm_parameters == "weight+bias":
+        elements += graph.parameter(f"{name}.bias", width)
+    # OLMo normalises in fp32; elsewhere the kernel does so inside.
+    source = graph.cast(x, max(FP32, graph.itemsize)) if not elements else x
+    mean, scale = graph.norm_statistics(1), graph.norm_statistics(1)
+    made = graph.pointwise(
+        source, saves=(source, mean, scale), parameter_elements=elements, fused=True
+    )
+    return graph.cast(made, graph.itemsize)
+
+
+def _dropout(graph: Graph, model: ModelSpec, x: Value) -> Value:
+    if model.dropout == 0:
+        return x
+    return graph.pointwise(x, saves=(Value(x.width, 1),))

@@ -1,0 +1,306 @@
+"""A few tensor operations in order, and what autograd makes of them.
+
+The formulas describe a block at the grain of the operations PyTorch runs, saying for each which
+tensors autograd saves. Parameters, FLOPs, bytes kept by a recompute policy, and the rise and fall
+of memory through the backward all follow from that one list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shardwise.units.unit import POLICIES, Kept, Moment, Parameter, Policy, Stage, prune
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Value:
+    """A tensor, in bytes per token. Views of one storage are one Value."""
+
+    width: float
+    itemsize: int
+    logits: bool = False
+
+    @property
+    def bytes(self) -> float:
+        return self.width * self.itemsize
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Op:
+    """One operation. `saves` are the tensors autograd holds for its backward."""
+
+    output: Value
+    # Only the inputs that need a gradient; an alias passes its output's gradient on as it is.
+    inputs: tuple[Value, ...]
+    saves: tuple[Value, ...] = ()
+    parameter_elements: int = 0
+    matmul_flops: float = 0.0
+    attention_flops: float = 0.0
+    alias: bool = False
+    # Element-wise: a compiler can fuse it, and compute it again instead of saving its output.
+    pointwise: bool = False
+    # One kernel whose backward makes no full-size temporary.
+    fused: bool = False
+
+    @property
+    def saves_own_output(self) -> bool:
+        return any(saved not in self.inputs for saved in self.saves)
+
+    @property
+    def reduces_in_backward(self) -> bool:
+        """A gradient narrower than the output is summed from a temporary of its full width."""
+        narrow = any(x.width < self.output.width for x in self.inputs)
+        return self.pointwise and not self.fused and (narrow or self.parameter_elements > 0)
+
+
+@dataclass(slots=True)
+class Graph:
+    """Operations in execution order, recorded by calling the methods below."""
+
+    itemsize: int
+    input: Value
+    ops: list[Op] = field(default_factory=list)
+    parameters: list[Parameter] = field(default_factory=list)
+    # Values the code around keeps a name for until its forward returns.
+    named: list[Value] = field(default_factory=list)
+
+    def _run(self, op: Op) -> Value:
+        self.ops.append(op)
+        return op.output
+
+    def value(self, width: float, itemsize: int | None = None, logits: bool = False) -> Value:
+        return Value(width, self.itemsize if itemsize is None else itemsize, logits)
+
+    def parameter(self, name: str, *shape: int) -> int:
+        parameter = Parameter(name=name, shape=shape)
+        self.parameters.append(parameter)
+        return parameter.numel
+
+    def linear(
+        self,
+        x: Value,
+        name: str,
+        out: int,
+        *,
+        bias: bool = False,
+        transposed: bool = False,
+        logits: bool = False,
+        tied: bool = False,
+    ) -> Value:
+        width = round(x.width)
+        shape = (width, out) if transposed else (out, width)
+        elements = width * out if tied else self.parameter(f"{name}.weight", *shape)
+        elements += self.parameter(f"{name}.bias", out) if bias else 0
+        return self.matmul(x, out, elements, 2.0 * width * out, logits=logits)
+
+    def matmul(
+        self, x: Value, out: float, elements: int, flops: float, *, logits: bool = False
+    ) -> Value:
+        """A product with `elements` of weights; its backward needs the input."""
+        return self._run(
+            Op(
+                output=self.value(out, logits=logits),
+                inputs=(x,),
+                saves=(x,),
+                parameter_elements=elements,
+                matmul_flops=flops,
+            )
+        )
+
+    def cast(self, x: Value, itemsize: int) -> Value:
+        """A change of dtype; nothing happens, and no tensor is made, if it is the same one."""
+        if x.itemsize == itemsize:
+            return x
+        output = self.value(x.width, itemsize, x.logits)
+        return self._run(Op(output=output, inputs=(x,), pointwise=True))
+
+    def pointwise(
+        self,
+        *inputs: Value,
+        saves: Sequence[Value] = (),
+        save_output: bool = False,
+        itemsize: int | None = None,
+        parameter_elements: int = 0,
+        output: Value | None = None,
+        fused: bool = False,
+    ) -> Value:
+        """An element-wise operation shaped like its first input."""
+        first = inputs[0]
+        made = output or self.value(first.width, itemsize or first.itemsize, first.logits)
+        saved = (*saves, made) if save_output else tuple(saves)
+        return self._run(
+            Op(
+                output=made,
+                inputs=inputs,
+                saves=saved,
+                parameter_elements=parameter_elements,
+                pointwise=True,
+                fused=fused,
+            )
+        )
+
+    def residual(self, x: Value, branch: Value) -> Value:
+        """x + branch: its backward hands the same gradient to both."""
+        output = self.value(x.width)
+        return self._run(Op(output=output, inputs=(x, branch), alias=True, pointwise=True))
+
+    def attention(
+        self, q: Value, k: Value, v: Value, *, heads: int, width: int, span: int
+    ) -> Value:
+        """Fused attention: no score matrix, but one log-sum-exp per head and token."""
+        output = self.value(width)
+        statistics = self.value(heads, 4)
+        inputs = tuple(dict.fromkeys((q, k, v)))
+        return self._run(
+            Op(
+                output=output,
+                inputs=inputs,
+                saves=(*inputs, output, statistics),
+                attention_flops=4.0 * span * width,
+            )
+        )
+
+    def norm_statistics(self, per_token: float) -> Value:
+        return self.value(per_token, 4)
+
+    # ---- what follows from the list -------------------------------------------------------
+
+    def stage(self, compiled: bool = False) -> Stage:
+        """Everything a predictor asks of these operations."""
+        saves = self._saved_values(compiled)
+        moments = self._backward(saves)
+        return Stage(
+            matmul_flops=sum(op.matmul_flops for op in self.ops),
+            attention_flops=sum(op.attention_flops for op in self.ops),
+            elementwise_bytes=sum(
+                op.output.bytes + sum(x.bytes for x in op.inputs) for op in self.ops if op.pointwise
+            ),
+            kernels=len(self.ops),
+            kept={policy: self._kept(policy, saves) for policy in POLICIES},
+            forward_peak=self._forward_peak(saves),
+            backward=prune(moments),
+        )
+
+    def _saved_values(self, compiled: bool) -> list[tuple[Value, ...]]:
+        """Per operation, what is held from forward to backward."""
+        if not compiled:
+            return [op.saves for op in self.ops]
+        # A compiler recomputes element-wise results in the backward from what made them.
+        made_by = {op.output: op for op in self.ops if op.pointwise}
+
+        def origins(value: Value) -> tuple[Value, ...]:
+            op = made_by.get(value)
+            # The residual stream is a sum over all blocks: keeping it is what makes it one block.
+            if op is None or op.alias:
+                return (value,)
+            return tuple(dict.fromkeys(o for x in op.inputs for o in origins(x)))
+
+        return [
+            tuple(dict.fromkeys(o for saved in op.saves for o in origins(saved))) for op in self.ops
+        ]
+
+    def _kept(self, policy: Policy, saves: list[tuple[Value, ...]]) -> Kept:
+        saved = _unique(saves)
+        if policy == "none":
+            return Kept(activation_bytes=_bytes(saved, False), logit_bytes=_bytes(saved, True))
+        stop = self._recompute_stop()
+        again = [op for index, op in enumerate(self.ops) if index < stop]
+        if policy == "full":
+            kept = [self.input]
+        else:
+            chosen = self._saved_by_selective()
+            kept = [self.input]
+            for op in chosen:
+                # An attention kernel returns its statistics beside its output.
+                extra = [s for s in op.saves if s not in op.inputs and s is not op.output]
+                kept += [op.output, *extra]
+            again = [op for op in again if op not in chosen]
+        return Kept(
+            activation_bytes=_bytes(kept, False),
+            logit_bytes=_bytes(kept, True),
+            recomputed_matmul_flops=sum(op.matmul_flops for op in again),
+            recomputed_attention_flops=sum(op.attention_flops for op in again),
+            unread_bytes=_bytes([value for value in kept if value not in saved], None),
+        )
+
+    def _saved_by_selective(self) -> list[Op]:
+        """Attention, and the first of every two matmuls, keep their outputs."""
+        matmuls = [op for op in self.ops if op.matmul_flops > 0]
+        return [op for op in self.ops if op.attention_flops > 0] + matmuls[::2]
+
+    def _recompute_stop(self) -> int:
+        """Index of the first operation that recomputation does not run.
+
+        torch stops as soon as the last saved tensor exists. Inputs are saved before a kernel
+        runs, so the last matmul of a block, which saves its input only, is not run again.
+        """
+        last = max((i for i, op in enumerate(self.ops) if op.saves), default=-1)
+        return last + 1 if last >= 0 and self.ops[last].saves_own_output else last
+
+    def _forward_peak(self, saves: list[tuple[Value, ...]]) -> Moment:
+        last_use: dict[Value, int] = {}
+        for index, op in enumerate(self.ops):
+            for x in (*op.inputs, op.output):
+                last_use[x] = index
+        held: dict[Value, None] = {self.input: None}
+        peak = (0.0, 0.0)
+        transient: dict[Value, None] = {}
+        made: dict[Value, None] = {}
+        for index, op in enumerate(self.ops):
+            held |= dict.fromkeys(saves[index])
+            transient[op.output] = None
+            named = [v for v in self.named if v in transient or v in made]
+            made[op.output] = None
+            live = {**held, **transient, **dict.fromkeys(named)}
+            now = (_bytes(live, False), _bytes(live, True))
+            peak = max(peak, now, key=sum)
+            transient = {v: None for v in transient if last_use[v] > index}
+        return Moment(activation_bytes=peak[0], logit_bytes=peak[1], gradient_elements=0.0)
+
+    def _backward(self, saves: list[tuple[Value, ...]]) -> list[Moment]:
+        """Walk the operations in reverse, making gradients and dropping what was saved."""
+        readers: dict[Value, int] = {}
+        for saved in saves:
+            for value in saved:
+                readers[value] = readers.get(value, 0) + 1
+        held = dict.fromkeys(readers)
+        gradients: dict[Value, Value] = {self.ops[-1].output: self.ops[-1].output}
+        made_elements = 0.0
+        moments: list[Moment] = []
+        for op, saved in zip(reversed(self.ops), reversed(saves), strict=True):
+            outgoing = gradients.pop(op.output, None)
+            if outgoing is None:
+                continue
+            fresh: list[Value] = []
+            for x in op.inputs:
+                if op.alias:
+                    gradients.setdefault(x, outgoing)
+                    continue
+                made = Value(x.width, x.itemsize, x.logits)
+                fresh.append(made)
+                gradients.setdefault(x, made)
+            if op.reduces_in_backward:
+                fresh.append(Value(op.output.width, op.output.itemsize, op.output.logits))
+            made_elements += op.parameter_elements
+            live = [*held, *dict.fromkeys((outgoing, *gradients.values(), *fresh))]
+            moments.append(
+                Moment(
+                    activation_bytes=_bytes(live, False),
+                    logit_bytes=_bytes(live, True),
+                    gradient_elements=made_elements,
+                )
+            )
+            for value in saved:
+                readers[value] -= 1
+                if readers[value] == 0:
+                    del held[value]
+        return moments
+
+
+def _unique(saves: Sequence[tuple[Value, ...]]) -> list[Value]:
+    return list(dict.fromkeys(value for saved in saves for value in saved))
+
+
+def _bytes(values: Sequence[Value] | dict[Value, None], logits: bool | None) -> float:
+    return sum(v.bytes for v in values if logits is None or v.logits == logits)

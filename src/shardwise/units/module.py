@@ -1,0 +1,246 @@
+"""Units of any nn.Module: run once on tensors without data, watched by autograd and dispatcher.
+
+Nothing is computed and nothing is allocated, so a module of any size on the meta device will do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from os import getcwd
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.func import functional_call
+
+from shardwise.spec.dtype import DType
+from shardwise.spec.record import SpecError
+from shardwise.units.blocks import find_blocks, owners
+from shardwise.units.unit import ModelUnits, Parameter, Unit
+from shardwise.units.watch import ROOT, Watch
+
+TORCH_DTYPES: dict[DType, torch.dtype] = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+# More than one sequence: with one, broadcasting takes short cuts that no training run takes.
+TRACED_BATCHES = (2, 3, 5, 7, 11, 13)
+
+
+def factory_units(factory: str, seq_len: int, dtype: DType = "bf16") -> ModelUnits:
+    """Units of the module that `package.module:factory` returns."""
+    module_name, _, function = factory.partition(":")
+    if getcwd() not in sys.path:
+        sys.path.insert(0, getcwd())
+    try:
+        make = getattr(importlib.import_module(module_name), function)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(f"model: cannot import {factory}: {error}") from None
+    with torch.device("meta"):
+        module = make()
+    if not isinstance(module, nn.Module):
+        raise SpecError(f"model: {factory} returned {type(module).__name__}, not an nn.Module")
+    return module_units(module, seq_len, dtype, name=factory)
+
+
+def module_units(
+    module: nn.Module,
+    seq_len: int,
+    dtype: DType = "bf16",
+    *,
+    inputs: Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...] | None = None,
+    name: str | None = None,
+) -> ModelUnits:
+    """Units of `module` for sequences of `seq_len`.
+
+    `inputs` are an example of two samples; without them the module's own `example_inputs(batch,
+    seq_len)` is asked, and failing that token ids and labels are assumed, as transformers takes.
+    """
+    batch = TRACED_BATCHES[0] if inputs is not None else _batch(module, seq_len)
+    blocks = find_blocks(module)
+    owner = owners(module, blocks)
+    names = {id(block): block_name for block_name, block in blocks.items()}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        state = _fake_state(module, TORCH_DTYPES[dtype])
+        example = _example(module, inputs, batch, seq_len)
+        tokens = batch * seq_len
+        watch = Watch(
+            units={parameter_name: owner[parameter_name] for parameter_name in owner},
+            parameters={n: t for n, t in state.items() if n in owner},
+            tied=_tied_shapes(module),
+        )
+        with watch.hooked(module, names), _fused_attention(module), watch:
+            _run(module, state, example, watch)
+    return _units(module, blocks, owner, watch, tokens, seq_len, name or type(module).__name__)
+
+
+def _batch(module: nn.Module, seq_len: int) -> int:
+    """A batch whose number of tokens is no dimension of a parameter.
+
+    Logits and the gradient of a head are told apart by their shapes.
+    """
+    sizes = {size for parameter in module.parameters() for size in parameter.shape}
+    free = [batch for batch in TRACED_BATCHES if batch * seq_len not in sizes]
+    return free[0] if free else TRACED_BATCHES[-1]
+
+
+def _run(
+    module: nn.Module,
+    state: dict[str, torch.Tensor],
+    example: Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...],
+    watch: Watch,
+) -> None:
+    args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
+    try:
+        # Only the loss stays: the rest of the output goes as it does in a training loop.
+        watch.backward(_loss(functional_call(module, state, args, dict(kwargs))))
+    except DataDependentOutputException as error:
+        raise SpecError(
+            f"model: {type(module).__name__} looks at the values of its tensors ({error.func}), so "
+            "it cannot be traced without data"
+        ) from None
+
+
+def _fake_state(module: nn.Module, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Stand-ins for parameters and buffers; tied names share one."""
+    made: dict[int, torch.Tensor] = {}
+    state = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) not in made:
+            kind = dtype if parameter.is_floating_point() else parameter.dtype
+            stand_in = torch.empty(parameter.shape, dtype=kind, device="cpu")
+            made[id(parameter)] = stand_in.requires_grad_(parameter.requires_grad)
+        state[name] = made[id(parameter)]
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        state[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
+    return state
+
+
+def _example(
+    module: nn.Module,
+    inputs: Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...] | None,
+    batch: int,
+    seq_len: int,
+) -> Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]:
+    if inputs is None:
+        offered = getattr(module, "example_inputs", None)
+        if callable(offered):
+            inputs = offered(batch, seq_len)
+        else:
+            ids = torch.zeros((batch, seq_len), dtype=torch.long, device="cpu")
+            return {"input_ids": ids, "labels": ids.clone()}
+
+    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+    if isinstance(inputs, Mapping):
+        return {key: stand_in(value) for key, value in inputs.items()}
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    return tuple(stand_in(value) for value in inputs)
+
+
+def _loss(output: Any) -> torch.Tensor:
+    """The loss a module returns, or a stand-in that starts a backward from its first output."""
+    loss = getattr(output, "loss", None)
+    if loss is None and isinstance(output, Mapping):
+        loss = output.get("loss", next(iter(output.values())))
+    if loss is None:
+        loss = output[0] if isinstance(output, (tuple, list)) else output
+    if not isinstance(loss, torch.Tensor):
+        raise SpecError(f"model: the module returned {type(output).__name__}, not a tensor or loss")
+    return loss if loss.ndim == 0 else loss.float().mean()
+
+
+@contextmanager
+def _fused_attention(module: nn.Module) -> Iterator[None]:
+    """Let transformers call fused causal attention without building a mask.
+
+    With real tensors transformers sees that the mask is plainly causal and leaves it out; with
+    stand-ins it cannot look, and would trace a slower attention than the one that runs.
+    """
+    config = getattr(module, "config", None)
+    before = getattr(config, "_attn_implementation", None)
+    if before != "sdpa" or config is None:
+        yield
+        return
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    def causal(
+        layer: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **settings: Any,
+    ) -> Any:
+        return sdpa_attention_forward(layer, query, key, value, None, **settings)
+
+    AttentionInterface.register("shardwise_causal", causal)
+    config._attn_implementation = "shardwise_causal"
+    use_cache = getattr(config, "use_cache", None)
+    config.use_cache = False
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+        config.use_cache = use_cache
+
+
+def _units(
+    module: nn.Module,
+    blocks: dict[str, nn.Module],
+    owner: dict[str, str],
+    watch: Watch,
+    tokens: int,
+    seq_len: int,
+    name: str,
+) -> ModelUnits:
+    shapes = {n: tuple(p.shape) for n, p in module.named_parameters(remove_duplicate=False)}
+    used_late = watch.used_after_blocks(module)
+
+    def parameters(unit: str, shorten: Callable[[str], str]) -> tuple[Parameter, ...]:
+        return tuple(
+            Parameter(name=shorten(n), shape=shapes[n], after_blocks=n in used_late)
+            for n, holder in owner.items()
+            if holder == unit
+        )
+
+    # Blocks that compute the same are one kind, described by its last member: the first also
+    # saves what all of them share, such as rotary tables.
+    kinds: dict[object, Unit] = {}
+    keys = []
+    for block in blocks:
+        stage = watch.stage(block, tokens)
+        own = parameters(block, lambda n, block=block: n.removeprefix(f"{block}."))  # type: ignore[misc]
+        keys.append((own, stage.matmul_flops, stage.attention_flops, stage.kernels))
+        kinds[keys[-1]] = Unit(name="block", parameters=own, stage=stage)
+    sequence = [kinds[key] for key in keys]
+    root = Unit(
+        name="root", parameters=parameters(ROOT, lambda n: n), stage=watch.stage(ROOT, tokens)
+    )
+    before = [p for p in root.parameters if not p.after_blocks]
+    return ModelUnits(
+        name=name,
+        seq_len=seq_len,
+        root=root,
+        blocks=tuple(sequence),
+        tied=bool(_tied_shapes(module)),
+        boundary_bytes=watch.boundary_bytes / tokens,
+        embedding_gradient_elements=sum(p.numel for p in before),
+    )
+
+
+def _tied_shapes(module: nn.Module) -> set[tuple[int, ...]]:
+    """Shapes of the parameters that go by more than one name."""
+    count: dict[int, int] = {}
+    for _, parameter in module.named_parameters(remove_duplicate=False):
+        count[id(parameter)] = count.get(id(parameter), 0) + 1
+    return {tuple(p.shape) for p in module.parameters() if count[id(p)] > 1}

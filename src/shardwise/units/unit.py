@@ -1,0 +1,210 @@
+"""A model as a sequence of units: what every predictor knows, and all that it knows.
+
+A unit is one `fully_shard` group. Everything that grows with the batch is counted per token of
+one device's micro-batch, at the sequence length the units were made for; a model that has no
+tokens (a CNN) counts samples instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+Policy = Literal["none", "selective", "full"]
+POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameter:
+    """One parameter tensor, by the shape that sharding sees."""
+
+    name: str
+    shape: tuple[int, ...]
+    # In the root unit: used after the blocks (final norm, head), not before them (embeddings).
+    after_blocks: bool = False
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def padded_numel(self, shard: int) -> int:
+        """Elements after FSDP2 pads dimension 0 so that `shard` ranks hold equal pieces."""
+        rows = self.shape[0] if self.shape else 1
+        return -(-rows // shard) * shard * (self.numel // max(1, rows))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """What a recompute policy keeps for the backward, and what it computes again, per token."""
+
+    activation_bytes: float
+    logit_bytes: float = 0.0
+    recomputed_matmul_flops: float = 0.0
+    recomputed_attention_flops: float = 0.0
+    # Kept outputs that the backward itself never reads; they sit beside the recomputed ones.
+    unread_bytes: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """One point of a unit's backward: live bytes per token, and gradient elements made so far."""
+
+    activation_bytes: float
+    logit_bytes: float
+    gradient_elements: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Stage:
+    """The computation of a unit: forward work, what it keeps, and how its backward unfolds."""
+
+    matmul_flops: float = 0.0
+    # Every query against every visible key, as torch.utils.flop_counter counts: a causal kernel
+    # does about half of it.
+    attention_flops: float = 0.0
+    elementwise_bytes: float = 0.0
+    kernels: int = 0
+    kept: Mapping[Policy, Kept] = field(
+        default_factory=lambda: {policy: Kept(activation_bytes=0.0) for policy in POLICIES}
+    )
+    forward_peak: Moment = Moment(activation_bytes=0.0, logit_bytes=0.0, gradient_elements=0.0)
+    backward: tuple[Moment, ...] = (
+        Moment(activation_bytes=0.0, logit_bytes=0.0, gradient_elements=0.0),
+    )
+
+    @property
+    def forward_flops(self) -> float:
+        return self.matmul_flops + self.attention_flops
+
+    def recomputed_flops(self, policy: Policy) -> float:
+        kept = self.kept[policy]
+        return kept.recomputed_matmul_flops + kept.recomputed_attention_flops
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Unit:
+    """One `fully_shard` group: its parameters and its computation."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    stage: Stage = field(default_factory=Stage)
+
+    @property
+    def numel(self) -> int:
+        return sum(parameter.numel for parameter in self.parameters)
+
+    def padded_numel(self, shard: int) -> int:
+        return sum(parameter.padded_numel(shard) for parameter in self.parameters)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ModelUnits:
+    """A model for a predictor: the blocks in forward order, and the root that owns the rest.
+
+    The root's stage runs after the blocks (final norm, head, loss). Its embedding takes no
+    FLOPs worth counting, but its gradient is made last: `embedding_gradient_elements` counts it.
+    Equal blocks are one object, so that a predictor may price each kind once.
+    """
+
+    name: str
+    seq_len: int
+    root: Unit
+    blocks: tuple[Unit, ...]
+    tied: bool = False
+    # Bytes per token of a block's output: the gradient that walks from block to block.
+    boundary_bytes: float = 0.0
+    embedding_gradient_elements: float = 0.0
+
+    @property
+    def numel(self) -> int:
+        return self.root.numel + sum(block.numel for block in self.blocks)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return (*self.blocks, self.root)
+
+    def forward_flops(self) -> float:
+        """Forward FLOPs per token of the whole model."""
+        return sum(unit.stage.forward_flops for unit in self.units)
+
+    def in_order(self) -> tuple[Parameter, ...]:
+        """Every parameter, in the order in which the forward uses them."""
+        first = tuple(p for p in self.root.parameters if not p.after_blocks)
+        last = tuple(p for p in self.root.parameters if p.after_blocks)
+        blocks = tuple(p for block in self.blocks for p in block.parameters)
+        return (*first, *blocks, *last)
+
+    def grouped(self, blocks_per_unit: int) -> ModelUnits:
+        """The same model with `blocks_per_unit` consecutive blocks in each unit."""
+        if blocks_per_unit == 1:
+            return self
+        made: dict[tuple[int, ...], Unit] = {}
+        groups = []
+        for start in range(0, len(self.blocks), blocks_per_unit):
+            members = self.blocks[start : start + blocks_per_unit]
+            key = tuple(id(member) for member in members)
+            if key not in made:
+                made[key] = _joined(members)
+            groups.append(made[key])
+        return replace(self, blocks=tuple(groups))
+
+
+def _joined(members: tuple[Unit, ...]) -> Unit:
+    """One unit that runs `members` in turn; its backward runs them in reverse."""
+    if len(members) == 1:
+        return members[0]
+    stages = [member.stage for member in members]
+    moments: list[Moment] = []
+    gradients_before = 0.0
+    for index in reversed(range(len(members))):
+        below = stages[:index]
+        kept_below = sum(stage.kept["none"].activation_bytes for stage in below)
+        moments.extend(
+            replace(
+                moment,
+                activation_bytes=moment.activation_bytes + kept_below,
+                gradient_elements=moment.gradient_elements + gradients_before,
+            )
+            for moment in stages[index].backward
+        )
+        gradients_before += members[index].numel
+    stage = Stage(
+        matmul_flops=sum(s.matmul_flops for s in stages),
+        attention_flops=sum(s.attention_flops for s in stages),
+        elementwise_bytes=sum(s.elementwise_bytes for s in stages),
+        kernels=sum(s.kernels for s in stages),
+        kept={policy: _sum_kept([s.kept[policy] for s in stages]) for policy in POLICIES},
+        forward_peak=max((s.forward_peak for s in stages), key=lambda m: m.activation_bytes),
+        backward=prune(moments),
+    )
+    parameters = tuple(
+        replace(parameter, name=f"{index}.{parameter.name}")
+        for index, member in enumerate(members)
+        for parameter in member.parameters
+    )
+    return Unit(name=f"{members[0].name}+{len(members) - 1}", parameters=parameters, stage=stage)
+
+
+def _sum_kept(kept: list[Kept]) -> Kept:
+    return Kept(
+        activation_bytes=sum(k.activation_bytes for k in kept),
+        logit_bytes=sum(k.logit_bytes for k in kept),
+        recomputed_matmul_flops=sum(k.recomputed_matmul_flops for k in kept),
+        recomputed_attention_flops=sum(k.recomputed_attention_flops for k in kept),
+        unread_bytes=sum(k.unread_bytes for k in kept),
+    )
+
+
+def prune(moments: list[Moment]) -> tuple[Moment, ...]:
+    """Only the moments that can be the largest for some batch: none is below another in both."""
+    best: list[Moment] = []
+    ordered = sorted(
+        moments,
+        key=lambda m: (-m.activation_bytes - m.logit_bytes, -m.gradient_elements),
+    )
+    for moment in ordered:
+        if not best or moment.gradient_elements > best[-1].gradient_elements:
+            best.append(moment)
+    return tuple(best)

@@ -1,0 +1,370 @@
+"""What happens while a module runs forward and backward, attributed to its blocks.
+
+Three observers: module hooks tell which block is running, autograd's saved-tensor hooks tell what
+is kept, and a dispatch mode sees every operation: its FLOPs, and the storages that live and die.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+from shardwise.units.unit import Kept, Moment, Stage, prune
+
+ROOT = ""
+aten = torch.ops.aten
+
+_ATTENTION = "_scaled_dot_product"
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one unit was seen to do."""
+
+    matmul_flops: float = 0.0
+    attention_flops: float = 0.0
+    elementwise_bytes: float = 0.0
+    kernels: int = 0
+    saved_bytes: float = 0.0
+    saved_logit_bytes: float = 0.0
+    input_bytes: float = 0.0
+    # FLOPs done when the last tensor was saved: recomputation stops there.
+    matmul_flops_at_last_save: float = 0.0
+    attention_flops_at_last_save: float = 0.0
+    matmuls: int = 0
+    # Outputs that selective recomputation keeps, and those of them that the backward reads.
+    chosen_bytes: float = 0.0
+    chosen_read_bytes: float = 0.0
+    chosen_matmul_flops: float = 0.0
+    chosen_matmul_flops_at_last_save: float = 0.0
+    chosen_alive: dict[int, int] = field(default_factory=dict)
+    forward_peak: tuple[float, float] = (0.0, 0.0)
+    moments: list[Moment] = field(default_factory=list)
+
+
+class Watch(TorchDispatchMode):
+    """Enter it around one forward; call `backward` with the loss; then ask for stages."""
+
+    def __init__(
+        self,
+        units: dict[str, str],
+        parameters: dict[str, torch.Tensor],
+        tied: set[tuple[int, ...]],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tied_shapes = tied | {shape[::-1] for shape in tied}
+        self.unit_of = units
+        self.parameters = parameters
+        self.seen: dict[str, _Seen] = {}
+        self.order: list[str] = []
+        self.unit = ROOT
+        self.in_backward = False
+        self.boundary_bytes = 0.0
+        self._logit_shape = (-1, -1)
+        self._first_use: dict[str, bool] = {}
+        self._fixed = {_key(t) for t in parameters.values()}
+        self._live: dict[int, tuple[int, bool]] = {}
+        self._live_bytes = [0.0, 0.0]
+        self._gradients: set[int] = set()
+        self._gradient_elements: dict[str, float] = {}
+        self._saved: set[int] = set()
+        self._below: dict[str, float] = {}
+        self._root_saved_before = 0.0
+        self._watchers: dict[int, weakref.ref[Any]] = {}
+
+    # ---- running ----------------------------------------------------------------------------
+
+    @contextmanager
+    def hooked(self, module: nn.Module, blocks: dict[int, str]) -> Iterator[None]:
+        """Follow which block runs, and which parameters of the root are used after the blocks."""
+        handles: list[Any] = []
+        for name, child in module.named_modules():
+            block = blocks.get(id(child))
+            if block is not None:
+                handles.append(
+                    child.register_forward_pre_hook(self._enter(block), with_kwargs=True)
+                )
+                handles.append(child.register_forward_hook(self._leave(block), always_call=True))
+            handles.append(child.register_forward_pre_hook(self._note_use(name)))
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad:
+                handles.append(
+                    parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                        self._note_gradient(name)
+                    )
+                )
+        saving = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        try:
+            with saving:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Run the backward, following the blocks in reverse."""
+        running = 0.0
+        for block in self.order:
+            self._below[block] = running + self._root_saved_before
+            running += self._of(block).saved_bytes
+        self._below[ROOT] = running + self._root_saved_before
+        self.in_backward, self.unit = True, ROOT
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _enter(self, block: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self.in_backward:
+                return
+            if not self.order:
+                self._root_saved_before = self._of(ROOT).saved_bytes
+                self._of(ROOT).saved_bytes = 0.0
+            self.order.append(block)
+            self.unit = block
+            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            inputs = [t for t in tensors if t.requires_grad]
+            self._of(block).input_bytes = float(sum({_key(t): _size(t) for t in inputs}.values()))
+            self.boundary_bytes = self._of(block).input_bytes
+            if inputs and inputs[0].grad_fn is not None and len(self.order) == 1:
+                inputs[0].grad_fn.register_prehook(lambda *_: self._switch("<embedding>"))
+
+        return hook
+
+    def _leave(self, block: str) -> Callable[..., None]:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            if self.in_backward:
+                return
+            self.unit = ROOT
+            tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
+            for tensor in tensors:
+                if tensor.grad_fn is not None:
+                    tensor.grad_fn.register_prehook(lambda *_: self._switch(block))
+                    break
+
+        return hook
+
+    def _switch(self, unit: str) -> None:
+        self.unit = unit
+
+    def _note_use(self, module_name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            self._first_use.setdefault(module_name, bool(self.order) and self.unit == ROOT)
+
+        return hook
+
+    def used_after_blocks(self, module: nn.Module) -> set[str]:
+        """Names of root parameters whose module first ran when the blocks were done."""
+        late = set()
+        for name in self.parameters:
+            aliases = [
+                other
+                for other, tensor in module.named_parameters(remove_duplicate=False)
+                if tensor is module.get_parameter(name)
+            ]
+            if all(self._first_use.get(alias.rpartition(".")[0], False) for alias in aliases):
+                late.add(name)
+        return late
+
+    # ---- watching ---------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Count one operation and follow the storages it makes."""
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        tensors = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        flops = 0.0 if self.in_backward else _flops(func, args, kwargs, out)
+        if flops and self.order and self.unit == ROOT:
+            # The last product outside the blocks makes the logits.
+            self._logit_shape = (out.shape[-1], out.numel())
+        for tensor in tensors:
+            self._follow(tensor)
+        if self.in_backward:
+            self._note_moment()
+        else:
+            self._count(func, flops, (args, kwargs, out), tensors)
+        return out
+
+    def _count(self, func: Any, flops: float, operands: Any, tensors: list[torch.Tensor]) -> None:
+        seen = self._of(self.unit)
+        seen.kernels += 1
+        attention = _ATTENTION in func.__name__
+        if attention:
+            seen.attention_flops += flops
+            self._choose(seen, tensors)
+        elif flops:
+            seen.matmuls += 1
+            seen.matmul_flops += flops
+            # The first of every two matmuls keeps its output under selective recomputation.
+            if seen.matmuls % 2:
+                self._choose(seen, tensors)
+                seen.chosen_matmul_flops += flops
+        else:
+            leaves = tree_leaves(operands)
+            seen.elementwise_bytes += sum(_size(t) for t in leaves if isinstance(t, torch.Tensor))
+        live = (self._live_bytes[0], self._live_bytes[1])
+        if self.unit == ROOT and self.order:
+            below = self._root_saved_before + sum(self._of(b).saved_bytes for b in self.order)
+            live = (live[0] - below, live[1])
+        seen.forward_peak = max(seen.forward_peak, live, key=sum)
+
+    def _choose(self, seen: _Seen, tensors: list[torch.Tensor]) -> None:
+        alive = {_key(t): _size(t) for t in tensors}
+        seen.chosen_alive |= alive
+        seen.chosen_bytes += sum(alive.values())
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.in_backward:
+            return tensor
+        seen, key = self._of(self.unit), _key(tensor)
+        seen.matmul_flops_at_last_save = seen.matmul_flops
+        seen.attention_flops_at_last_save = seen.attention_flops
+        seen.chosen_matmul_flops_at_last_save = seen.chosen_matmul_flops
+        if key in self._fixed:
+            return tensor
+        seen.chosen_read_bytes += seen.chosen_alive.pop(key, 0)
+        if key not in self._saved:
+            self._saved.add(key)
+            if self._is_logits(tensor):
+                seen.saved_logit_bytes += _size(tensor)
+            else:
+                seen.saved_bytes += _size(tensor)
+        return tensor
+
+    def _is_logits(self, tensor: torch.Tensor) -> bool:
+        elements = _size(tensor) // tensor.itemsize
+        return tensor.ndim > 0 and (tensor.shape[-1], elements) == self._logit_shape
+
+    def _follow(self, tensor: torch.Tensor) -> None:
+        storage, key = tensor.untyped_storage(), _key(tensor)
+        if key in self._fixed or key in self._live:
+            return
+        size, logits = storage.nbytes(), self._is_logits(tensor)
+        self._live[key] = (size, logits)
+        if self.in_backward and self.unit == ROOT and tuple(tensor.shape) in self._tied_shapes:
+            # The head's part of a tied gradient waits for the embedding's before it arrives.
+            self._gradients.add(key)
+            self._made(ROOT, tensor.numel())
+        else:
+            self._live_bytes[logits] += size
+        self._watchers[key] = weakref.ref(storage, lambda _, key=key: self._forget(key))  # type: ignore[misc]
+
+    def _forget(self, key: int) -> None:
+        size, logits = self._live.pop(key, (0, False))
+        self._watchers.pop(key, None)
+        for seen in self.seen.values():
+            seen.chosen_alive.pop(key, None)
+        if key in self._gradients:
+            self._gradients.discard(key)
+        else:
+            self._live_bytes[logits] -= size
+
+    def _note_gradient(self, name: str) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            if parameter.grad is None:
+                return
+            key = _key(parameter.grad)
+            size, logits = self._live.get(key, (0, False))
+            if key not in self._gradients:
+                self._gradients.add(key)
+                self._live_bytes[logits] -= size
+            self._made(self.unit_of[name], parameter.numel())
+
+        return hook
+
+    def _made(self, unit: str, elements: int) -> None:
+        self._gradient_elements[unit] = self._gradient_elements.get(unit, 0.0) + elements
+
+    def _note_moment(self) -> None:
+        if self.unit not in self._below:
+            return
+        self._of(self.unit).moments.append(
+            Moment(
+                activation_bytes=max(0.0, self._live_bytes[0] - self._below[self.unit]),
+                logit_bytes=self._live_bytes[1],
+                gradient_elements=self._gradient_elements.get(self.unit, 0.0),
+            )
+        )
+
+    def _of(self, unit: str) -> _Seen:
+        return self.seen.setdefault(unit, _Seen())
+
+    # ---- answers ----------------------------------------------------------------------------
+
+    def stage(self, unit: str, tokens: int) -> Stage:
+        """What `unit` was seen to do, per token."""
+        seen = self._of(unit)
+        again = seen.matmul_flops_at_last_save
+        moments = [
+            Moment(
+                activation_bytes=m.activation_bytes / tokens,
+                logit_bytes=m.logit_bytes / tokens,
+                gradient_elements=m.gradient_elements,
+            )
+            for m in seen.moments
+        ]
+        return Stage(
+            matmul_flops=seen.matmul_flops / tokens,
+            attention_flops=seen.attention_flops / tokens,
+            elementwise_bytes=seen.elementwise_bytes / tokens,
+            kernels=seen.kernels,
+            kept={
+                "none": Kept(
+                    activation_bytes=seen.saved_bytes / tokens,
+                    logit_bytes=seen.saved_logit_bytes / tokens,
+                ),
+                "selective": Kept(
+                    activation_bytes=(seen.input_bytes + seen.chosen_bytes) / tokens,
+                    recomputed_matmul_flops=(again - seen.chosen_matmul_flops_at_last_save)
+                    / tokens,
+                    unread_bytes=(seen.chosen_bytes - seen.chosen_read_bytes) / tokens,
+                ),
+                "full": Kept(
+                    activation_bytes=seen.input_bytes / tokens,
+                    recomputed_matmul_flops=again / tokens,
+                    recomputed_attention_flops=seen.attention_flops_at_last_save / tokens,
+                ),
+            },
+            forward_peak=Moment(
+                activation_bytes=max(0.0, seen.forward_peak[0]) / tokens,
+                logit_bytes=seen.forward_peak[1] / tokens,
+                gradient_elements=0.0,
+            ),
+            backward=prune(moments) or Stage().backward,
+        )
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
+    """FLOPs by torch's own registry, which lacks only the CPU's fused attention."""
+    if func is aten._scaled_dot_product_flash_attention_for_cpu.default:
+        query, key, value = args[:3]
+        shapes = (query.shape, _expanded(key, query), _expanded(value, query))
+        return float(sdpa_flop_count(*shapes))  # type: ignore[no-untyped-call]
+    count = flop_registry.get(func._overloadpacket)
+    return float(count(*args, **kwargs, out_val=out)) if count is not None else 0.0
+
+
+def _expanded(tensor: torch.Tensor, like: torch.Tensor) -> torch.Size:
+    """Grouped keys and values take part once per query head."""
+    return torch.Size((tensor.shape[0], like.shape[1], *tensor.shape[2:]))

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwise.spec import ModelSpec, SpecError, catalogue
+from shardwise.spec.huggingface import from_config, read_config, to_config
+from shardwise.spec.lookup import ModuleRef, find_model
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+
+
+def same(one: ModelSpec, other: ModelSpec) -> bool:
+    ignored = {"name", "source", "dropout"}
+    return one.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)
+
+
+def test_a_config_is_the_preset_it_came_from(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert same(read_config(tmp_path), catalogue.model("llama-3-8b"))
+    assert same(read_config(tmp_path / "config.json"), catalogue.model("llama-3-8b"))
+
+
+@pytest.mark.parametrize("name", catalogue.model_names())
+def test_every_preset_survives_the_trip_through_a_config(name: str) -> None:
+    model = catalogue.model(name)
+    assert same(from_config(to_config(model)), model)
+
+
+def test_defaults_a_config_may_leave_out() -> None:
+    short = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
+    model = from_config({**short, "n_positions": 1024})
+    assert (model.ffn, model.tied, model.kv_heads, model.head_dim) == (3072, True, 12, 64)
+
+
+def test_a_text_model_inside_a_multimodal_one() -> None:
+    inner = to_config(catalogue.model("gemma-3-27b"))
+    model = from_config({"model_type": "gemma3", "text_config": inner})
+    assert same(model, catalogue.model("gemma-3-27b"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "deepseek_v3"}, "no formulas for model_type 'deepseek_v3'"),
+        ({"model_type": "lama"}, "did you mean 'llama'"),
+        ({"vocab_size": None}, "vocab_size is missing"),
+        ({"hidden_act": "quick_gelu"}, "'quick_gelu' is not modelled"),
+        ({"num_key_value_heads": 5}, "multiple of kv_heads"),
+        ({"hidden_size": "wide"}, "model.hidden: cannot read 'wide'"),
+    ],
+)
+def test_what_is_wrong_is_named(change: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        from_config({**LLAMA, **change})
+
+
+def test_a_setting_the_formulas_do_not_describe_is_refused() -> None:
+    config = {**to_config(catalogue.model("opt-125m")), "do_layer_norm_before": False}
+    with pytest.raises(SpecError, match="do_layer_norm_before=False is not modelled"):
+        from_config(config)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(LLAMA)),
+        st.none()
+        | st.booleans()
+        | st.integers(-5, 5000)
+        | st.floats()
+        | st.text(max_size=5)
+        | st.lists(st.integers(), max_size=2),
+    )
+)
+def test_mutated_configs_never_crash(change: dict[str, object]) -> None:
+    try:
+        assert from_config({**LLAMA, **change}).layers >= 1
+    except SpecError as error:
+        assert error.problems
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{", "\x00", '{"a": ' * 20000])
+def test_a_file_that_is_no_config_is_one_sentence(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(content)
+    with pytest.raises(SpecError):
+        read_config(file)
+
+
+def test_models_are_found_by_name_path_or_factory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert find_model("llama-3-8b") == catalogue.model("llama-3-8b")
+    assert isinstance(find_model(str(tmp_path)), ModelSpec)
+    assert find_model("package.models:tiny") == ModuleRef(factory="package.models:tiny")
+    with pytest.raises(SpecError, match="no file or folder"):
+        find_model("missing/config.json")

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwise.spec import SpecError, catalogue
+from shardwise.spec.run import read_run, run_from_dict, write_run
+
+SHORT = """
+model = "llama-3-8b"
+cluster = "4x8xH100-SXM@400Gbps"
+strategy = "hsdp"
+[job]
+seq_len = 8192
+global_batch = "4Mi"
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "run.toml"
+    file.write_text(text)
+    return file
+
+
+def test_shorthands(tmp_path: Path) -> None:
+    run = read_run(write(tmp_path, SHORT)).resolved()
+    assert run.model == catalogue.model("llama-3-8b")
+    assert run.cluster.devices == 32
+    assert (run.strategy.shard, run.strategy.replicate) == (8, 4)
+    # 4 Mi tokens / (8192 tokens x 32 devices) = 16 micro-batches.
+    assert run.strategy.accumulate == 16
+
+
+def test_it_is_written_back_to_an_equal_run(tmp_path: Path) -> None:
+    for run in (read_run(write(tmp_path, SHORT)), read_run(write(tmp_path, SHORT)).resolved()):
+        assert read_run(write(tmp_path, write_run(run))) == run
+
+
+@given(
+    kind=st.sampled_from(["ddp", "zero1", "zero2", "zero3"]),
+    model=st.sampled_from(catalogue.model_names()),
+    device=st.sampled_from(list(catalogue.devices())),
+    nodes=st.integers(1, 1000),
+    network=st.none() | st.floats(1e3, 1e15),
+    recompute=st.sampled_from(["none", "selective", "full"]) | st.floats(0, 1),
+    seq_len=st.integers(1, 10**6),
+)
+def test_every_run_round_trips(
+    kind: str,
+    model: str,
+    device: str,
+    nodes: int,
+    network: float | None,
+    recompute: object,
+    seq_len: int,
+) -> None:
+    cluster: dict[str, object] = {"device": device, "nodes": nodes, "devices_per_node": 8}
+    if network is not None:
+        cluster["network"] = network
+    run = run_from_dict(
+        {
+            "model": {"preset": model},
+            "cluster": cluster,
+            "job": {"seq_len": seq_len},
+            "strategy": {"kind": kind, "recompute": recompute},
+        }
+    )
+    assert run_from_dict(tomllib.loads(write_run(run))) == run
+
+
+def test_overrides_of_a_preset(tmp_path: Path) -> None:
+    text = (
+        SHORT.replace('model = "llama-3-8b"', "") + '[model]\npreset = "llama-3-8b"\nlayers = 4\n'
+    )
+    assert read_run(write(tmp_path, text)).model.layers == 4  # type: ignore[union-attr]
+
+
+def test_all_problems_of_all_sections_at_once(tmp_path: Path) -> None:
+    text = """
+    cluster = "4x8xH10-SXM"
+    [model]
+    preset = "lama-3-8b"
+    [job]
+    seqlen = 4
+    [stratgy]
+    kind = "zero3"
+    """
+    with pytest.raises(SpecError) as caught:
+        read_run(write(tmp_path, text))
+    found = "\n".join(caught.value.problems)
+    for expected in (
+        "stratgy: unknown section; did you mean 'strategy'?",
+        "did you mean 'llama-3-8b'?",
+        "did you mean 'H100-SXM'?",
+        "job.seqlen: unknown key; did you mean 'seq_len'?",
+        "job.seq_len: is required",
+        "strategy: section is required",
+    ):
+        assert expected in found
+
+
+def test_a_batch_too_small_for_the_cluster(tmp_path: Path) -> None:
+    text = SHORT.replace("4Mi", "1000")
+    with pytest.raises(SpecError, match="less than half of one micro-batch"):
+        read_run(write(tmp_path, text)).resolved()
+
+
+@given(st.text(max_size=200))
+def test_random_text_never_crashes(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    file = tmp_path_factory.getbasetemp() / "random.toml"
+    file.write_bytes(text.encode("utf-8", errors="replace"))
+    with pytest.raises(SpecError) as caught:
+        read_run(file)
+    assert caught.value.problems

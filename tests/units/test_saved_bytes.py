@@ -1,0 +1,112 @@
+"""Bytes kept for the backward, per block: formula, trace, and what autograd really saves."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwise.spec import ModelSpec
+from shardwise.units.decoder import decoder_units
+from tests.units.reduced import build, reduced
+
+torch = pytest.importorskip("torch")
+
+BATCH, SEQ = 2, 160
+FAMILIES = [
+    "gpt2",
+    "llama",
+    "qwen2",
+    "gemma",
+    "qwen3",
+    "mistral",
+    "olmo2",
+    "phi",
+    "phi3",
+    "gpt_neox",
+]
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def really_saved(spec: ModelSpec, dtype: str, recompute: str) -> list[float]:
+    """Per block, bytes per token of the storages autograd packs, each counted where first seen."""
+    from torch.utils.checkpoint import checkpoint
+
+    from shardwise.units.blocks import find_blocks
+
+    torch.manual_seed(0)
+    module = build(spec, device="cpu", attention="sdpa").to(getattr(torch, DTYPES[dtype]))
+    fixed = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
+    blocks = list(find_blocks(module).values())
+    saved = [0] * len(blocks)
+    running: list[int] = []
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        key = tensor.untyped_storage().data_ptr()
+        if running and key not in fixed and key not in kept:
+            kept[key] = tensor
+            saved[running[-1]] += tensor.untyped_storage().nbytes()
+        return tensor
+
+    for index, block in enumerate(blocks):
+        forward = block.forward
+        if recompute == "full":
+            forward = lambda *a, f=forward, **k: checkpoint(f, *a, use_reentrant=False, **k)  # noqa: E731
+
+        def watched(*args, index=index, forward=forward, **kwargs):  # type: ignore[no-untyped-def]
+            running.append(index)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                running.pop()
+
+        block.forward = watched
+    ids = torch.randint(0, spec.vocab, (BATCH, SEQ))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = module(input_ids=ids, labels=ids).loss
+    assert loss.isfinite()
+    return [size / (BATCH * SEQ) for size in saved]
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_formula_within_ten_and_trace_within_one_percent(
+    family: str, dtype: str, recompute: str
+) -> None:
+    from shardwise.units.module import module_units
+
+    spec = reduced(family)
+    truth = really_saved(spec, dtype, recompute)[1:]  # the first also saves what all share
+    formula = decoder_units(spec, SEQ, dtype)  # type: ignore[arg-type]
+    traced = module_units(build(spec, attention="sdpa"), SEQ, dtype)  # type: ignore[arg-type]
+    for index, real in enumerate(truth, start=1):
+        by_formula = formula.blocks[index].stage.kept[recompute].activation_bytes  # type: ignore[index]
+        by_trace = traced.blocks[index].stage.kept[recompute].activation_bytes  # type: ignore[index]
+        assert by_formula == pytest.approx(real, rel=0.10)
+        assert by_trace == pytest.approx(real, rel=0.01)
+
+
+def test_a_gpt2_block_by_hand() -> None:
+    # In units of hidden x 4 bytes: norm input, qkv input, qkv (3), attention output, second norm's
+    # input, up input, then of width 4: up output, tanh, 1 + tanh, x / 2, down input.
+    spec = reduced("gpt2")
+    widths = 1 + 1 + 3 + 1 + 1 + 1 + 4 * 5
+    statistics = 4 * (2 + 2 + spec.heads)  # two norms' mean and scale, log-sum-exp per head
+    kept = decoder_units(spec, SEQ, "fp32").blocks[0].stage.kept
+    assert kept["none"].activation_bytes == 4 * spec.hidden * widths + statistics
+    assert kept["full"].activation_bytes == 4 * spec.hidden
+
+
+def test_policies_keep_less_the_more_they_recompute() -> None:
+    for family in FAMILIES:
+        kept = decoder_units(reduced(family), SEQ).blocks[0].stage.kept
+        sizes = [kept[policy].activation_bytes for policy in ("none", "selective", "full")]
+        assert sizes[0] > sizes[1] > sizes[2] > 0
+
+
+def test_a_compiler_saves_less_and_never_more() -> None:
+    for family in FAMILIES:
+        spec = reduced(family)
+        eager = decoder_units(spec, SEQ).blocks[0].stage.kept["none"].activation_bytes
+        compiled = decoder_units(spec, SEQ, "bf16", True).blocks[0].stage.kept["none"]
+        assert compiled.activation_bytes < eager
