@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardwise.predict.estimate import price
-from shardwise.predict.fit import Change, ways_to_fit
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import Model, find_cluster, find_model
@@ -14,6 +14,9 @@ from shardwise.spec.run import RunSpec, read_run
 from shardwise.spec.strategy import Strategy, parse_precision, parse_strategy
 from shardwise.step import StepProfile
 from shardwise.units.load import load_units
+
+if TYPE_CHECKING:
+    from shardwise.predict.fit import Change
 
 DEFAULT_SEQ_LEN = 4096
 
@@ -58,6 +61,8 @@ def estimate_run(run: RunSpec) -> StepProfile:
 
 def ways_for(run: RunSpec) -> list[Change]:
     """Changes after which a run that does not fit would."""
+    from shardwise.predict.fit import ways_to_fit
+
     units = load_units(run.model, run.job.seq_len, run.strategy)
     return ways_to_fit(units, run.strategy, run.cluster, run.job)
 

@@ -6,75 +6,80 @@ Everything is per device unless a name says otherwise.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
-from pydantic import ConfigDict, Field
-
-from shardwise.spec.record import Record
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 SCHEMA = 1
 
-Bytes = Annotated[int, Field(ge=0)]
+Verdict = Literal["fits", "at risk", "does not fit"]
 
 
-class Provenance(Record):
+class Provenance(NamedTuple):
     """How the numbers came to be."""
 
     kind: Literal["predicted", "simulated", "measured"]
     shardwise: str
-    origin: Annotated[str, Field(alias="from")]
-
-    model_config = ConfigDict(populate_by_name=True)
+    origin: str
 
 
-class MemoryProfile(Record):
+class MemoryProfile(NamedTuple):
     """Memory of the fullest device. `terms` are those alive at the peak and sum to it."""
 
+    peak_allocated_bytes: int
+    terms: Mapping[str, int]
     fits: bool | None = None
-    verdict: Literal["fits", "at risk", "does not fit"] | None = None
-    capacity_bytes: Bytes | None = None
-    peak_allocated_bytes: Bytes
-    peak_reserved_bytes: tuple[Bytes, Bytes] | None = None
+    verdict: Verdict | None = None
+    capacity_bytes: int | None = None
+    peak_reserved_bytes: tuple[int, int] | None = None
     peak_phase: str | None = None
-    terms: dict[str, Bytes]
-    phases: dict[str, Bytes] | None = None
-    host_bytes: Bytes | None = None
+    phases: Mapping[str, int] | None = None
+    host_bytes: int | None = None
 
 
-class CollectiveProfile(Record):
+class CollectiveProfile(NamedTuple):
     """One kind of collective: `bytes` is the whole group's message, summed over the calls."""
 
     op: str
     group: str
-    group_size: Annotated[int, Field(ge=1)]
-    calls: Bytes
-    bytes: Bytes
+    group_size: int
+    calls: int
+    bytes: int
 
 
-class WorkProfile(Record):
+class WorkProfile(NamedTuple):
     """Tokens and FLOPs of one step over all devices."""
 
-    tokens: Annotated[int, Field(ge=1)]
+    tokens: int
     model_flops: float
     hardware_flops: float
     convention: str
 
 
-class StepProfile(Record):
+class StepProfile(NamedTuple):
     """One optimizer step, predicted, simulated or measured."""
 
-    version: Annotated[int, Field(alias="schema")] = SCHEMA
     provenance: Provenance
-    model: dict[str, Any]
-    cluster: dict[str, Any]
-    job: dict[str, Any]
-    strategy: dict[str, Any]
+    model: Mapping[str, Any]
+    cluster: Mapping[str, Any]
+    job: Mapping[str, Any]
+    strategy: Mapping[str, Any]
     memory: MemoryProfile
-    traffic: list[CollectiveProfile]
+    traffic: tuple[CollectiveProfile, ...]
     work: WorkProfile | None = None
-
-    model_config = ConfigDict(populate_by_name=True)
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        plain: dict[str, Any] = {"schema": SCHEMA, **_plain(self)}
+        plain["provenance"]["from"] = plain["provenance"].pop("origin")
+        return plain
+
+
+def _plain(value: Any) -> Any:
+    """Records as dictionaries without their unknown fields."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items() if part is not None}
+    if isinstance(value, (tuple, list)):
+        return [_plain(part) for part in value]
+    return value

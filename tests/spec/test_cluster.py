@@ -10,7 +10,7 @@ from shardwise.spec import SpecError, catalogue
 from shardwise.spec.cluster import parse_cluster
 from shardwise.spec.lookup import find_cluster
 
-DEVICES = catalogue.devices()
+FIND = catalogue.find_device
 
 
 @pytest.mark.parametrize(
@@ -26,9 +26,9 @@ DEVICES = catalogue.devices()
     ],
 )
 def test_shorthand(text: str, nodes: int, per_node: int, network: float | None) -> None:
-    cluster = parse_cluster(text, DEVICES)
+    cluster = parse_cluster(text, FIND)
     assert (cluster.nodes, cluster.devices_per_node, cluster.network) == (nodes, per_node, network)
-    assert parse_cluster(str(cluster), DEVICES) == cluster
+    assert parse_cluster(str(cluster), FIND) == cluster
 
 
 @pytest.mark.parametrize(
@@ -44,19 +44,19 @@ def test_shorthand(text: str, nodes: int, per_node: int, network: float | None) 
 )
 def test_what_is_wrong_is_named(text: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        parse_cluster(text, DEVICES)
+        parse_cluster(text, FIND)
 
 
 def test_device_and_network_problems_come_together() -> None:
     with pytest.raises(SpecError) as caught:
-        parse_cluster("4x8xH10-SXM@400Gbs", DEVICES)
+        parse_cluster("4x8xH10-SXM@400Gbs", FIND)
     assert len(caught.value.problems) == 2
 
 
 @given(st.text(max_size=40))
 def test_the_parser_never_crashes(text: str) -> None:
     try:
-        assert parse_cluster(text, DEVICES).devices >= 1
+        assert parse_cluster(text, FIND).devices >= 1
     except SpecError as error:
         assert error.problems
 
@@ -66,7 +66,7 @@ def test_a_cluster_from_a_file(tmp_path: Path) -> None:
     file.write_text(
         '[cluster]\ndevice = "H100-SXM"\nnodes = 4\ndevices_per_node = 8\nnetwork = "400Gbps"\n'
     )
-    assert find_cluster(str(file)) == parse_cluster("4x8xH100-SXM@400Gbps", DEVICES)
+    assert find_cluster(str(file)) == parse_cluster("4x8xH100-SXM@400Gbps", FIND)
 
 
 def test_a_cluster_of_a_device_nobody_listed(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from shardwise.spec.quantity import (
     show_count,
     show_gb,
     show_gib,
+    write_byte_rate,
     write_bytes,
     write_flops,
     write_rate,
@@ -107,6 +108,7 @@ def test_bytes_round_trip(value: int) -> None:
 @given(st.floats(min_value=1e-3, max_value=1e18))
 def test_rates_round_trip(value: float) -> None:
     assert parse_rate(write_rate(value)) == value
+    assert parse_rate(write_byte_rate(value)) == value
 
 
 @given(st.floats(min_value=1e-3, max_value=1e21))

@@ -38,7 +38,7 @@ def _options(
     """Which FSDP configuration should I run, what will it cost, and why is it slow?"""
 
 
-def main() -> None:
+def run() -> None:
     """Exit codes: 0 done, 1 done and the answer is no, 2 bad input."""
     try:
         app()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -12,4 +11,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machine
 
 def print_json(value: object) -> None:
     """Print strict JSON: a number that is not a number is a bug, not an output."""
+    import json
+
     typer.echo(json.dumps(value, indent=2, allow_nan=False))

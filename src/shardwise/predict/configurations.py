@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.floating[Any]]
 Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Configurations:
     """One row per resolved strategy. Rows must agree on what shapes the units themselves."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.memory import PHASES, Memory, predict_memory, sum_terms
@@ -18,12 +17,11 @@ from shardwise.step import (
     MemoryProfile,
     Provenance,
     StepProfile,
+    Verdict,
     WorkProfile,
 )
 from shardwise.units.unit import ModelUnits
 from shardwise.version import __version__
-
-Verdict = Literal["fits", "at risk", "does not fit"]
 
 
 def price(
@@ -51,7 +49,7 @@ def price(
         job={"seq_len": job.seq_len, "optimizer": job.optimizer},
         strategy=strategy.model_dump(mode="json", exclude={"within_node"}),
         memory=_memory_profile(memory, cluster.device),
-        traffic=[
+        traffic=tuple(
             CollectiveProfile(
                 op=collective.op,
                 group=collective.group,
@@ -60,7 +58,7 @@ def price(
                 bytes=int(collective.bytes[0]),
             )
             for collective in predict_traffic(grouped, columns)
-        ],
+        ),
         work=WorkProfile(
             tokens=round(float(work.tokens[0])),
             model_flops=float(work.model_flops[0]),

@@ -18,7 +18,7 @@ SHRINKING = ("parameters", "gradients", "optimizer")
 MOST_DEVICES = 2**17
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Change:
     """One way to make it fit, in words, and the peak it leads to."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,7 +47,7 @@ BATCH_BYTES_PER_TOKEN = 16.0
 Ledger = dict[str, Floats]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Memory:
     """One row per configuration: what is alive in each phase, and which phase is the largest."""
 
@@ -95,8 +96,7 @@ def predict_memory(units: ModelUnits, c: Configurations, optimizer_states: int =
     return Memory(phases=phases, host_bytes=host)
 
 
-@dataclass(frozen=True, slots=True)
-class _MicroBatch:
+class _MicroBatch(NamedTuple):
     """First, middle and last micro-batch of a step differ in what they find and what they leave."""
 
     exists: Bools

@@ -6,8 +6,8 @@ all-reduce tensor), summed over the calls, padding included as FSDP2 pads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,7 @@ from shardwise.units.unit import ModelUnits
 FIRST_BUCKET_BYTES = 2**20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Collective:
+class Collective(NamedTuple):
     """One kind of collective on one axis of the mesh, per configuration."""
 
     op: str

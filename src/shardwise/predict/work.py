@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ MFU_CONVENTION = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """FLOPs of one step over the whole cluster; `hardware` adds what recomputation repeats."""
 
     tokens: Floats

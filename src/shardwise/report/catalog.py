@@ -9,7 +9,6 @@ from rich.table import Table
 
 from shardwise.spec import catalogue
 from shardwise.spec.quantity import show_count, show_gib
-from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.units.decoder import decoder_units
 
 
@@ -28,18 +27,13 @@ def _models(name: str | None) -> list[dict[str, Any]]:
 
 
 def _devices(name: str | None) -> list[dict[str, Any]]:
-    known = catalogue.devices()
-    if name is None:
-        return [device.model_dump(mode="json", exclude_none=True) for device in known.values()]
-    folded = {device.lower(): spec for device, spec in known.items()}
-    if name.lower() not in folded:
-        raise SpecError(f"unknown device {name[:60]!r}{did_you_mean(name, known)}")
-    return [folded[name.lower()].model_dump(mode="json", exclude_none=True)]
+    chosen = [catalogue.find_device(name)] if name else catalogue.devices().values()
+    return [device.model_dump(mode="json", exclude_none=True) for device in chosen]
 
 
 def print_shelf(shelf: str, found: list[dict[str, Any]]) -> None:
     """One line per entry, and how to see the rest."""
-    out = Console(highlight=False)
+    out = Console(highlight=False, markup=False, emoji=False)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("name", no_wrap=True)
     headings = (
@@ -82,7 +76,7 @@ def _device_row(entry: dict[str, Any]) -> tuple[str, ...]:
 
 def print_entry(shelf: str, entry: dict[str, Any]) -> None:
     """Every figure of one entry, with its source."""
-    out = Console(highlight=False)
+    out = Console(highlight=False, markup=False, emoji=False)
     out.print(entry["name"], style="bold")
     sources = entry.get("source", "")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)

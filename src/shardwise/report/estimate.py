@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.predict.fit import Change, why_not
 from shardwise.spec.dtype import DTYPE_BYTES
 from shardwise.spec.quantity import show_count, show_gb, show_gib
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.step import CollectiveProfile, StepProfile
+
+if TYPE_CHECKING:
+    from shardwise.predict.fit import Change
 
 WIDTH = 80
 BAR = 20
@@ -28,7 +31,9 @@ def print_estimate(
 
     `ways` are the changes that would make it fit; they are shown unless it does.
     """
-    out = console or Console(width=min(WIDTH, Console().width), highlight=False)
+    # Names come from files: no markup is read from them.
+    out = console or Console(highlight=False, markup=False, emoji=False)
+    out.width = min(WIDTH, out.width)
     strategy, memory = run.strategy, profile.memory
     out.print(
         Text(f"{profile.model['name']}", style="bold")
@@ -39,6 +44,8 @@ def print_estimate(
     out.print()
     out.print(_headline(profile))
     if memory.verdict == "does not fit":
+        from shardwise.predict.fit import why_not
+
         for sentence in why_not(profile, strategy):
             out.print(sentence)
     out.print()

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 from pydantic import Field
 
 from shardwise.spec.dtype import DType
-from shardwise.spec.quantity import Bytes, Flops, QuantityError, Rate, parse_rate, write_rate
-from shardwise.spec.record import Problems, Record, SpecError, did_you_mean
+from shardwise.spec.quantity import (
+    ByteRate,
+    Bytes,
+    Flops,
+    QuantityError,
+    Rate,
+    parse_rate,
+    write_rate,
+)
+from shardwise.spec.record import Problems, Record, SpecError
 
 PositiveInt = Annotated[int, Field(ge=1)]
 
@@ -26,9 +34,9 @@ class DeviceSpec(Record):
     memory: Bytes
     # What the runtime reports as total, a little below the nominal size.
     usable_memory: Bytes | None = None
-    memory_bandwidth: Rate
+    memory_bandwidth: ByteRate
     link: str = "PCIe"
-    link_bandwidth: Rate
+    link_bandwidth: ByteRate
     node_size: PositiveInt = 8
     peak: Mapping[str, Flops]
     source: Mapping[str, str] = Field(default_factory=dict)
@@ -63,8 +71,10 @@ class ClusterSpec(Record):
         return f"{self.nodes}x{self.devices_per_node}x{self.device.name}{network}"
 
 
-def parse_cluster(text: str, devices: Mapping[str, DeviceSpec]) -> ClusterSpec:
+def parse_cluster(text: str, find_device: Callable[[str], DeviceSpec]) -> ClusterSpec:
     """Read the shorthand `[nodes x] [GPUs x] device [@ network per GPU]`.
+
+    `find_device` looks a device up by name.
 
     One count is GPUs: up to the device's usual node size they share a node, beyond it they must
     fill whole nodes.
@@ -74,7 +84,11 @@ def parse_cluster(text: str, devices: Mapping[str, DeviceSpec]) -> ClusterSpec:
         raise SpecError(f"cluster: cannot read {text[:60]!r}; write {FORM}")
     first, second, name, rate = match.groups()
     problems = Problems()
-    device = _find_device(name, devices, problems)
+    device = None
+    try:
+        device = find_device(name)
+    except SpecError as error:
+        problems.found.extend(f"cluster: {problem}" for problem in error.problems)
     network = None
     if rate is not None:
         try:
@@ -101,14 +115,3 @@ def parse_cluster(text: str, devices: Mapping[str, DeviceSpec]) -> ClusterSpec:
     problems.raise_if_any()
     assert device is not None
     return ClusterSpec(device=device, nodes=nodes, devices_per_node=per_node, network=network)
-
-
-def _find_device(
-    name: str, devices: Mapping[str, DeviceSpec], problems: Problems
-) -> DeviceSpec | None:
-    folded = {known.lower(): device for known, device in devices.items()}
-    device = folded.get(name.lower())
-    if device is None:
-        hint = did_you_mean(name, devices) or "; see 'shardwise catalog devices'"
-        problems.found.append(f"cluster: unknown device {name[:60]!r}{hint}")
-    return device

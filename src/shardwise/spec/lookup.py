@@ -9,9 +9,8 @@ from typing import Any
 
 from shardwise.spec import catalogue
 from shardwise.spec.cluster import ClusterSpec, parse_cluster
-from shardwise.spec.huggingface import read_config
 from shardwise.spec.model import ModelSpec
-from shardwise.spec.record import Record, SpecError, did_you_mean
+from shardwise.spec.record import Record, SpecError
 
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -35,6 +34,8 @@ def find_model(text: str, base: Path | None = None) -> Model:
     if _FACTORY.fullmatch(text):
         return ModuleRef(factory=text)
     if _exists(path):
+        from shardwise.spec.huggingface import read_config
+
         return read_config(path)
     if text.endswith(".json") or "/" in text or "\\" in text:
         raise SpecError(f"model: no file or folder {text[:200]!r}")
@@ -50,20 +51,17 @@ def find_cluster(text: str, base: Path | None = None) -> ClusterSpec:
         if isinstance(section, str):
             return find_cluster(section, path.parent)
         return cluster_from_table(section, path.name)
-    return parse_cluster(text, catalogue.devices())
+    return parse_cluster(text, catalogue.find_device)
 
 
 def cluster_from_table(table: dict[str, Any], where: str = "cluster") -> ClusterSpec:
     """A cluster from a TOML table, whose device is a name or a table of its own."""
     device = table.get("device")
     if isinstance(device, str):
-        known = {name.lower(): spec for name, spec in catalogue.devices().items()}
-        if device.lower() not in known:
-            raise SpecError(
-                f"{where}.device: unknown device {device[:60]!r}"
-                f"{did_you_mean(device, catalogue.devices())}"
-            )
-        table = {**table, "device": known[device.lower()]}
+        try:
+            table = {**table, "device": catalogue.find_device(device)}
+        except SpecError as error:
+            raise SpecError(f"{where}.device: {error}") from None
     return ClusterSpec.read(table, where=where)
 
 

@@ -128,6 +128,12 @@ def write_rate(value: float) -> str:
     return _in_largest_unit(exact * 8, _table(_DECIMAL_BITS, list(_DECIMAL_BITS)))
 
 
+def write_byte_rate(value: float) -> str:
+    """A text in bytes per second that `parse_rate` reads back to `value`."""
+    names = ["TB/s", "GB/s", "MB/s", "B/s"]
+    return _in_largest_unit(Decimal(repr(float(value))), _table(RATE_UNITS, names))
+
+
 _DECIMAL_BITS: Mapping[str, int | Decimal] = {
     prefix + "bps": Decimal(factor) for prefix, factor in reversed(_DECIMAL.items())
 }
@@ -160,6 +166,9 @@ def show_count(value: float) -> str:
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), PlainSerializer(write_bytes, when_used="json")]
 Rate = Annotated[float, BeforeValidator(parse_rate), PlainSerializer(write_rate, when_used="json")]
+ByteRate = Annotated[
+    float, BeforeValidator(parse_rate), PlainSerializer(write_byte_rate, when_used="json")
+]
 Flops = Annotated[
     float, BeforeValidator(parse_flops), PlainSerializer(write_flops, when_used="json")
 ]

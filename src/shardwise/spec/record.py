@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, get_args
@@ -22,7 +21,12 @@ class Record(BaseModel):
     """Base of the specs. Build from outside data with `read`, which explains what is wrong."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        validate_default=True,
+        # A schema is built when it is first needed: most commands need few.
+        defer_build=True,
     )
 
     @classmethod
@@ -59,6 +63,8 @@ class Problems:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` or nothing, to be appended to a sentence about `word`."""
+    import difflib
+
     choices = list(known)
     folded = {choice.lower(): choice for choice in choices}
     close = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.6)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import tomli_w
+from typing import Any, NamedTuple
 
 from shardwise.spec import catalogue
 from shardwise.spec.cluster import ClusterSpec
@@ -19,14 +18,14 @@ from shardwise.spec.lookup import (
     read_toml,
 )
 from shardwise.spec.model import ModelSpec
-from shardwise.spec.record import Problems, Record, SpecError, did_you_mean
+from shardwise.spec.record import Problems, SpecError, did_you_mean
 from shardwise.spec.strategy import Strategy, parse_strategy
 
 SECTIONS = ("model", "cluster", "job", "strategy")
 
 
-class RunSpec(Record):
-    """What to train, on what, how."""
+class RunSpec(NamedTuple):
+    """What to train, on what, how. Its parts validate themselves."""
 
     model: Model
     cluster: ClusterSpec
@@ -36,7 +35,7 @@ class RunSpec(Record):
     def resolved(self) -> RunSpec:
         """The same run with every default of the strategy decided for the cluster."""
         strategy = self.strategy.resolve(self.cluster.devices, self.cluster.devices_per_node)
-        return self.but(strategy=self.job.split(strategy))
+        return self._replace(strategy=self.job.split(strategy))
 
 
 def read_run(path: Path) -> RunSpec:
@@ -51,8 +50,8 @@ def run_from_dict(data: dict[str, Any], base: Path | None = None) -> RunSpec:
         if key not in SECTIONS:
             hint = did_you_mean(key, SECTIONS) or f"; known are {', '.join(SECTIONS)}"
             problems.found.append(f"{key}: unknown section{hint}")
-    parts: dict[str, object] = {}
-    readers = {
+    parts: dict[str, Any] = {}
+    readers: dict[str, Callable[[Any], object]] = {
         "model": lambda section: _model(section, base),
         "cluster": lambda section: _cluster(section, base),
         "job": lambda section: Job.read(_table(section, "job"), where="job"),
@@ -64,7 +63,7 @@ def run_from_dict(data: dict[str, Any], base: Path | None = None) -> RunSpec:
                 raise SpecError(f"{name}: section is required")
             parts[name] = read(data[name])
     problems.raise_if_any()
-    return RunSpec.model_validate(parts)
+    return RunSpec(**parts)
 
 
 def _table(section: object, name: str) -> dict[str, Any]:
@@ -106,7 +105,11 @@ def _strategy(section: object) -> Strategy:
 
 def write_run(run: RunSpec) -> str:
     """TOML that `read_run` reads back to an equal RunSpec."""
-    data = run.model_dump(mode="json", exclude_none=True)
+    import tomli_w
+
+    data = {
+        name: getattr(run, name).model_dump(mode="json", exclude_none=True) for name in SECTIONS
+    }
     device = run.cluster.device
     if catalogue.devices().get(device.name) == device:
         data["cluster"]["device"] = device.name

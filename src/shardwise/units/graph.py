@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from shardwise.units.unit import POLICIES, Kept, Moment, Parameter, Policy, Stage, prune
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, repr=False)
 class Value:
     """A tensor, in bytes per token. Views of one storage are one Value."""
 
@@ -26,7 +26,7 @@ class Value:
         return self.width * self.itemsize
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, repr=False)
 class Op:
     """One operation. `saves` are the tensors autograd holds for its backward."""
 
@@ -54,7 +54,7 @@ class Op:
         return self.pointwise and not self.fused and (narrow or self.parameter_elements > 0)
 
 
-@dataclass(slots=True)
+@dataclass
 class Graph:
     """Operations in execution order, recorded by calling the methods below."""
 

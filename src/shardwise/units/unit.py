@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Policy = Literal["none", "selective", "full"]
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter tensor, by the shape that sharding sees."""
 
     name: str
@@ -35,8 +34,7 @@ class Parameter:
         return -(-rows // shard) * shard * (self.numel // max(1, rows))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """What a recompute policy keeps for the backward, and what it computes again, per token."""
 
     activation_bytes: float
@@ -47,8 +45,7 @@ class Kept:
     unread_bytes: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """One point of a unit's backward: live bytes per token, and gradient elements made so far."""
 
     activation_bytes: float
@@ -56,7 +53,10 @@ class Moment:
     gradient_elements: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+NOTHING = Moment(activation_bytes=0.0, logit_bytes=0.0, gradient_elements=0.0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Stage:
     """The computation of a unit: forward work, what it keeps, and how its backward unfolds."""
 
@@ -69,10 +69,8 @@ class Stage:
     kept: Mapping[Policy, Kept] = field(
         default_factory=lambda: {policy: Kept(activation_bytes=0.0) for policy in POLICIES}
     )
-    forward_peak: Moment = Moment(activation_bytes=0.0, logit_bytes=0.0, gradient_elements=0.0)
-    backward: tuple[Moment, ...] = (
-        Moment(activation_bytes=0.0, logit_bytes=0.0, gradient_elements=0.0),
-    )
+    forward_peak: Moment = NOTHING
+    backward: tuple[Moment, ...] = (NOTHING,)
 
     @property
     def forward_flops(self) -> float:
@@ -83,7 +81,7 @@ class Stage:
         return kept.recomputed_matmul_flops + kept.recomputed_attention_flops
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Unit:
     """One `fully_shard` group: its parameters and its computation."""
 
@@ -99,7 +97,7 @@ class Unit:
         return sum(parameter.padded_numel(shard) for parameter in self.parameters)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ModelUnits:
     """A model for a predictor: the blocks in forward order, and the root that owns the rest.
 
@@ -162,8 +160,7 @@ def _joined(members: tuple[Unit, ...]) -> Unit:
         below = stages[:index]
         kept_below = sum(stage.kept["none"].activation_bytes for stage in below)
         moments.extend(
-            replace(
-                moment,
+            moment._replace(
                 activation_bytes=moment.activation_bytes + kept_below,
                 gradient_elements=moment.gradient_elements + gradients_before,
             )
@@ -180,7 +177,7 @@ def _joined(members: tuple[Unit, ...]) -> Unit:
         backward=prune(moments),
     )
     parameters = tuple(
-        replace(parameter, name=f"{index}.{parameter.name}")
+        parameter._replace(name=f"{index}.{parameter.name}")
         for index, member in enumerate(members)
         for parameter in member.parameters
     )

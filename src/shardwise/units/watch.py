@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from shardwise.units.unit import Kept, Moment, Stage, prune
+from shardwise.units.unit import NOTHING, Kept, Moment, Stage, prune
 
 ROOT = ""
 aten = torch.ops.aten
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 _ATTENTION = "_scaled_dot_product"
 
 
-@dataclass(slots=True)
+@dataclass
 class _Seen:
     """What one unit was seen to do."""
 
@@ -343,7 +343,7 @@ class Watch(TorchDispatchMode):
                 logit_bytes=seen.forward_peak[1] / tokens,
                 gradient_elements=0.0,
             ),
-            backward=prune(moments) or Stage().backward,
+            backward=prune(moments) or (NOTHING,),
         )
 
 

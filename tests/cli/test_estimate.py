@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardwise
+
+BASIC = ["--model", "llama-3-8b", "--cluster", "4x8xH100-SXM@400Gbps", "--seq-len", "8192"]
+
+
+def run(
+    *arguments: str, cwd: Path | None = None, columns: int = 80
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "shardwise", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=cwd,
+        check=False,
+    )
+
+
+def estimate_json(*arguments: str) -> dict[str, Any]:
+    done = run("estimate", *arguments, "--json")
+    assert done.returncode in (0, 1), done.stderr
+    return json.loads(done.stdout)
+
+
+def test_json_has_the_documented_shape() -> None:
+    profile = estimate_json(*BASIC)
+    assert profile["schema"] == 1
+    assert profile["provenance"] == {
+        "kind": "predicted",
+        "shardwise": shardwise.__version__,
+        "from": "formulas",
+    }
+    assert profile["model"] == {"name": "llama-3-8b", "parameters": 8_030_261_248}
+    assert profile["cluster"]["devices"] == 32
+    assert profile["strategy"]["kind"] == "zero3"
+    memory = profile["memory"]
+    assert set(memory["terms"]) == {
+        *("parameters", "gradients", "optimizer", "unsharded_parameters", "unsharded_gradients"),
+        *("reduce_buffers", "activations", "logits", "other"),
+    }
+    assert sum(memory["terms"].values()) == memory["peak_allocated_bytes"]
+    assert memory["peak_phase"] in memory["phases"]
+    assert max(memory["phases"].values()) == memory["peak_allocated_bytes"]
+    assert {"fits", "capacity_bytes", "peak_reserved_bytes"} <= set(memory)
+    for collective in profile["traffic"]:
+        assert {"op", "group", "calls", "bytes"} <= set(collective)
+    # Not predicted yet, so absent: no null, no zero.
+    assert not {"time", "throughput", "bottleneck"} & set(profile)
+    assert "null" not in json.dumps(profile)
+
+
+def test_python_and_the_command_agree() -> None:
+    profile = shardwise.estimate("llama-3-8b", "4x8xH100-SXM@400Gbps", seq_len=8192)
+    assert profile.to_dict() == estimate_json(*BASIC)
+
+
+def test_exit_codes() -> None:
+    assert run("estimate", *BASIC, "--recompute", "full").returncode == 0
+    assert (
+        run(
+            "estimate", "--model", "llama-3-70b", "--cluster", "8xH100-SXM", "--strategy", "zero2"
+        ).returncode
+        == 1
+    )
+    assert run("estimate", "--model", "llama-3-70b").returncode == 2
+    assert run("estimate", "--no-such-option").returncode == 2
+
+
+def test_the_screen_fits_80_columns_and_says_it_all() -> None:
+    done = run("estimate", *BASIC, "--recompute", "full")
+    lines = done.stdout.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    for words in (
+        "llama-3-8b (8.03B parameters)",
+        "predicted",
+        "Fits.",
+        "At the peak",
+        "activations",
+        "all-gather, groups of 32",
+        "reduce-scatter",
+        "One step: 262,144 tokens",
+    ):
+        assert words in done.stdout
+
+
+def test_what_does_not_fit_says_why_and_what_would() -> None:
+    done = run(
+        "estimate", "--model", "llama-3-70b", "--cluster", "8x8xH100-SXM", "--strategy", "zero2"
+    )
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    for words in (
+        "Does not fit.",
+        "Gathered parameters alone take 131",
+        "No number of devices helps",
+        "It would fit with",
+    ):
+        assert words in done.stdout.replace("133.01", "131")
+
+
+def test_padding_is_pointed_out() -> None:
+    done = run(
+        "estimate", "--model", "mixtral-8x7b", "--cluster", "8x8xH100-SXM", "--recompute", "full"
+    )
+    assert "Padding: 87% of what is sharded is empty" in done.stdout
+
+
+def test_every_problem_is_one_line_and_no_traceback() -> None:
+    done = run(
+        *("estimate", "--model", "lama-3-8b", "--cluster", "4x8xH10-SXM@400Gbs"),
+        *("--strategy", "zerro3", "--seq-len", "x", "--recompute", "fulll"),
+    )
+    assert done.returncode == 2
+    problems = done.stderr.strip().splitlines()
+    assert all(problem.startswith("error: ") for problem in problems)
+    for hint in ("'llama-3-8b'", "'H100-SXM'", "400Gbps", "'zero3'", "job.seq_len", "recompute"):
+        assert any(hint in problem for problem in problems), hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--strategy", "single"],
+            "choose ddp",
+        ),
+        (
+            ["--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--strategy", "zero3:3"],
+            "but the cluster has 8",
+        ),
+        (
+            ["--model", "gpt2", "--cluster", "H100-SXM", "--seq-len", "4096"],
+            "exceeds the 1024 learned positions",
+        ),
+        (["--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--micro-batch", "0"], "micro_batch"),
+        (["--model", "nowhere/config.json", "--cluster", "8xH100-SXM"], "no file or folder"),
+        (["missing.toml"], "cannot read missing.toml"),
+        (
+            ["--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--global-batch", "10"],
+            "less than half of one",
+        ),
+        (
+            ["--model", "nowhere.models:make", "--cluster", "8xH100-SXM"],
+            "cannot import nowhere.models:make",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], sentence: str) -> None:
+    done = run("estimate", *arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert sentence in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_run_file_with_one_thing_changed(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        'model = "llama-3-8b"\ncluster = "8xH100-SXM"\n[job]\nseq_len = 2048\n'
+        '[strategy]\nkind = "zero2"\nmicro_batch = 2\nrecompute = "full"\n'
+    )
+    file = str(tmp_path / "run.toml")
+    plain = estimate_json(file)
+    assert (plain["strategy"]["kind"], plain["strategy"]["micro_batch"]) == ("zero2", 2)
+    changed = estimate_json(file, "--strategy", "zero3", "--micro-batch", "4")
+    assert (changed["strategy"]["kind"], changed["strategy"]["micro_batch"]) == ("zero3", 4)
+    assert changed["strategy"]["recompute"] == "full"
+    assert changed["strategy"]["reshard_after_forward"] is True
+
+
+def test_a_global_batch_sets_the_accumulation() -> None:
+    profile = estimate_json(*BASIC, "--global-batch", "4Mi")
+    assert profile["strategy"]["accumulate"] == 16
+    assert profile["work"]["tokens"] == 4 * 2**20
+
+
+def test_a_hugging_face_folder(tmp_path: Path) -> None:
+    from shardwise.spec import catalogue
+    from shardwise.spec.huggingface import to_config
+
+    (tmp_path / "config.json").write_text(json.dumps(to_config(catalogue.model("llama-3-8b"))))
+    profile = estimate_json("--model", str(tmp_path), "--cluster", "8xH100-SXM")
+    assert profile["model"]["parameters"] == 8_030_261_248
+
+
+def test_a_module_of_ones_own(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))\n"
+        "    def forward(self, x):\n"
+        "        for layer in self.layers:\n"
+        "            x = layer(x).relu()\n"
+        "        return x\n"
+        "    def example_inputs(self, batch, seq_len):\n"
+        "        import torch\n"
+        "        return (torch.zeros(batch, seq_len, 64, requires_grad=True),)\n"
+        "def make():\n"
+        "    return Net()\n"
+    )
+    done = run(
+        "estimate",
+        "--model",
+        "own:make",
+        "--cluster",
+        "2xCPU",
+        "--precision",
+        "fp32",
+        "--json",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    profile = json.loads(done.stdout)
+    assert profile["model"]["parameters"] == 4 * (64 * 64 + 64)
+    assert profile["provenance"]["from"] == "traced module"
+
+
+def test_catalog() -> None:
+    models = run("catalog")
+    assert models.returncode == 0
+    assert "llama-3.1-405b" in models.stdout
+    assert max(len(line) for line in models.stdout.splitlines()) <= 80
+    devices = run("catalog", "devices")
+    assert max(len(line) for line in devices.stdout.splitlines()) <= 80
+    one = run("catalog", "devices", "h100-sxm")
+    assert "450GB/s" in one.stdout
+    assert "data sheet" in one.stdout.lower()
+    listed = json.loads(run("catalog", "devices", "--json").stdout)
+    assert all(entry["source"] for entry in listed)
+    wrong = run("catalog", "models", "lama-3-8b")
+    assert wrong.returncode == 2
+    assert "did you mean 'llama-3-8b'" in wrong.stderr
+
+
+def test_version_and_help() -> None:
+    assert run("--version").stdout.strip() == f"shardwise {shardwise.__version__}"
+    assert "estimate" in run("--help").stdout
+    assert "catalog" in run("-h").stdout
