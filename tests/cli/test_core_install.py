@@ -58,9 +58,8 @@ def test_a_module_needs_torch_and_says_so(core: Path, tmp_path: Path) -> None:
         [core / "shardwise", *command], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert done.returncode == 2
-    assert done.stderr.strip().splitlines() == [
-        "error: model: reading json:loads needs torch; install it with 'pip install shardwise[train]'"
-    ]
+    (line,) = done.stderr.strip().splitlines()
+    assert line.endswith("needs torch; install it with 'pip install shardwise[train]'")
 
 
 def test_estimate_starts_within_twice_the_time_of_its_libraries(core: Path) -> None:

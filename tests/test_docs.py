@@ -1,0 +1,78 @@
+"""README and documentation: every shardwise command in them runs, and prints what they show."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from shardwise.spec.run import run_from_dict
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return [(match[1], match[2]) for match in BLOCK.finditer(page.read_text())]
+
+
+def commands() -> list[tuple[str, str, str | None]]:
+    """(page, command, the output shown after it)."""
+    found = []
+    for page in PAGES:
+        parts = blocks(page)
+        for index, (kind, text) in enumerate(parts):
+            lines = [line for line in text.splitlines() if line.startswith("shardwise ")]
+            if kind != "sh" or not lines:
+                continue
+            following = parts[index + 1] if index + 1 < len(parts) else ("", "")
+            for line in lines:
+                shown = following[1] if following[0] == "text" and line == lines[-1] else None
+                found.append((page.name, line, shown))
+    return found
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(commands()) >= 4
+
+
+@pytest.mark.parametrize(("page", "command", "shown"), commands())
+def test_a_command_runs_and_prints_what_is_shown(
+    page: str, command: str, shown: str | None, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    if shown is not None:
+        printed = [line.rstrip() for line in done.stdout.strip().splitlines()]
+        assert printed == [line.rstrip() for line in shown.strip().splitlines()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_run_files_shown_are_valid(page: Path) -> None:
+    for kind, text in blocks(page):
+        if kind == "toml" and "[job]" in text:
+            assert run_from_dict(tomllib.loads(text)).resolved().strategy.shard
+
+
+def test_python_in_the_readme_runs() -> None:
+    for kind, text in blocks(ROOT / "README.md"):
+        if kind == "python":
+            done = subprocess.run(
+                [sys.executable, "-c", text], capture_output=True, text=True, check=True
+            )
+            assert done.stdout.startswith("fits")
