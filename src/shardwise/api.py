@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardwise.predict.estimate import price
 from shardwise.spec.cluster import ClusterSpec
@@ -25,31 +25,15 @@ def estimate(
     model: str | Model | None = None,
     cluster: str | ClusterSpec | None = None,
     strategy: str | Strategy | None = None,
-    *,
-    run: str | Path | RunSpec | None = None,
-    seq_len: int | str | None = None,
-    global_batch: int | str | None = None,
-    optimizer: str | None = None,
-    precision: str | None = None,
-    **settings: object,
+    **settings: Any,
 ) -> StepProfile:
     """Memory and traffic of one configuration, predicted.
 
-    `model` and `cluster` are names, shorthands, paths or specs; `run` is a run.toml they override.
-    `settings` are fields of Strategy, such as `micro_batch=2` or `recompute="full"`.
+    `model` and `cluster` are names, shorthands, paths or specs. `settings` are those of
+    `describe_run`: `run=` a run.toml that the rest overrides, `seq_len`, `global_batch`,
+    `optimizer`, `precision`, and any field of Strategy, such as `micro_batch=2`.
     """
-    described = describe_run(
-        model,
-        cluster,
-        strategy,
-        run=run,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        optimizer=optimizer,
-        precision=precision,
-        **settings,
-    )
-    return estimate_run(described)
+    return estimate_run(describe_run(model, cluster, strategy, **settings))
 
 
 def estimate_run(run: RunSpec) -> StepProfile:

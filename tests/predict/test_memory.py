@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwise.predict.choreography import TERMS, Step, sum_terms
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.memory import PHASES, TERMS, _Step, predict_memory, sum_terms
+from shardwise.predict.memory import PHASES, predict_memory
 from shardwise.spec import ModelSpec, catalogue
 from shardwise.units.decoder import decoder_units
 from shardwise.units.unit import ModelUnits
@@ -222,7 +223,7 @@ def test_looking_at_a_few_blocks_finds_the_peak_of_all(
 ) -> None:
     strategy = resolve(kind, 8, **settings)
     units = decoder_units(reduced(family, layers=layers), 128, strategy.param_dtype)
-    step = _Step(units.grouped(strategy.blocks_per_unit), Configurations.of([strategy]), 2)
+    step = Step(units.grouped(strategy.blocks_per_unit), Configurations.of([strategy]), 2)
     few = sum_terms(step.largest(step.steady_backward))
     step._blocks_that_can_peak = lambda: list(range(len(step.units.blocks)))  # type: ignore[method-assign]
     every = sum_terms(step.largest(step.steady_backward))

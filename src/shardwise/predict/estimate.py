@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwise.predict.choreography import sum_terms
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.memory import PHASES, Memory, predict_memory, sum_terms
+from shardwise.predict.memory import PHASES, Memory, predict_memory
 from shardwise.predict.traffic import predict_traffic
 from shardwise.predict.work import MFU_CONVENTION, predict_work
 from shardwise.spec.catalogue import coefficient

@@ -1,0 +1,406 @@
+"""The order in which FSDP2 and autograd hold and drop memory through a step, as ledgers.
+
+As torch 2.13 does it:
+
+- Forward gathers a unit into a flat buffer, copies it out, and drops the buffer only when the next
+  unit has been copied out. The root is gathered first and kept until the end of the backward.
+- Backward gathers the next unit while it works on this one; a finished unit's gradients are copied
+  into a reduce-scatter input, of which one is in flight.
+- The root's gradients (head first, embedding last) are reduced when everything else is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwise.predict.configurations import Bools, Configurations, Floats, Ints
+from shardwise.predict.traffic import units_padded
+from shardwise.predict.work import recomputed_blocks
+from shardwise.units.unit import ModelUnits, Policy, Unit
+
+TERMS = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "unsharded_parameters",
+    "unsharded_gradients",
+    "reduce_buffers",
+    "activations",
+    "logits",
+    "other",
+)
+# Token ids and labels, 8 bytes each.
+BATCH_BYTES_PER_TOKEN = 16.0
+
+Ledger = dict[str, Floats]
+
+
+def sum_terms(ledger: Ledger) -> Floats:
+    total: Floats = np.sum([ledger[term] for term in TERMS], axis=0)
+    return total
+
+
+class MicroBatch(NamedTuple):
+    """First, middle and last micro-batch of a step differ in what they find and what they leave."""
+
+    exists: Bools
+    # Gradients of earlier micro-batches are there.
+    earlier: Bools
+    # The last one: gradients are reduced and parameters resharded, whatever the settings.
+    final: Bools
+
+
+class Step:
+    """The quantities the phases share. Arrays are (rows,) or (rows, blocks), the root apart."""
+
+    def __init__(self, units: ModelUnits, c: Configurations, optimizer_states: int) -> None:
+        self.units, self.c = units, c
+        self.rows = len(c)
+        padded = np.asarray([units_padded(units, int(f)) for f in c.shard], dtype=np.float64)
+        self.blocks, self.root = padded[:, :-1], padded[:, -1]
+        self.all_blocks = self.blocks.sum(axis=1)
+        self.whole = padded.sum(axis=1)
+        self.tokens = c.micro_batch * float(units.seq_len)
+        self.states = optimizer_states
+
+        # Parameters are whole on every device at all times: no gathering, no scattering.
+        self.replicated = ~c.sharded
+        self.mixed = c.param_bytes != c.master_bytes
+        self.repeats = c.accumulate > 1
+        # Gradients stay whole from micro-batch to micro-batch, in the reduce dtype.
+        self.sums_whole = c.sharded & self.repeats & ~c.shard_sync_every
+
+        count = len(units.blocks)
+        self.recomputed = np.arange(count)[None, :] < recomputed_blocks(c, count)[:, None]
+        self.kept = self._kept_per_block()
+        self.kept_below = np.cumsum(self.kept, axis=1) - self.kept
+        self.head = units.root.stage
+        self.head_elements = max(m.gradient_elements for m in self.head.backward)
+        self.micro_batches = self._micro_batches()
+
+    def _micro_batches(self) -> list[MicroBatch]:
+        k = self.c.accumulate
+        every, none = np.ones(self.rows, dtype=np.bool_), np.zeros(self.rows, dtype=np.bool_)
+        found = [
+            MicroBatch(exists=every, earlier=none, final=k == 1),
+            MicroBatch(exists=k > 2, earlier=every, final=none),
+            MicroBatch(exists=k > 1, earlier=every, final=every),
+        ]
+        return [m for m in found if m.exists.any()]
+
+    def _kept_per_block(self) -> Floats:
+        """Bytes per token each block keeps for its backward, under its row's policy."""
+
+        def column(policy: Policy) -> Floats:
+            kinds = {id(b): b.stage.kept[policy].activation_bytes for b in self.units.blocks}
+            return np.asarray([kinds[id(b)] for b in self.units.blocks], dtype=np.float64)
+
+        selective = self.c.selective[:, None]
+        chosen = np.where(selective, column("selective"), column("none"))
+        kept: Floats = np.where(self.recomputed, column("full"), chosen)
+        return kept
+
+    # ---- terms ----------------------------------------------------------------------------
+
+    def _ledger(self, **terms: Floats) -> Ledger:
+        """What is alive at all times, and `terms`."""
+        on_device = np.where(self.c.offload, 0.0, 1.0)
+        state = self.whole / self.c.shard * self.c.master_bytes * on_device
+        ledger: Ledger = {term: np.zeros(self.rows) for term in TERMS}
+        ledger |= {"parameters": state, "optimizer": state * self.states}
+        ledger["other"] = self.tokens * BATCH_BYTES_PER_TOKEN
+        return ledger | terms
+
+    def _gradients(self, m: MicroBatch, done: Floats, root_made: float) -> Floats:
+        """Gradients where the optimizer will find them, when `done` elements are final.
+
+        `root_made` elements of the root count only where nothing is sharded.
+        """
+        c = self.c
+        every = c.replicate_sync_every | (c.replicate == 1)
+        between = np.where(every, c.master_bytes, c.reduce_bytes)
+        finished = np.where(m.final, c.master_bytes, between)
+        earlier = np.where(m.earlier, (self.whole - done) * between, 0.0)
+        scattered = done * finished + earlier
+        only_last = np.where(m.final, done * c.master_bytes, 0.0)
+        sharded = np.where(c.shard_sync_every, scattered, only_last) / c.shard
+        alone = np.where(m.earlier, self.whole, done + root_made)
+        replicated = np.where(c.ddp, self.whole, alone) * c.master_bytes
+        gradients: Floats = np.where(self.replicated, replicated, sharded)
+        return np.where(c.offload, 0.0, gradients)
+
+    def _accumulators(self, m: MicroBatch, done: Floats) -> Floats:
+        """Whole gradients kept across micro-batches, when `done` elements have had their turn."""
+        alive = np.where(m.earlier, self.whole - done, 0.0) + np.where(m.final, 0.0, done)
+        return np.where(self.sums_whole, alive * self.c.reduce_bytes, 0.0)
+
+    def _added_in_place(self, m: MicroBatch) -> Bools:
+        """Whether a new gradient is added to one that is there, instead of taking its place."""
+        c = self.c
+        whole = self.sums_whole & m.earlier & (c.param_bytes == c.reduce_bytes)
+        in_place: Bools = np.where(self.replicated, c.ddp | m.earlier | self.mixed, whole)
+        return in_place
+
+    def _new_gradients(self, m: MicroBatch, unit: Unit, made: float, padded: Floats) -> Floats:
+        """Gradients autograd has made of `unit` and not handed on."""
+        largest = min(float(max((p.numel for p in unit.parameters), default=0)), made)
+        elsewhere = np.where(self.replicated, 0.0, np.minimum(made, padded))
+        fresh: Floats = np.where(self._added_in_place(m), largest, elsewhere)
+        return fresh * self.c.param_bytes
+
+    def _head_gradients(self, m: MicroBatch) -> Floats:
+        """The root's first gradients, whole until everything else is reduced."""
+        counted_elsewhere = self.replicated | self._added_in_place(m)
+        return np.where(counted_elsewhere, 0.0, self.head_elements) * self.c.param_bytes
+
+    def _working(self, gathered: Floats) -> Floats:
+        """Gathered parameters (sharded kinds) or low-precision copies (replicated kinds)."""
+        copies = np.where(self.mixed, self.whole, 0.0)
+        return np.where(self.replicated, copies, gathered) * self.c.param_bytes
+
+    def _post_forward_shards(self, waiting: Floats) -> Floats:
+        """An integer reshard keeps a larger shard of each unit between forward and backward."""
+        group = np.maximum(self.c.reshard_group, 1)
+        return np.where(self.c.reshard_group > 0, waiting / group, 0.0)
+
+    def _left_gathered(self, m: MicroBatch, done: Floats) -> Floats:
+        """Units whose backward is over and that stay gathered for the next micro-batch."""
+        return np.where(m.final | self.c.reshard_backward, 0.0, done)
+
+    def _last_buffer(self) -> Floats:
+        """The flat buffer of the last block's gather."""
+        last = self.blocks[:, -1] if self.blocks.shape[1] else np.zeros(self.rows)
+        return np.where(self.c.sharded & (self.c.shard > 1), last, 0.0)
+
+    def _all_reduce_inputs(self, reduced: Floats) -> Floats:
+        """Hybrid sharding keeps reduced shards of another dtype until the backward ends."""
+        c = self.c
+        other_dtype = c.sharded & (c.replicate > 1) & (c.reduce_bytes != c.master_bytes)
+        return np.where(other_dtype, reduced / c.shard * c.reduce_bytes, 0.0)
+
+    # ---- phases ---------------------------------------------------------------------------
+
+    def largest(self, phase: Callable[[MicroBatch], Iterator[Ledger]]) -> Ledger:
+        """The largest instant of a phase over its moments and the micro-batches of a step."""
+        best: Ledger | None = None
+        for micro_batch in self.micro_batches:
+            for ledger in phase(micro_batch):
+                best = ledger if best is None else _larger(best, ledger, micro_batch.exists)
+        assert best is not None
+        return best
+
+    def _around_the_head(self, m: MicroBatch, extra_gathered: Floats) -> Ledger:
+        """What the end of the forward and the loss have in common."""
+        gathered = np.where(self.c.reshard_forward, self.root, self.whole)
+        gathered = gathered + self._post_forward_shards(self.all_blocks) + extra_gathered
+        nothing = np.zeros(self.rows)
+        return self._ledger(
+            unsharded_parameters=self._working(gathered),
+            gradients=self._gradients(m, nothing, 0.0),
+            unsharded_gradients=self._accumulators(m, nothing),
+            activations=self.kept.sum(axis=1) * self.tokens,
+        )
+
+    def end_of_forward(self, m: MicroBatch) -> Iterator[Ledger]:
+        gathers = ~m.earlier | self.c.reshard_backward
+        ledger = self._around_the_head(m, np.where(gathers, self._last_buffer(), 0.0))
+        peak = self.head.forward_peak
+        ledger["activations"] = ledger["activations"] + peak.activation_bytes * self.tokens
+        ledger["logits"] = peak.logit_bytes * self.tokens
+        yield ledger
+
+    def loss_backward(self, m: MicroBatch) -> Iterator[Ledger]:
+        prefetches = self.c.reshard_forward & (self.c.prefetch > 0)
+        base = self._around_the_head(m, np.where(prefetches, self._last_buffer(), 0.0))
+        for moment in self.head.backward:
+            made = moment.gradient_elements
+            new = self._new_gradients(m, self.units.root, made, self.root)
+            yield base | {
+                "activations": base["activations"] + moment.activation_bytes * self.tokens,
+                "logits": moment.logit_bytes * self.tokens,
+                "unsharded_gradients": base["unsharded_gradients"] + new,
+                "gradients": self._gradients(m, np.zeros(self.rows), made),
+            }
+
+    def steady_backward(self, m: MicroBatch) -> Iterator[Ledger]:
+        """The largest instant of any block's backward."""
+        if not self.units.blocks:
+            yield self._around_the_head(m, np.zeros(self.rows))
+        for index in self._blocks_that_can_peak():
+            yield from self._block_backward(m, index)
+
+    def _blocks_that_can_peak(self) -> list[int]:
+        """Among equal blocks memory changes evenly from one to the next, so the ends decide.
+
+        Ends are the first and last block of each kind, of the blocks that recompute, and of those
+        whose neighbours exist.
+        """
+        blocks = self.units.blocks
+        ends: dict[int, list[int]] = {}
+        for index, block in enumerate(blocks):
+            ends.setdefault(id(block), [index, index])[1] = index
+        boundaries = {int(b) for b in self.recomputed.sum(axis=1)}
+        reach = max(len(ends), int(self.c.prefetch.max(initial=0)))
+        found = {index for pair in ends.values() for index in pair}
+        for edge in (0, len(blocks), *boundaries):
+            found |= set(range(edge - len(ends) - 1, edge + reach + 1))
+        return sorted(index for index in found if 0 <= index < len(blocks))
+
+    def _block_backward(self, m: MicroBatch, index: int) -> Iterator[Ledger]:
+        c, block = self.c, self.units.blocks[index]
+        size = self.blocks[:, index]
+        above = self.blocks[:, index + 1 :].sum(axis=1)
+        below = self.blocks[:, :index].sum(axis=1)
+        following = self.blocks[:, index + 1] if index + 1 < len(self.units.blocks) else 0.0 * size
+        syncs = c.sharded & (m.final | c.shard_sync_every)
+        in_flight = np.where(syncs, following, 0.0) * c.reduce_bytes
+        prefetched = np.where(
+            c.reshard_forward & c.sharded, _prefetched(self.blocks, index, c.prefetch), 0.0
+        )
+        others = (
+            self.root
+            + np.where(c.reshard_forward, 0.0, below)
+            + self._left_gathered(m, above)
+            + self._post_forward_shards(below)
+        )
+        kept_below = self.kept_below[:, index] * self.tokens
+        unread = np.where(
+            c.selective & ~self.recomputed[:, index],
+            block.stage.kept["selective"].unread_bytes,
+            0.0,
+        )
+        whole_sums, head = self._accumulators(m, above), self._head_gradients(m)
+
+        # Copied out of the flat buffer it was gathered into.
+        buffer = np.where(c.reshard_forward & c.sharded & (c.shard > 1), size, 0.0)
+        yield self._ledger(
+            unsharded_parameters=self._working(others + size + buffer),
+            gradients=self._gradients(m, above, self.head_elements),
+            unsharded_gradients=whole_sums + head,
+            reduce_buffers=in_flight + self._all_reduce_inputs(above),
+            activations=kept_below
+            + (self.kept[:, index] + self.units.boundary_bytes) * self.tokens,
+        )
+        others = others + prefetched
+        for moment in block.stage.backward:
+            made = moment.gradient_elements
+            yield self._ledger(
+                unsharded_parameters=self._working(others + size),
+                gradients=self._gradients(m, above, made + self.head_elements),
+                unsharded_gradients=whole_sums + head + self._new_gradients(m, block, made, size),
+                reduce_buffers=in_flight + self._all_reduce_inputs(above),
+                activations=kept_below + (moment.activation_bytes + unread) * self.tokens,
+            )
+
+        yield from self._reduction(
+            m,
+            unit=block,
+            size=size,
+            done=above,
+            gathered=others + self._left_gathered(m, size),
+            head=head,
+            activations=kept_below + self.units.boundary_bytes * self.tokens,
+        )
+
+    def _reduction(
+        self,
+        m: MicroBatch,
+        *,
+        unit: Unit,
+        size: Floats,
+        done: Floats,
+        gathered: Floats,
+        head: Floats,
+        activations: Floats,
+    ) -> Iterator[Ledger]:
+        """A unit's gradients are copied into the reduce-scatter input, dropped, and scattered.
+
+        Its parameters are resharded first. While the collective runs, the engine still refers to
+        the gradient of the unit's last parameter.
+        """
+        c = self.c
+        syncs = c.sharded & (m.final | c.shard_sync_every)
+        largest = float(max((p.numel for p in unit.parameters), default=0)) * c.param_bytes
+        last = float(unit.parameters[-1].numel if unit.parameters else 0) * c.param_bytes
+        own = np.where(self.sums_whole & m.earlier, 0.0, size * c.param_bytes)
+        after = self._accumulators(m, done + size) + head
+        before = self._accumulators(m, done) + head
+        scatter_input = np.where(syncs, size * c.reduce_bytes, 0.0)
+        root_made = 0.0 if unit is self.units.root else self.head_elements
+        copying = self._ledger(
+            unsharded_parameters=self._working(gathered),
+            gradients=self._gradients(m, np.where(syncs, done, done + size), root_made),
+            unsharded_gradients=np.where(
+                self.replicated, 0.0, np.where(syncs, before + own, after + largest)
+            ),
+            reduce_buffers=scatter_input + self._all_reduce_inputs(done),
+            activations=activations,
+        )
+        yield copying
+        # Added to what earlier micro-batches left, a new shard exists beside the old one.
+        beside = np.where(syncs & c.shard_sync_every & m.earlier, size / c.shard, 0.0)
+        yield copying | {
+            "gradients": self._gradients(m, done + size, root_made),
+            "unsharded_gradients": np.where(
+                self.replicated, 0.0, after + np.where(syncs, last, 0.0)
+            ),
+            "reduce_buffers": scatter_input
+            + self._all_reduce_inputs(done + size)
+            + beside * c.reduce_bytes,
+        }
+
+    def last_backward(self, m: MicroBatch) -> Iterator[Ledger]:
+        """The embedding's gradient, then the reduction of the whole root."""
+        c, root = self.c, self.units.root
+        syncs = c.sharded & (m.final | c.shard_sync_every)
+        first = self.blocks[:, 0] if self.units.blocks else np.zeros(self.rows)
+        left = self._left_gathered(m, self.all_blocks)
+        whole_sums = self._accumulators(m, self.all_blocks)
+        embedding = self.units.embedding_gradient_elements
+        # A tied table receives the embedding's gradient beside the head's; then they are added.
+        beside = embedding if self.units.tied else 0.0
+        in_place = self._added_in_place(m)
+        alone = np.where(in_place, embedding, beside)
+        fresh = np.where(self.replicated, alone, embedding) * c.param_bytes
+        yield self._ledger(
+            unsharded_parameters=self._working(self.root + left),
+            gradients=self._gradients(m, self.all_blocks, float(root.numel)),
+            unsharded_gradients=whole_sums + self._head_gradients(m) + fresh,
+            reduce_buffers=np.where(syncs, first, 0.0) * c.reduce_bytes
+            + self._all_reduce_inputs(self.all_blocks),
+            activations=np.full(self.rows, self.units.boundary_bytes) * self.tokens,
+        )
+        yield from self._reduction(
+            m,
+            unit=root,
+            size=self.root,
+            done=self.all_blocks,
+            gathered=left + self._left_gathered(m, self.root),
+            head=np.zeros(self.rows),
+            activations=np.zeros(self.rows),
+        )
+
+    def optimizer_step(self) -> Ledger:
+        """Fused optimizers update in place: no temporaries."""
+        state = self.whole / self.c.shard * self.c.master_bytes
+        return self._ledger(
+            gradients=np.where(self.c.offload, 0.0, state), other=np.zeros(self.rows)
+        )
+
+
+def _larger(one: Ledger, other: Ledger, eligible: Bools) -> Ledger:
+    """Row by row the larger ledger; `other` counts only where it is eligible."""
+    second: Bools = eligible & (sum_terms(other) > sum_terms(one))
+    return {term: np.where(second, other[term], one[term]) for term in TERMS}
+
+
+def _prefetched(blocks: Floats, index: int, depth: Ints) -> Floats:
+    """Flat buffers of the units gathered ahead of block `index`, which are those before it."""
+    total = np.zeros(len(blocks))
+    for step in range(1, int(depth.max(initial=0)) + 1):
+        if index - step >= 0:
+            total = total + np.where(depth >= step, blocks[:, index - step], 0.0)
+    return total
