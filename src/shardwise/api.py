@@ -9,16 +9,14 @@ from shardwise.predict.estimate import price
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import Model, find_cluster, find_model
-from shardwise.spec.record import Problems
-from shardwise.spec.run import RunSpec, read_run
+from shardwise.spec.record import Problems, SpecError
+from shardwise.spec.run import RunSpec, default_seq_len, default_strategy, read_run
 from shardwise.spec.strategy import Strategy, parse_precision, parse_strategy
 from shardwise.step import StepProfile
 from shardwise.units.load import load_units
 
 if TYPE_CHECKING:
     from shardwise.predict.fit import Change
-
-DEFAULT_SEQ_LEN = 4096
 
 
 def estimate(
@@ -71,6 +69,8 @@ def describe_run(
     with problems.collect():
         if model is not None:
             chosen_model = find_model(model) if isinstance(model, str) else model
+            if not isinstance(chosen_model, Model):
+                raise SpecError(f"model: expected a name, path or ModelSpec, not {model!r}")
     with problems.collect():
         if cluster is not None:
             chosen_cluster = find_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -92,10 +92,13 @@ def describe_run(
     job_fields: dict[str, object] = base.job.model_dump() if base else {}
     given = {"seq_len": seq_len, "global_batch": global_batch, "optimizer": optimizer}
     job_fields |= {name: value for name, value in given.items() if value is not None}
-    if "accumulate" in settings and settings["accumulate"] is not None and global_batch is None:
+    if settings.get("accumulate") is not None:
+        if global_batch is not None:
+            problems.found.append("accumulate: follows from global_batch; give one of the two")
         job_fields.pop("global_batch", None)
-    limit = getattr(chosen_model, "max_positions", DEFAULT_SEQ_LEN)
-    job_fields.setdefault("seq_len", min(DEFAULT_SEQ_LEN, limit))
+    if chosen_model is not None:
+        job_fields.setdefault("seq_len", default_seq_len(chosen_model))
+    job_fields.setdefault("seq_len", 1)
     with problems.collect():
         job = Job.read(job_fields, where="job")
     problems.raise_if_any()
@@ -127,5 +130,4 @@ def _strategy_fields(
         return {**kept, **parse_strategy(strategy)}
     if inherited:
         return inherited
-    alone = cluster is not None and cluster.devices == 1
-    return parse_strategy("single" if alone else "zero3")
+    return default_strategy(cluster).model_dump()

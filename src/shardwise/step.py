@@ -31,6 +31,8 @@ class MemoryProfile(NamedTuple):
     verdict: Verdict | None = None
     capacity_bytes: int | None = None
     peak_reserved_bytes: tuple[int, int] | None = None
+    # With what a process holds outside the allocator: what is compared with the capacity.
+    occupied_bytes: tuple[int, int] | None = None
     peak_phase: str | None = None
     phases: Mapping[str, int] | None = None
     host_bytes: int | None = None

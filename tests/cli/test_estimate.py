@@ -103,7 +103,7 @@ def test_what_does_not_fit_says_why_and_what_would() -> None:
     for words in (
         "Does not fit.",
         "Gathered parameters alone take 131",
-        "No number of devices helps",
+        "Adding devices alone does not help",
         "It would fit with",
     ):
         assert words in done.stdout.replace("133.01", "131")
@@ -146,6 +146,43 @@ def test_every_problem_is_one_line_and_no_traceback() -> None:
         (["--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--micro-batch", "0"], "micro_batch"),
         (["--model", "nowhere/config.json", "--cluster", "8xH100-SXM"], "no file or folder"),
         (["missing.toml"], "cannot read missing.toml"),
+        (["--model", "llama-3-8b", "--cluster", "4x8xH100-SXM@400"], "has no unit"),
+        (
+            [
+                "--model",
+                "llama-3-8b",
+                "--cluster",
+                "8xH100-SXM",
+                "--accumulate",
+                "9223372036854775807",
+            ],
+            "less than or equal to",
+        ),
+        (
+            [
+                "--model",
+                "llama-3-8b",
+                "--cluster",
+                "8xH100-SXM",
+                "--accumulate",
+                "2",
+                "--global-batch",
+                "4M",
+            ],
+            "give one of the two",
+        ),
+        (
+            ["--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--strategy", "zero3:1"],
+            "choose ddp",
+        ),
+        (
+            ["--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--recompute", "Fulll"],
+            "did you mean 'full'",
+        ),
+        (
+            ["--model", "meta-llama/Meta-Llama-3-8B", "--cluster", "8xH100-SXM"],
+            "names on a hub are not looked up",
+        ),
         (
             ["--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--global-batch", "10"],
             "less than half of one",
@@ -249,3 +286,32 @@ def test_version_and_help() -> None:
     assert run("--version").stdout.strip() == f"shardwise {shardwise.__version__}"
     assert "estimate" in run("--help").stdout
     assert "catalog" in run("-h").stdout
+
+
+def test_a_reader_that_goes_away_and_a_disk_that_is_full() -> None:
+    command = f"{sys.executable} -m shardwise catalog"
+    head = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} | head -1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Ended by the signal, as other commands are; not "the answer is no".
+    assert head.returncode in (0, 141)
+    assert "Traceback" not in head.stderr
+    full = subprocess.run(
+        ["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True, check=False
+    )
+    assert full.returncode == 2
+    assert "Traceback" not in full.stderr
+
+
+def test_a_terminal_without_unicode() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "shardwise", "estimate", *BASIC],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"},
+        check=False,
+    )
+    assert done.returncode in (0, 1)
+    assert b"Traceback" not in done.stderr

@@ -82,6 +82,7 @@ def test_two_processes(tmp_path: Path) -> None:
     cases.append(case(LLAMA, resolve("zero3", 2, recompute="full")))
     cases.append(case(LLAMA, resolve("zero3", 2, accumulate=2, reshard_after_backward=False)))
     cases.append(case(GPT2, resolve("zero3", 2, reduce_dtype="bf16")))
+    cases.append(case(GPT2, resolve("ddp", 2, ddp_bucket_mib=2.0, param_dtype="fp32")))
     check(cases, 2, tmp_path)
 
 

@@ -85,7 +85,7 @@ def test_two_two_three() -> None:
 
 def test_gpt2_large_has_109_buckets() -> None:
     units = decoder_units(catalogue.model("gpt2-large"), 1024, "fp32")
-    assert ddp_buckets(units, 4, 25 * 2**20) == 109
+    assert ddp_buckets(units, 4) == 109
 
 
 def test_buckets_by_hand() -> None:
@@ -93,10 +93,13 @@ def test_buckets_by_hand() -> None:
     root = Unit(name="root", parameters=(Parameter(name="e", shape=(3 * mib,)),))
     block = Unit(name="b", parameters=(Parameter(name="w", shape=(mib // 2,)),))
     units = ModelUnits(name="t", seq_len=1, root=root, blocks=(block,) * 5)
-    # From the back: two halves fill the first MiB, two more 1 of 2 MiB, the fifth and the root's
-    # 3 MiB overfill the second.
-    assert ddp_buckets(units, 4, 2 * 2**20) == 2
+    # From the back: two halves fill the first MiB, three halves and the root's 3 MiB the second
+    # bucket, which is far from 25 MiB.
+    assert ddp_buckets(units, 4) == 2
+    # A size asked for holds for all: two halves, two halves, then one half and the root.
     assert ddp_buckets(units, 4, 1 * 2**20) == 3
+    # Four halves make 2 MiB, the fifth and the root more than that.
+    assert ddp_buckets(units, 4, 2 * 2**20) == 2
 
 
 @given(
@@ -145,7 +148,7 @@ def test_the_law_of_ddp(blocks: int, accumulate: int, sync: str) -> None:
     units = bare_units(blocks)
     strategy = resolve("ddp", 4, accumulate=accumulate, grad_sync=sync)
     times = accumulate if sync == "every" else 1
-    buckets = ddp_buckets(units, 4, 25 * 2**20)
+    buckets = ddp_buckets(units, 4)
     assert traffic(units, strategy) == {AR: (times * buckets, times * 4 * units.numel)}
 
 

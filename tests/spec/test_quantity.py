@@ -61,7 +61,7 @@ def test_flops() -> None:
         (parse_bytes, "-5GiB", "cannot read"),
         (parse_bytes, "", "cannot read"),
         (parse_bytes, True, "expected a quantity"),
-        (parse_rate, "400", None),
+        (parse_rate, "400", "has no unit"),
         (parse_rate, "fast", "400Gbps or 50GB/s"),
         (parse_count, "1.5", "not a whole number"),
         (parse_count, "1e99", "larger than anything"),

@@ -141,6 +141,43 @@ def test_factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sys.modules.pop("towers", None)
 
 
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def run(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+class Positional(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.run(x)
+
+
+class OnlyIds(Layers):
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.run(input_ids)
+
+
+class Odd(Layers):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.run(x) + y
+
+
+def test_modules_of_other_people() -> None:
+    for module in (Positional(), OnlyIds()):
+        assert module_units(module, 8, "bf16").numel == 50 * 16 + 3 * (16 * 16 + 16)
+    # Floating-point inputs are cast like a mixed-precision policy casts them.
+    assert module_units(Tower(), 1, "bf16").numel == module_units(Tower(), 1, "fp32").numel
+    with pytest.raises(SpecError, match="does not run on its example inputs"):
+        module_units(Odd(), 8)
+
+
 def test_a_module_that_looks_at_its_values_is_refused_with_a_sentence() -> None:
     class Curious(Tower):
         def forward(self, image: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,9 @@ def estimate(
     strategy: Annotated[
         str | None, typer.Option(help="single, ddp, zero1, zero2, zero3, hsdp, or zero3:8.")
     ] = None,
-    seq_len: Annotated[str | None, typer.Option(help="Tokens per sequence.")] = None,
+    seq_len: Annotated[
+        str | None, typer.Option(help="Tokens per sequence; 4096, or what the model allows.")
+    ] = None,
     micro_batch: Annotated[int | None, typer.Option(help="Sequences per device at a time.")] = None,
     accumulate: Annotated[
         int | None, typer.Option(help="Micro-batches per optimizer step.")
@@ -32,7 +34,7 @@ def estimate(
     global_batch: Annotated[
         str | None, typer.Option(help="Tokens per step over all devices; sets --accumulate.")
     ] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16 or fp32.")] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16 (default), fp16 or fp32.")] = None,
     recompute: Annotated[
         str | None, typer.Option(help="none, selective, full, or a share of blocks such as 0.5.")
     ] = None,
@@ -73,12 +75,12 @@ def estimate(
         run=run,
         seq_len=seq_len,
         global_batch=global_batch,
-        optimizer=optimizer,
-        precision=precision,
+        optimizer=_lower(optimizer),
+        precision=_lower(precision),
         micro_batch=micro_batch,
         accumulate=accumulate,
         recompute=_number_or_word(recompute),
-        grad_sync=grad_sync,
+        grad_sync=_lower(grad_sync),
         reshard_after_forward=_flag_or_size(reshard_after_forward),
         blocks_per_unit=blocks_per_unit,
         prefetch=prefetch,
@@ -99,7 +101,11 @@ def _number_or_word(text: str | None) -> object:
     try:
         return None if text is None else float(text)
     except ValueError:
-        return text
+        return _lower(text)
+
+
+def _lower(text: str | None) -> str | None:
+    return None if text is None else text.lower()
 
 
 def _flag_or_size(text: str | None) -> object:

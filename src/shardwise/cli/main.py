@@ -46,7 +46,6 @@ def run() -> None:
         for problem in error.problems:
             typer.echo(f"error: {problem}", err=True)
         sys.exit(2)
-    except BrokenPipeError:
-        # The reader went away (`shardwise catalog | head`); there is nobody left to tell.
-        sys.stderr.close()
-        sys.exit(0)
+    except OSError as error:
+        typer.echo(f"error: {error.strerror or error}", err=True)
+        sys.exit(2)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
+import signal
+import sys
 
 
 def main() -> None:
@@ -13,6 +16,13 @@ def main() -> None:
     gc.disable()
     # Looking for pydantic plugins reads the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # `shardwise catalog | head` ends like any other command whose reader goes away.
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    # A terminal or file that cannot show a bar gets a question mark, not a traceback.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     from shardwise.cli.main import run
 
     run()

@@ -43,6 +43,7 @@ class Configurations:
     # Blocks from the first on that recompute everything; 1.0 under "full", 0.0 under "none".
     full_recompute: Floats
     selective: Bools
+    # 0 where torch chooses.
     bucket_bytes: Floats
 
     @classmethod
@@ -78,7 +79,7 @@ class Configurations:
             offload=bools([s.offload for s in strategies]),
             full_recompute=np.asarray([_full_share(s) for s in strategies], dtype=np.float64),
             selective=bools([s.recompute == "selective" for s in strategies]),
-            bucket_bytes=np.asarray([s.ddp_bucket_mib * 2**20 for s in strategies]),
+            bucket_bytes=np.asarray([(s.ddp_bucket_mib or 0.0) * 2**20 for s in strategies]),
         )
 
     def __len__(self) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from shardwise.predict.choreography import sum_terms
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.memory import PHASES, Memory, predict_memory
@@ -69,15 +67,6 @@ def price(
     )
 
 
-def verdicts(
-    units: ModelUnits, strategies: Sequence[Strategy], cluster: ClusterSpec, job: Job
-) -> list[tuple[Verdict, int]]:
-    """For each resolved strategy: does it fit, and its peak in bytes. One numpy pass."""
-    memory = predict_memory(units, Configurations.of(strategies), OPTIMIZER_STATES[job.optimizer])
-    peaks = [round(float(peak)) for peak in memory.peak_bytes]
-    return [(verdict(peak, cluster.device), peak) for peak in peaks]
-
-
 def reserved_interval(peak_bytes: int, device: DeviceSpec) -> tuple[int, int]:
     """What the allocator is likely to hold at that peak; a CPU has no caching allocator."""
     if device.is_cpu:
@@ -86,13 +75,19 @@ def reserved_interval(peak_bytes: int, device: DeviceSpec) -> tuple[int, int]:
     return int(peak_bytes * low), int(peak_bytes * high)
 
 
-def verdict(peak_bytes: int, device: DeviceSpec) -> Verdict:
-    """Compare both ends of the interval with what the device can give."""
+def occupied_interval(peak_bytes: int, device: DeviceSpec) -> tuple[int, int]:
+    """What the process takes of the device: the reserve, and what lies outside the allocator."""
     low, high = reserved_interval(peak_bytes, device)
     outside_low, outside_high = coefficient("outside_allocator")
-    if low + outside_low * 2**30 > device.capacity:
+    return low + int(outside_low * 2**30), high + int(outside_high * 2**30)
+
+
+def verdict(peak_bytes: int, device: DeviceSpec) -> Verdict:
+    """Compare both ends of the interval with what the device can give."""
+    low, high = occupied_interval(peak_bytes, device)
+    if low > device.capacity:
         return "does not fit"
-    return "at risk" if high + outside_high * 2**30 > device.capacity else "fits"
+    return "at risk" if high > device.capacity else "fits"
 
 
 def _memory_profile(memory: Memory, device: DeviceSpec) -> MemoryProfile:
@@ -107,6 +102,7 @@ def _memory_profile(memory: Memory, device: DeviceSpec) -> MemoryProfile:
         capacity_bytes=device.capacity,
         peak_allocated_bytes=peak,
         peak_reserved_bytes=reserved_interval(peak, device),
+        occupied_bytes=occupied_interval(peak, device),
         peak_phase=memory.peak_phase(),
         terms=terms,
         phases={phase: round(float(sum_terms(memory.phases[phase])[0])) for phase in PHASES},

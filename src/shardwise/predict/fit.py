@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from shardwise.predict.estimate import verdicts
+from shardwise.predict.configurations import Configurations
+from shardwise.predict.estimate import verdict
+from shardwise.predict.memory import predict_memory
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.spec.job import Job
+from shardwise.spec.job import OPTIMIZER_STATES, Job
 from shardwise.spec.quantity import show_gib
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
@@ -16,14 +19,15 @@ from shardwise.units.unit import ModelUnits
 # These shrink as more devices share them; all others are the same on any number of devices.
 SHRINKING = ("parameters", "gradients", "optimizer")
 MOST_DEVICES = 2**17
+MOST_WAYS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """One way to make it fit, in words, and the peak it leads to."""
+class Change(NamedTuple):
+    """One way to make it fit: options to type, the peak, and memory it asks of the host."""
 
-    text: str
+    options: str
     peak_bytes: int
+    host_bytes: int = 0
 
 
 def why_not(profile: StepProfile, strategy: Strategy) -> list[str]:
@@ -31,18 +35,17 @@ def why_not(profile: StepProfile, strategy: Strategy) -> list[str]:
     memory = profile.memory
     capacity = memory.capacity_bytes or 0
     terms = sorted(memory.terms.items(), key=lambda term: -term[1])
-    sentences = []
     name, size = terms[0]
     if size > capacity:
-        sentences.append(f"{_words(name).capitalize()} alone take {show_gib(size)}.")
+        sentences = [f"{words_for(name).capitalize()} alone take {show_gib(size)}."]
     else:
-        largest = [f"{_words(n)} {show_gib(s)}" for n, s in terms[:3] if s]
-        sentences.append(f"Most of it: {', '.join(largest)}.")
+        largest = [f"{words_for(n)} {show_gib(s)}" for n, s in terms[:3] if s]
+        sentences = [f"Most of it: {', '.join(largest)}."]
     fixed = sum(s for n, s in memory.terms.items() if n not in SHRINKING)
     if strategy.sharded and fixed > capacity:
         sentences.append(
-            f"No number of devices helps: {show_gib(fixed)} of the peak stay however many there "
-            "are."
+            f"Adding devices alone does not help: {show_gib(fixed)} of the peak stay on each, "
+            "however many there are."
         )
     if strategy.kind in ("zero1", "zero2") and memory.terms["unsharded_parameters"] > capacity:
         sentences.append(
@@ -52,30 +55,53 @@ def why_not(profile: StepProfile, strategy: Strategy) -> list[str]:
     return sentences
 
 
-def _words(term: str) -> str:
-    return term.replace("unsharded_parameters", "gathered parameters").replace("_", " ")
+def words_for(term: str) -> str:
+    """A term of the ledger as people say it."""
+    named = {
+        "optimizer": "optimizer states",
+        "unsharded_parameters": "gathered parameters",
+        "unsharded_gradients": "unsharded gradients",
+        "logits": "logits and loss",
+    }
+    return named.get(term, term.replace("_", " "))
 
 
 def ways_to_fit(
     units: ModelUnits, strategy: Strategy, cluster: ClusterSpec, job: Job
 ) -> list[Change]:
-    """Changes of one or two settings, and of the number of devices, after which it fits."""
-    grouped = units.grouped(strategy.blocks_per_unit)
+    """The smallest changes of settings, then of the number of devices, after which it fits."""
     tried: list[tuple[str, Strategy]] = []
-    for text, changes in _changes(strategy, cluster):
+    for options, changes in _candidates(strategy, cluster):
         try:
-            resolved = strategy.but(**changes).resolve(cluster.devices, cluster.devices_per_node)
+            changed = strategy.but(**changes)
+            resolved = changed.resolve(cluster.devices, cluster.devices_per_node)
         except SpecError:
             continue
-        tried.append((text, resolved))
-    results = verdicts(grouped, [s for _, s in tried], cluster, job) if tried else []
-    fitting = [
-        Change(text=text, peak_bytes=peak)
-        for (text, _), (answer, peak) in zip(tried, results, strict=True)
-        if answer == "fits"
+        tried.append((options, resolved))
+    fitting = _those_that_fit(units, tried, cluster, job)
+    free = [way for way in fitting if not way.host_bytes]
+    # Offload is slow and asks for host memory: only when nothing else does.
+    ways = (free or fitting)[:MOST_WAYS]
+    more = _more_devices(units, strategy, cluster, job)
+    return ways + ([more] if more and len(ways) < MOST_WAYS else [])
+
+
+def _those_that_fit(
+    units: ModelUnits, tried: list[tuple[str, Strategy]], cluster: ClusterSpec, job: Job
+) -> list[Change]:
+    if not tried:
+        return []
+    grouped = units.grouped(tried[0][1].blocks_per_unit)
+    memory = predict_memory(
+        grouped, Configurations.of([s for _, s in tried]), OPTIMIZER_STATES[job.optimizer]
+    )
+    return [
+        Change(options, round(float(peak)), round(float(host)))
+        for (options, _), peak, host in zip(
+            tried, memory.peak_bytes, memory.host_bytes, strict=True
+        )
+        if verdict(round(float(peak)), cluster.device) == "fits"
     ]
-    more = _more_devices(grouped, strategy, cluster, job)
-    return fitting[:3] + ([more] if more else [])
 
 
 _UNSET: dict[str, object] = {
@@ -87,48 +113,68 @@ _UNSET: dict[str, object] = {
 }
 
 
-def _changes(strategy: Strategy, cluster: ClusterSpec) -> list[tuple[str, dict[str, object]]]:
-    """Candidate changes, the smallest first."""
-    zero3 = {"kind": "zero3", **_UNSET}
-    single: list[tuple[str, dict[str, object]]] = []
-    if strategy.micro_batch > 1:
-        single.append(("micro-batch 1", {"micro_batch": 1}))
+def _candidates(
+    strategy: Strategy, cluster: ClusterSpec
+) -> Iterator[tuple[str, dict[str, object]]]:
+    """Options and the fields they set: one change first, then two, then with offload."""
+    recompute: list[tuple[str, dict[str, object]]] = []
     if strategy.recompute != "full":
-        single.append(("full recompute", {"recompute": "full"}))
-    if strategy.kind != "zero3" and cluster.devices > 1:
-        single.append(("zero3", zero3))
-    elif strategy.hybrid:
-        single.append((f"zero3 sharded over all {cluster.devices} devices", zero3))
-    pairs = [
-        (f"{one} and {other}", {**first, **second})
-        for index, (one, first) in enumerate(single)
-        for other, second in single[index + 1 :]
-    ]
-    everything: dict[str, object] = {
-        key: value for _, change in single for key, value in change.items()
-    }
-    last = []
-    if len(single) > 2:
-        last.append((", ".join(text for text, _ in single), everything))
-    if cluster.devices > 1 and not strategy.offload:
-        words = [text for text, _ in single]
-        last.append((", ".join([*words, "CPU offload"]), {**everything, "offload": True}))
-    return single + pairs + last
+        recompute = [("--recompute full", {"recompute": "full"})]
+    batch: list[tuple[str, dict[str, object]]] = []
+    smaller = strategy.micro_batch // 2
+    while smaller >= 1:
+        batch.append((f"--micro-batch {smaller}", {"micro_batch": smaller}))
+        smaller //= 2
+    sharding = list(_shardings(strategy, cluster))
+    yield from (*batch, *recompute, *sharding)
+    yield from (_both(b, r) for b in batch for r in recompute)
+    yield from (_both(s, r) for s in sharding for r in recompute)
+    yield from (_both(s, b) for s in sharding for b in batch[-1:])
+    yield from (_both(_both(s, b), r) for s in sharding for b in batch[-1:] for r in recompute)
+    if not cluster.device.is_cpu and not strategy.offload:
+        offload: tuple[str, dict[str, object]] = ("--offload", {"offload": True})
+        if not strategy.sharded:
+            offload = ("--strategy zero3 --offload", {"kind": "zero3", **_UNSET, "offload": True})
+        yield offload
+        yield from (_both(offload, r) for r in recompute)
+        yield from (_both(_both(offload, b), r) for b in batch[-1:] for r in recompute)
+
+
+def _both(
+    one: tuple[str, dict[str, object]], other: tuple[str, dict[str, object]]
+) -> tuple[str, dict[str, object]]:
+    return f"{one[0]} {other[0]}", {**one[1], **other[1]}
+
+
+def _shardings(strategy: Strategy, cluster: ClusterSpec) -> Iterator[tuple[str, dict[str, object]]]:
+    """Full sharding, then smaller and smaller groups, which pad less."""
+    if cluster.devices == 1:
+        return
+    if strategy.kind != "zero3" or strategy.hybrid:
+        yield "--strategy zero3", {"kind": "zero3", **_UNSET}
+    group = cluster.devices // 2
+    while group > 1 and cluster.devices % group == 0:
+        if group != strategy.shard:
+            yield f"--strategy zero3:{group}", {"kind": "zero3", **_UNSET, "shard": group}
+        group //= 2
 
 
 def _more_devices(
     units: ModelUnits, strategy: Strategy, cluster: ClusterSpec, job: Job
 ) -> Change | None:
-    """The least power-of-two multiple of the cluster on which the same strategy fits."""
-    if not strategy.sharded or strategy.hybrid:
-        return None
-    counts = []
-    count = cluster.devices * 2
-    while count <= MOST_DEVICES:
-        counts.append(count)
-        count *= 2
-    changed = [strategy.but(shard=n, replicate=1) for n in counts]
-    for n, (answer, peak) in zip(counts, verdicts(units, changed, cluster, job), strict=True):
-        if answer == "fits":
-            return Change(text=f"{n} devices", peak_bytes=peak)
+    """The least power-of-two multiple of the cluster on which zero3 fits, with full recompute if
+    it must be.
+    """
+    for recompute in dict.fromkeys((strategy.recompute, "full")):
+        tried = []
+        count = cluster.devices * 2
+        while count <= MOST_DEVICES:
+            changes = {**_UNSET, "kind": "zero3", "recompute": recompute, "shard": count}
+            resolved = strategy.but(**changes).resolve(count, cluster.devices_per_node)
+            words = f"{count} devices with --strategy zero3"
+            extra = "" if recompute == strategy.recompute else " --recompute full"
+            tried.append((words + extra, resolved))
+            count *= 2
+        for way in _those_that_fit(units, tried, cluster, job):
+            return way
     return None

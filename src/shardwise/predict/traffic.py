@@ -14,8 +14,10 @@ import numpy as np
 from shardwise.predict.configurations import Configurations, Ints
 from shardwise.units.unit import ModelUnits
 
-# DDP sends a small first bucket early; torch.distributed fixes its size.
+# DDP's own buckets: a small first one that leaves early, then larger ones. A size that is asked for
+# holds for all.
 FIRST_BUCKET_BYTES = 2**20
+BUCKET_BYTES = 25 * 2**20
 
 
 class Collective(NamedTuple):
@@ -101,11 +103,12 @@ def units_padded(units: ModelUnits, shard: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=256)
-def ddp_buckets(units: ModelUnits, itemsize: int, cap_bytes: float) -> int:
+def ddp_buckets(units: ModelUnits, itemsize: int, cap_bytes: float = 0.0) -> int:
     """How many buckets DDP fills, walking the gradients in the order the backward makes them."""
+    first, others = (cap_bytes, cap_bytes) if cap_bytes else (FIRST_BUCKET_BYTES, BUCKET_BYTES)
     buckets, filled = 0, 0.0
     for parameter in reversed(units.in_order()):
         filled += parameter.numel * itemsize
-        if filled >= (FIRST_BUCKET_BYTES if buckets == 0 else cap_bytes):
+        if filled >= (first if buckets == 0 else others):
             buckets, filled = buckets + 1, 0.0
     return buckets + (filled > 0)

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 WIDTH = 80
 BAR = 20
 _COLOURS = {"fits": "green", "at risk": "yellow", "does not fit": "red"}
+_SYNC = {
+    "every": "every micro-batch",
+    "local": "in groups at once, across them last",
+    "last": "last",
+}
 _OPS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_reduce": "all-reduce"}
 
 
@@ -41,6 +46,11 @@ def print_estimate(
         + Text(f", {profile.provenance.kind}")
     )
     out.print(_how(run), style="dim")
+    if run.cluster.device.peak and run.cluster.device.peak_flops(strategy.param_dtype) is None:
+        out.print(
+            f"Note: {run.cluster.device.name} has no fast {strategy.param_dtype}; consider fp16 or "
+            "fp32 with --precision."
+        )
     out.print()
     out.print(_headline(profile))
     if memory.verdict == "does not fit":
@@ -65,7 +75,12 @@ def print_estimate(
         out.print(_work(profile))
     if memory.verdict != "fits":
         out.print()
-        _print_ways(out, ways)
+        _print_ways(out, ways, safely=memory.verdict == "at risk")
+
+
+def _reshard(strategy: Strategy) -> str:
+    group = strategy.reshard_after_forward
+    return f"reshard in {group}s" if type(group) is int else ""
 
 
 def padding_share(profile: StepProfile) -> float:
@@ -81,13 +96,19 @@ def _how(run: RunSpec) -> str:
     share = strategy.recompute
     recompute = f"{share:.0%} of blocks" if isinstance(share, float) else share
     own, master = strategy.param_dtype, strategy.master_dtype
-    batch = f"{strategy.micro_batch} x {job.seq_len} tokens per device"
+    batch = f"{strategy.micro_batch} x {job.seq_len:,} tokens per device"
     parts = [
         str(strategy),
         batch if strategy.accumulate == 1 else f"{batch}, {strategy.accumulate} times a step",
         f"recompute {recompute}",
         own if own == master else f"{own} over {master}",
         job.optimizer,
+        f"{strategy.blocks_per_unit} blocks per unit" if strategy.blocks_per_unit > 1 else "",
+        f"prefetch {strategy.prefetch}" if strategy.prefetch != 1 and strategy.sharded else "",
+        _reshard(strategy),
+        f"gradients reduced {_SYNC[strategy.grad_sync or 'every']}"
+        if strategy.accumulate > 1
+        else "",
         "compiled" if strategy.compile else "",
         "offloaded" if strategy.offload else "",
     ]
@@ -101,10 +122,10 @@ def _headline(profile: StepProfile) -> Text:
     words = {"fits": "Fits.", "at risk": "Fits, but at risk.", "does not fit": "Does not fit."}
     head = Text(words[memory.verdict], style=f"bold {_COLOURS[memory.verdict]}")
     peak, capacity = memory.peak_allocated_bytes, memory.capacity_bytes
-    head += Text(f" Each device peaks at {show_gib(peak)} of its {show_gib(capacity)}.")
-    if memory.peak_reserved_bytes and memory.peak_reserved_bytes[0] != peak:
-        low, high = (size / 2**30 for size in memory.peak_reserved_bytes)
-        head += Text(f"\nWith the allocator's reserve: {low:.1f} to {high:.1f} GiB.")
+    head += Text(f" Tensors peak at {show_gib(peak)} of each device's {show_gib(capacity)}.")
+    if memory.occupied_bytes:
+        low, high = (size / 2**30 for size in memory.occupied_bytes)
+        head += Text(f"\nWith allocator reserve and runtime it takes {low:.1f} to {high:.1f} GiB.")
     return head
 
 
@@ -144,7 +165,7 @@ def _label(term: str, strategy: Strategy) -> str:
         "unsharded_parameters": f"gathered parameters ({own})"
         if strategy.sharded
         else f"working copies of parameters ({own})",
-        "unsharded_gradients": "whole gradients",
+        "unsharded_gradients": "unsharded gradients",
         "reduce_buffers": f"reduce buffers ({strategy.reduce_dtype})",
         "activations": "activations",
         "logits": "logits and loss",
@@ -196,13 +217,14 @@ def _work(profile: StepProfile) -> str:
     )
 
 
-def _print_ways(out: Console, ways: Sequence[Change]) -> None:
+def _print_ways(out: Console, ways: Sequence[Change], safely: bool) -> None:
     if not ways:
         out.print(
-            "No single change makes it fit; it needs more devices, a shorter sequence, or tensor "
-            "parallelism (which shardwise does not run)."
+            "No change of settings makes it fit; it takes a shorter sequence, a larger device, or "
+            "tensor parallelism (which shardwise does not run)."
         )
         return
-    out.print(Text("It would fit with", style="bold"))
+    out.print(Text(f"It would fit{' safely' if safely else ''} with", style="bold"))
     for way in ways:
-        out.print(f"  {way.text}: {show_gib(way.peak_bytes)}")
+        host = f", and {show_gib(way.host_bytes)} of the host per device" if way.host_bytes else ""
+        out.print(f"  {way.options}: {show_gib(way.peak_bytes)}{host}")

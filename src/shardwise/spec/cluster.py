@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from shardwise.spec.dtype import DType
 from shardwise.spec.quantity import (
@@ -20,7 +20,16 @@ from shardwise.spec.quantity import (
 )
 from shardwise.spec.record import Problems, Record, SpecError
 
-PositiveInt = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1, le=10**7)]
+
+
+def _has_a_unit(size: int) -> int:
+    if size < 2**20:
+        raise ValueError(f"{size} bytes is no memory of a device; write it like 80GiB")
+    return size
+
+
+Memory = Annotated[Bytes, AfterValidator(_has_a_unit)]
 
 _SHORTHAND = re.compile(r"(?:(\d{1,7})\s*x\s*)?(?:(\d{1,7})\s*x\s*)?([^@\s]+?)\s*(?:@\s*(.+?))?\s*")
 FORM = "nodes x GPUs x device @ network per GPU, such as 4x8xH100-SXM@400Gbps or 8xA100-80GB"
@@ -31,12 +40,12 @@ class DeviceSpec(Record):
 
     name: str
     title: str = ""
-    memory: Bytes
+    memory: Memory
     # What the runtime reports as total, a little below the nominal size.
-    usable_memory: Bytes | None = None
-    memory_bandwidth: ByteRate
+    usable_memory: Memory | None = None
+    memory_bandwidth: Annotated[ByteRate, Field(gt=0)]
     link: str = "PCIe"
-    link_bandwidth: ByteRate
+    link_bandwidth: Annotated[ByteRate, Field(gt=0)]
     node_size: PositiveInt = 8
     peak: Mapping[str, Flops]
     source: Mapping[str, str] = Field(default_factory=dict)
@@ -60,7 +69,7 @@ class ClusterSpec(Record):
     device: DeviceSpec
     nodes: PositiveInt = 1
     devices_per_node: PositiveInt = 1
-    network: Rate | None = None
+    network: Annotated[Rate, Field(gt=0)] | None = None
 
     @property
     def devices(self) -> int:
@@ -108,7 +117,7 @@ def parse_cluster(text: str, find_device: Callable[[str], DeviceSpec]) -> Cluste
         if nodes * per_node != count:
             problems.found.append(
                 f"cluster: {count} x {device.name} does not fill nodes of {device.node_size}; "
-                f"write nodes x GPUs, such as {max(1, count // 4)}x4x{device.name}"
+                f"write nodes x GPUs, such as 1x{count}x{device.name}"
             )
     if nodes < 1 or per_node < 1:
         problems.found.append(f"cluster: counts must be at least 1 in {text[:60]!r}")

@@ -25,8 +25,8 @@ OPTIMIZER_STATES: dict[Optimizer, int] = {
 class Job(Record):
     """Sequence length, batch in tokens over the whole cluster, and optimizer."""
 
-    seq_len: Annotated[Count, Field(ge=1)]
-    global_batch: Annotated[Count, Field(ge=1)] | None = None
+    seq_len: Annotated[Count, Field(ge=1, le=10**9)]
+    global_batch: Annotated[Count, Field(ge=1, le=10**13)] | None = None
     optimizer: Optimizer = "adamw"
 
     def split(self, strategy: Strategy) -> Strategy:

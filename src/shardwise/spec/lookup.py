@@ -33,12 +33,15 @@ def find_model(text: str, base: Path | None = None) -> Model:
     path = (base or Path()) / text
     if _FACTORY.fullmatch(text):
         return ModuleRef(factory=text)
-    if _exists(path):
+    if text and _exists(path):
         from shardwise.spec.huggingface import read_config
 
         return read_config(path)
     if text.endswith(".json") or "/" in text or "\\" in text:
-        raise SpecError(f"model: no file or folder {text[:200]!r}")
+        raise SpecError(
+            f"model: no file or folder {text[:200]!r}; names on a hub are not looked up, so give a "
+            "local folder or config.json, or a preset of 'shardwise catalog models'"
+        )
     return catalogue.model(text)
 
 

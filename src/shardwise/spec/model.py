@@ -10,7 +10,7 @@ from shardwise.spec.families import FAMILIES
 from shardwise.spec.quantity import Count
 from shardwise.spec.record import Record, SpecError, did_you_mean
 
-Size = Annotated[Count, Field(ge=1)]
+Size = Annotated[Count, Field(ge=1, le=10**9)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 Norm = Literal["layernorm", "rmsnorm", "rmsnorm_fp32"]
@@ -28,7 +28,7 @@ class ModelSpec(Record):
     name: str = "custom"
     family: str
 
-    layers: Size
+    layers: Annotated[Count, Field(ge=1, le=10_000)]
     hidden: Size
     heads: Size
     kv_heads: Size

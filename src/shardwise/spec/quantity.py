@@ -78,8 +78,14 @@ def parse_bytes(text: str | int | float) -> int:
 
 
 def parse_rate(text: str | int | float) -> float:
-    """`400Gbps` (bits) or `50GB/s` (bytes), as bytes per second; a bare number is bytes/s."""
-    return float(_parse(text, RATE_UNITS, "400Gbps or 50GB/s"))
+    """`400Gbps` (bits) or `50GB/s` (bytes), as bytes per second.
+
+    A bare number is bytes per second, and a small one most likely a forgotten unit.
+    """
+    value = float(_parse(text, RATE_UNITS, "400Gbps or 50GB/s"))
+    if value < 1e6 and str(text).strip().replace(".", "").isdigit():
+        raise QuantityError(f"{_shown(text)} has no unit; write it like 400Gbps or 50GB/s")
+    return value
 
 
 def parse_flops(text: str | int | float) -> float:

@@ -72,17 +72,20 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _sentences(cls: type[BaseModel], error: ValidationError, where: str) -> list[str]:
-    sentences = []
+    sentences: dict[str, str] = {}
     for problem in error.errors(include_url=False):
         path = [str(part) for part in problem["loc"] if _is_key(part)]
         key = ".".join([*([where] if where else []), *path])
-        sentences.append(f"{key}: {_sentence(cls, problem, path)}" if key else _bare(problem))
-    return sentences
+        # Of the branches of a union, the first says best what was expected.
+        sentence = f"{key}: {_sentence(cls, problem, path)}" if key else _bare(problem)
+        sentences.setdefault(key or sentence, sentence)
+    return list(sentences.values())
 
 
 def _is_key(part: object) -> bool:
     # Union branches appear in `loc` as type names, which mean nothing to the user.
-    return not (isinstance(part, str) and (part in ("bool", "int", "float", "str") or "[" in part))
+    branches = ("bool", "int", "float", "str")
+    return not (isinstance(part, str) and (part in branches or "[" in part or "-" in part))
 
 
 def _bare(problem: Any) -> str:

@@ -21,6 +21,7 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import Problems, SpecError, did_you_mean
 from shardwise.spec.strategy import Strategy, parse_strategy
 
+DEFAULT_SEQ_LEN = 4096
 SECTIONS = ("model", "cluster", "job", "strategy")
 
 
@@ -59,11 +60,25 @@ def run_from_dict(data: dict[str, Any], base: Path | None = None) -> RunSpec:
     }
     for name, read in readers.items():
         with problems.collect():
-            if name not in data:
+            if name in data:
+                parts[name] = read(data[name])
+            elif name in ("model", "cluster"):
                 raise SpecError(f"{name}: section is required")
-            parts[name] = read(data[name])
     problems.raise_if_any()
+    parts.setdefault("job", Job(seq_len=default_seq_len(parts["model"])))
+    parts.setdefault("strategy", default_strategy(parts["cluster"]))
     return RunSpec(**parts)
+
+
+def default_seq_len(model: Model) -> int:
+    """What is assumed where no sequence length is given."""
+    return min(DEFAULT_SEQ_LEN, getattr(model, "max_positions", DEFAULT_SEQ_LEN))
+
+
+def default_strategy(cluster: ClusterSpec | None) -> Strategy:
+    """What is assumed where no strategy is given."""
+    alone = cluster is not None and cluster.devices == 1
+    return Strategy(kind="single" if alone else "zero3")
 
 
 def _table(section: object, name: str) -> dict[str, Any]:

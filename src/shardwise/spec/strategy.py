@@ -12,10 +12,13 @@ from shardwise.spec.record import Record, SpecError, did_you_mean
 
 Kind = Literal["single", "ddp", "zero1", "zero2", "zero3"]
 GradSync = Literal["every", "local", "last"]
-PositiveInt = Annotated[int, Field(ge=1)]
+# Far beyond any run, and small enough that bytes stay within 64 bits.
+PositiveInt = Annotated[int, Field(ge=1, le=2**20)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 SHORTHANDS = ("single", "ddp", "zero1", "zero2", "zero3", "hsdp")
+# Words for the same thing.
+_ALIASES = {"fsdp": "zero3", "fsdp2": "zero3", "none": "single"}
 _SHORTHAND = re.compile(r"(zero[123]):([0-9]{1,7})")
 
 
@@ -54,7 +57,8 @@ class Strategy(Record):
     blocks_per_unit: PositiveInt = 1
     offload: StrictBool = False
     compile: StrictBool = False
-    ddp_bucket_mib: Annotated[float, Field(gt=0)] = 25.0
+    # Unset is torch's own choice: 25 MiB after a small first bucket.
+    ddp_bucket_mib: Annotated[float, Field(gt=0)] | None = None
 
     @field_validator("reshard_after_forward", mode="before")
     @classmethod
@@ -63,6 +67,13 @@ class Strategy(Record):
         if isinstance(value, int) and not isinstance(value, bool) and value < 2:
             raise ValueError("as a group size must be at least 2; use true or false")
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_shorthand_kind(cls, data: object) -> object:
+        if isinstance(data, dict) and data.get("kind") == "hsdp":
+            return {**data, "kind": "zero3", "within_node": True}
+        return data
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -73,11 +84,13 @@ class Strategy(Record):
             problems.append(
                 "kind 'ddp' shards nothing; set shard to 1 or choose zero1, zero2, zero3"
             )
+        if self.sharded and self.shard == 1 and (self.replicate or 1) > 1:
+            problems.append("a shard degree of 1 shards nothing; choose ddp or leave shard out")
         if self.kind in ("single", "ddp"):
             if self.reshard_after_forward not in (None, False):
                 problems.append(f"reshard_after_forward means nothing for kind '{self.kind}'")
             if self.offload:
-                problems.append(f"offload needs sharding; kind '{self.kind}' has none")
+                problems.append(f"offload needs sharding; kind '{self.kind}' has none: use zero3")
         if self.kind in ("zero1", "zero2") and self.reshard_after_forward not in (None, False):
             problems.append(
                 f"kind '{self.kind}' keeps parameters gathered; "
@@ -152,8 +165,10 @@ class Strategy(Record):
         if shard * replicate != devices:
             raise SpecError(
                 f"strategy: shard {shard} x replicate {replicate} = {shard * replicate} devices, "
-                f"but the cluster has {devices}"
+                f"but the cluster has {devices}; the degrees must multiply to that"
             )
+        if self.sharded and shard == 1 and devices > 1:
+            raise SpecError("strategy: a shard degree of 1 shards nothing; choose ddp")
         return shard, replicate
 
     def __str__(self) -> str:
@@ -176,6 +191,7 @@ _DEFAULT_SYNC: dict[Kind, GradSync] = {
 def parse_strategy(text: str) -> dict[str, object]:
     """The fields behind a shorthand: `ddp`, `zero3`, `hsdp`, or `zero3:8` (shard degree 8)."""
     name = text.strip().lower()
+    name = _ALIASES.get(name, name)
     if name == "hsdp":
         return {"kind": "zero3", "within_node": True}
     if name in SHORTHANDS:

@@ -6,6 +6,7 @@ Nothing is computed and nothing is allocated, so a module of any size on the met
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,8 +43,11 @@ def factory_units(factory: str, seq_len: int, dtype: DType = "bf16") -> ModelUni
         make = getattr(importlib.import_module(module_name), function)
     except (ImportError, AttributeError) as error:
         raise SpecError(f"model: cannot import {factory}: {error}") from None
-    with torch.device("meta"):
-        module = make()
+    try:
+        with torch.device("meta"):
+            module = make()
+    except Exception as error:
+        raise SpecError(f"model: {factory} failed: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise SpecError(f"model: {factory} returned {type(module).__name__}, not an nn.Module")
     return module_units(module, seq_len, dtype, name=factory)
@@ -68,7 +72,7 @@ def module_units(
     names = {id(block): block_name for block_name, block in blocks.items()}
     with FakeTensorMode(allow_non_fake_inputs=True):
         state = _fake_state(module, TORCH_DTYPES[dtype])
-        example = _example(module, inputs, batch, seq_len)
+        example = _example(module, inputs, batch, seq_len, TORCH_DTYPES[dtype])
         tokens = batch * seq_len
         watch = Watch(
             units={parameter_name: owner[parameter_name] for parameter_name in owner},
@@ -105,6 +109,13 @@ def _run(
             f"model: {type(module).__name__} looks at the values of its tensors ({error.func}), so "
             "it cannot be traced without data"
         ) from None
+    except SpecError:
+        raise
+    except Exception as error:
+        raise SpecError(
+            f"model: {type(module).__name__} does not run on its example inputs "
+            f"({type(error).__name__}: {error}); give it a method example_inputs(batch, seq_len)"
+        ) from error
 
 
 def _fake_state(module: nn.Module, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -127,23 +138,43 @@ def _example(
     inputs: Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...] | None,
     batch: int,
     seq_len: int,
+    dtype: torch.dtype,
 ) -> Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]:
     if inputs is None:
         offered = getattr(module, "example_inputs", None)
         if callable(offered):
             inputs = offered(batch, seq_len)
         else:
-            ids = torch.zeros((batch, seq_len), dtype=torch.long, device="cpu")
-            return {"input_ids": ids, "labels": ids.clone()}
+            return _token_inputs(module, batch, seq_len)
 
     def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        # A mixed-precision policy casts floating-point inputs too.
+        kind = dtype if tensor.is_floating_point() else tensor.dtype
+        made = torch.empty(tensor.shape, dtype=kind, device="cpu")
+        return made.requires_grad_(tensor.requires_grad)
 
-    if isinstance(inputs, Mapping):
-        return {key: stand_in(value) for key, value in inputs.items()}
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
+    values = inputs.values() if isinstance(inputs, Mapping) else inputs
+    if not isinstance(inputs, (Mapping, tuple, list)) or not all(
+        isinstance(value, torch.Tensor) for value in values
+    ):
+        raise SpecError("model: example_inputs must return tensors, in a tuple or by name")
+    if isinstance(inputs, Mapping):
+        return {key: stand_in(value) for key, value in inputs.items()}
     return tuple(stand_in(value) for value in inputs)
+
+
+def _token_inputs(
+    module: nn.Module, batch: int, seq_len: int
+) -> Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]:
+    """Token ids, and labels where the module takes them, as transformers names them."""
+    ids = torch.zeros((batch, seq_len), dtype=torch.long, device="cpu")
+    takes = inspect.signature(module.forward).parameters
+    if "input_ids" not in takes:
+        return (ids,)
+    named = {"input_ids": ids}
+    return {**named, "labels": ids.clone()} if "labels" in takes else named
 
 
 def _loss(output: Any) -> torch.Tensor:

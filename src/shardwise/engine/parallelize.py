@@ -1,0 +1,166 @@
+"""`parallelize`: a module and a Strategy become a module that trains that way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from shardwise.engine.mesh import make_mesh, resolve_for_world
+from shardwise.engine.recompute import apply_recompute
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
+from shardwise.units.blocks import find_blocks, owners
+from shardwise.units.module import TORCH_DTYPES
+
+
+def parallelize(model: nn.Module, strategy: Strategy, mesh: DeviceMesh | None = None) -> nn.Module:
+    """Apply `strategy` to `model`: recompute, then compile, then shard.
+
+    Sharded kinds change the model in place and return it; `ddp` returns it wrapped. The optimizer
+    must be made from the parameters of what is returned.
+    """
+    strategy = resolve_for_world(strategy)
+    blocks = find_blocks(model)
+    _check_parameters(model, blocks)
+    apply_recompute(list(blocks.values()), strategy)
+    if strategy.compile:
+        for block in blocks.values():
+            block.compile()
+    if strategy.kind == "single":
+        return model
+    if mesh is None:
+        mesh = make_mesh(strategy, _device_type(model))
+    assert mesh is not None
+    if strategy.kind == "ddp":
+        return DistributedDataParallel(
+            model,
+            process_group=mesh.get_group(),
+            bucket_cap_mb=strategy.ddp_bucket_mib,
+            # Gradients live in the buckets: no second copy of them.
+            gradient_as_bucket_view=True,
+            forward_sync_buffers=False,
+        )
+    _shard(model, list(blocks.values()), strategy, mesh)
+    _check_sharded(model)
+    return model
+
+
+def _shard(
+    model: nn.Module, blocks: Sequence[nn.Module], strategy: Strategy, mesh: DeviceMesh
+) -> None:
+    settings: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": _precision(strategy),
+        "offload_policy": _offload(strategy, model),
+    }
+    units = []
+    for start in range(0, len(blocks), strategy.blocks_per_unit):
+        members = list(blocks[start : start + strategy.blocks_per_unit])
+        fully_shard(
+            members if len(members) > 1 else members[0],
+            reshard_after_forward=strategy.reshard_after_forward,
+            **settings,
+        )
+        units.append(cast(FSDPModule, members[0]))
+    # The root is used first and last: resharding it between the two would gather it twice for
+    # nothing.
+    fully_shard(model, reshard_after_forward=False, **settings)
+    _set_prefetch(cast(FSDPModule, model), units, strategy.prefetch)
+
+
+def _set_prefetch(root: FSDPModule, units: Sequence[FSDPModule], depth: int) -> None:
+    """How many units ahead the backward gathers; 1 is what the engine does by itself."""
+    if depth == 1:
+        return
+    ordered = [*units, root]
+    for index, unit in enumerate(ordered):
+        ahead = ordered[max(0, index - depth) : index][::-1]
+        # An empty list would mean the default; a unit that prefetches itself prefetches nothing.
+        unit.set_modules_to_backward_prefetch(ahead or [unit])
+
+
+def _precision(strategy: Strategy) -> MixedPrecisionPolicy:
+    param, reduce, master = (
+        TORCH_DTYPES[dtype]
+        for dtype in (strategy.param_dtype, strategy.reduce_dtype, strategy.master_dtype)
+    )
+    return MixedPrecisionPolicy(
+        param_dtype=None if param == master else param,
+        reduce_dtype=None if reduce == param == master else reduce,
+    )
+
+
+def _offload(strategy: Strategy, model: nn.Module) -> OffloadPolicy:
+    if not strategy.offload:
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=_device_type(model) != "cpu")
+
+
+def _device_type(model: nn.Module) -> str:
+    device = next(model.parameters()).device.type
+    if device == "meta":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def _check_parameters(model: nn.Module, blocks: dict[str, nn.Module]) -> None:
+    """What fully_shard would only find out in the first forward, or never say."""
+    problems = []
+    owner = owners(model, blocks)
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for aliases in names.values():
+        inside = [n for n in aliases if any(n.startswith(f"{block}.") for block in blocks)]
+        if len(aliases) > 1 and inside and owner[aliases[0]] == "":
+            problems.append(
+                f"model: {aliases[0]} and {aliases[1]} are one tensor but lie in different units; "
+                "untie them or move one out of its block"
+            )
+    dtypes: dict[str, dict[torch.dtype, str]] = {}
+    for name, unit in owner.items():
+        dtypes.setdefault(unit, {}).setdefault(model.get_parameter(name).dtype, name)
+    for unit, found in dtypes.items():
+        if len(found) > 1:
+            listed = ", ".join(f"{name} is {dtype}" for dtype, name in found.items())
+            problems.append(
+                f"model: unit '{unit or 'root'}' mixes dtypes ({listed}); one group is gathered in "
+                "one dtype, so convert them to the same"
+            )
+    if problems:
+        raise SpecError(problems)
+
+
+def _check_sharded(model: nn.Module) -> None:
+    whole = [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
+    if whole:
+        raise SpecError(f"model: {len(whole)} parameters were not sharded, such as {whole[0]}")
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Refuse an optimizer made before sharding: it would train parameters nobody reads."""
+    current = {id(parameter) for parameter in model.parameters()}
+    stray = [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if id(parameter) not in current
+    ]
+    if stray:
+        raise SpecError(
+            f"optimizer: {len(stray)} of its parameters are not the model's; make the optimizer "
+            "after parallelize, from the parameters of what it returns"
+        )

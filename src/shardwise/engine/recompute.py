@@ -1,0 +1,58 @@
+"""Recomputation of blocks: all of them, the first share, or by operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from shardwise.spec.strategy import Strategy
+
+aten = torch.ops.aten
+_MATMULS = (aten.mm.default, aten.addmm.default)
+
+
+def apply_recompute(blocks: Sequence[nn.Module], strategy: Strategy) -> None:
+    """Make the blocks recompute as the strategy says; names of parameters stay as they are."""
+    if strategy.recompute == "none":
+        return
+    share = strategy.recompute if isinstance(strategy.recompute, float) else 1.0
+    # The first blocks: when their turn comes, what the later ones kept is gone.
+    count = math.ceil(share * len(blocks) - 1e-9)
+    context = _selective if strategy.recompute == "selective" else None
+    for block in blocks[:count]:
+        _recompute_forward(block, context)
+
+
+def _recompute_forward(block: nn.Module, context: Callable[[], Any] | None) -> None:
+    forward = block.forward
+    settings: dict[str, Any] = {"use_reentrant": False}
+    if context is not None:
+        settings["context_fn"] = context
+
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, **settings, **kwargs)
+
+    block.forward = recomputed
+
+
+def _selective() -> Any:
+    """Attention, and the first of every two matmuls of a block, keep their outputs."""
+    seen = {False: 0, True: 0}
+
+    def policy(context: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        keep = "_scaled_dot_product" in op.__name__
+        if op in _MATMULS:
+            seen[context.is_recompute] += 1
+            keep = seen[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]

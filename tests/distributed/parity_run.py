@@ -1,0 +1,69 @@
+"""Six steps of training in fp64 under a strategy; rank 0 prints digests of the parameters.
+
+Started by torchrun with a JSON list of cases. Every rank takes its own part of one global batch, so
+that any number of processes trains on the same data.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwise.engine.mesh import resolve_for_world
+from shardwise.engine.parallelize import parallelize
+from shardwise.engine.sync import micro_batch
+from shardwise.spec import ModelSpec, Strategy
+from tests.units.reduced import build
+
+STEPS, GLOBAL_SEQUENCES, SEQ_LEN = 6, 8, 16
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def train(case: dict[str, Any]) -> list[torch.Tensor]:
+    spec = ModelSpec.model_validate(case["model"])
+    strategy = resolve_for_world(Strategy.model_validate(case["strategy"]))
+    torch.manual_seed(0)
+    model = parallelize(build(spec, device="cpu", attention="sdpa").double(), strategy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    data = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        batch = torch.randint(0, spec.vocab, (GLOBAL_SEQUENCES, SEQ_LEN), generator=data)
+        mine = batch.chunk(world)[rank].chunk(strategy.accumulate)
+        for index, ids in enumerate(mine):
+            with micro_batch(model, strategy, last=index == strategy.accumulate - 1):
+                loss = model(input_ids=ids, labels=ids).loss / strategy.accumulate
+                loss.backward()
+        if case["clip"]:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), case["clip"])
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return [full(parameter.detach()) for parameter in model.parameters()]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for case in json.loads(Path(sys.argv[1]).read_text()):
+        parameters = train(case)
+        gc.collect()
+        if dist.get_rank() == 0:
+            flat = torch.cat([p.flatten() for p in parameters])
+            torch.save(flat, case["file"])
+            digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+            print("RESULT " + json.dumps({"digest": digest}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
