@@ -132,6 +132,11 @@ class Step:
         gradients: Floats = np.where(self.replicated, replicated, sharded)
         return np.where(c.offload, 0.0, gradients)
 
+    def _reduces(self, m: MicroBatch) -> Bools:
+        """Whether this micro-batch scatters its gradients."""
+        reduces: Bools = self.c.sharded & (m.final | self.c.shard_sync_every)
+        return reduces
+
     def _accumulators(self, m: MicroBatch, done: Floats) -> Floats:
         """Whole gradients kept across micro-batches, when `done` elements have had their turn."""
         alive = np.where(m.earlier, self.whole - done, 0.0) + np.where(m.final, 0.0, done)
@@ -255,7 +260,7 @@ class Step:
         above = self.blocks[:, index + 1 :].sum(axis=1)
         below = self.blocks[:, :index].sum(axis=1)
         following = self.blocks[:, index + 1] if index + 1 < len(self.units.blocks) else 0.0 * size
-        syncs = c.sharded & (m.final | c.shard_sync_every)
+        syncs = self._reduces(m)
         in_flight = np.where(syncs, following, 0.0) * c.reduce_bytes
         prefetched = np.where(
             c.reshard_forward & c.sharded, _prefetched(self.blocks, index, c.prefetch), 0.0
@@ -322,7 +327,7 @@ class Step:
         the gradient of the unit's last parameter.
         """
         c = self.c
-        syncs = c.sharded & (m.final | c.shard_sync_every)
+        syncs = self._reduces(m)
         largest = float(max((p.numel for p in unit.parameters), default=0)) * c.param_bytes
         last = float(unit.parameters[-1].numel if unit.parameters else 0) * c.param_bytes
         own = np.where(self.sums_whole & m.earlier, 0.0, size * c.param_bytes)
@@ -355,7 +360,7 @@ class Step:
     def last_backward(self, m: MicroBatch) -> Iterator[Ledger]:
         """The embedding's gradient, then the reduction of the whole root."""
         c, root = self.c, self.units.root
-        syncs = c.sharded & (m.final | c.shard_sync_every)
+        syncs = self._reduces(m)
         first = self.blocks[:, 0] if self.units.blocks else np.zeros(self.rows)
         left = self._left_gathered(m, self.all_blocks)
         whole_sums = self._accumulators(m, self.all_blocks)
