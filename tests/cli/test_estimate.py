@@ -277,6 +277,8 @@ def test_catalog() -> None:
     assert "data sheet" in one.stdout.lower()
     listed = json.loads(run("catalog", "devices", "--json").stdout)
     assert all(entry["source"] for entry in listed)
+    assert run("catalog", "devices", "").returncode == 2
+    assert "79.11GiB" in one.stdout
     wrong = run("catalog", "models", "lama-3-8b")
     assert wrong.returncode == 2
     assert "did you mean 'llama-3-8b'" in wrong.stderr

@@ -1,4 +1,4 @@
-"""Where the `shardwise` command begins: two settings that must come before the first import."""
+"""Where the `shardwise` command begins: what must be set before the first import."""
 
 from __future__ import annotations
 

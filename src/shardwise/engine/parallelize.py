@@ -22,7 +22,7 @@ from shardwise.engine.mesh import make_mesh, resolve_for_world
 from shardwise.engine.recompute import apply_recompute
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.units.blocks import find_blocks, owners
+from shardwise.units.blocks import find_blocks, owners, parameter_names
 from shardwise.units.module import TORCH_DTYPES
 
 
@@ -120,10 +120,7 @@ def _check_parameters(model: nn.Module, blocks: dict[str, nn.Module]) -> None:
     """What fully_shard would only find out in the first forward, or never say."""
     problems = []
     owner = owners(model, blocks)
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    for aliases in names.values():
+    for aliases in parameter_names(model).values():
         inside = [n for n in aliases if any(n.startswith(f"{block}.") for block in blocks)]
         if len(aliases) > 1 and inside and owner[aliases[0]] == "":
             problems.append(

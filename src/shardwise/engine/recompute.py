@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from shardwise.spec.strategy import Strategy
+from shardwise.spec.strategy import Strategy, blocks_of_share
 
 aten = torch.ops.aten
 _MATMULS = (aten.mm.default, aten.addmm.default)
@@ -24,12 +23,12 @@ def apply_recompute(blocks: Sequence[nn.Module], strategy: Strategy) -> None:
     """Make the blocks recompute as the strategy says; names of parameters stay as they are."""
     if strategy.recompute == "none":
         return
-    share = strategy.recompute if isinstance(strategy.recompute, float) else 1.0
-    # The first blocks: when their turn comes, what the later ones kept is gone.
-    count = math.ceil(share * len(blocks) - 1e-9)
-    context = _selective if strategy.recompute == "selective" else None
-    for block in blocks[:count]:
-        _recompute_forward(block, context)
+    if strategy.recompute == "selective":
+        for block in blocks:
+            _recompute_forward(block, _selective)
+        return
+    for block in blocks[: int(blocks_of_share(strategy.full_recompute_share, len(blocks)))]:
+        _recompute_forward(block, None)
 
 
 def _recompute_forward(block: nn.Module, context: Callable[[], Any] | None) -> None:

@@ -77,16 +77,12 @@ class Configurations:
             replicate_sync_every=bools([s.grad_sync == "every" for s in strategies]),
             prefetch=ints([s.prefetch for s in strategies]),
             offload=bools([s.offload for s in strategies]),
-            full_recompute=np.asarray([_full_share(s) for s in strategies], dtype=np.float64),
+            full_recompute=np.asarray(
+                [s.full_recompute_share for s in strategies], dtype=np.float64
+            ),
             selective=bools([s.recompute == "selective" for s in strategies]),
             bucket_bytes=np.asarray([(s.ddp_bucket_mib or 0.0) * 2**20 for s in strategies]),
         )
 
     def __len__(self) -> int:
         return len(self.shard)
-
-
-def _full_share(strategy: Strategy) -> float:
-    if isinstance(strategy.recompute, float):
-        return strategy.recompute
-    return 1.0 if strategy.recompute == "full" else 0.0

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.predict.configurations import Configurations, Floats, Ints
+from shardwise.spec.strategy import blocks_of_share
 from shardwise.units.unit import ModelUnits
 
 # Said wherever a number depends on it.
@@ -42,11 +43,6 @@ def predict_work(units: ModelUnits, c: Configurations) -> Work:
 
 
 def recomputed_blocks(c: Configurations, count: int) -> Ints:
-    """How many blocks, from the first on, recompute everything.
-
-    The first ones: when their turn comes in the backward, the activations that the later blocks
-    kept are gone, and the working set of recomputation takes their place.
-    """
-    # The small subtraction undoes the rounding of shares such as 0.1 * 30.
-    blocks: Ints = np.ceil(c.full_recompute * count - 1e-9).astype(np.int64)
+    """How many blocks, from the first on, recompute everything."""
+    blocks: Ints = blocks_of_share(c.full_recompute, count).astype(np.int64)
     return blocks

@@ -18,7 +18,7 @@ def entries(shelf: str, name: str | None = None) -> list[dict[str, Any]]:
 
 
 def _models(name: str | None) -> list[dict[str, Any]]:
-    specs = [catalogue.model(n) for n in ([name] if name else catalogue.model_names())]
+    specs = [catalogue.model(n) for n in ([name] if name is not None else catalogue.model_names())]
     found = []
     for spec in specs:
         units = decoder_units(spec, min(spec.max_positions, 2048))
@@ -27,7 +27,7 @@ def _models(name: str | None) -> list[dict[str, Any]]:
 
 
 def _devices(name: str | None) -> list[dict[str, Any]]:
-    chosen = [catalogue.find_device(name)] if name else catalogue.devices().values()
+    chosen = catalogue.devices().values() if name is None else [catalogue.find_device(name)]
     return [device.model_dump(mode="json", exclude_none=True) for device in chosen]
 
 

@@ -122,7 +122,10 @@ _GB = _table(BYTE_UNITS, ["PB", "TB", "GB", "MB", "kB", "B"])
 
 
 def write_bytes(value: int) -> str:
-    """A text that `parse_bytes` reads back to `value`."""
+    """A text that `parse_bytes` reads back to `value`, as short as one can be."""
+    rounded = f"{value / 2**30:.2f}".rstrip("0").rstrip(".") + "GiB"
+    if parse_bytes(rounded) == value:
+        return rounded
     exact = [(n, f) for n, f in (*_GIB[:-1], *_GB[:-1]) if value and value % int(f) == 0]
     name, factor = max(exact, key=lambda unit: unit[1]) if exact else _GB[-1]
     return f"{value // int(factor)}{name}"

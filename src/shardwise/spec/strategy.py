@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StrictBool, field_validator, model_validator
 
@@ -103,6 +103,13 @@ class Strategy(Record):
         return self
 
     @property
+    def full_recompute_share(self) -> float:
+        """The share of the blocks, from the first on, that recompute everything."""
+        if isinstance(self.recompute, float):
+            return self.recompute
+        return 1.0 if self.recompute == "full" else 0.0
+
+    @property
     def sharded(self) -> bool:
         """Whether the run is built with `fully_shard` (true for every zero kind)."""
         return self.kind in ("zero1", "zero2", "zero3")
@@ -167,8 +174,6 @@ class Strategy(Record):
                 f"strategy: shard {shard} x replicate {replicate} = {shard * replicate} devices, "
                 f"but the cluster has {devices}; the degrees must multiply to that"
             )
-        if self.sharded and shard == 1 and devices > 1:
-            raise SpecError("strategy: a shard degree of 1 shards nothing; choose ddp")
         return shard, replicate
 
     def __str__(self) -> str:
@@ -177,6 +182,16 @@ class Strategy(Record):
         if self.hybrid:
             return f"{self.kind} in {self.replicate} groups of {self.shard}"
         return self.kind
+
+
+def blocks_of_share(share: Any, count: int) -> Any:
+    """How many of `count` blocks a share of them is, for a number or an array of shares.
+
+    Rounded up; the small addend undoes the rounding of shares such as 0.1 * 30. The first blocks
+    are meant: when their turn comes in the backward, the activations that the later ones kept are
+    gone, and the working set of recomputation takes their place.
+    """
+    return -((1e-9 - share * count) // 1)
 
 
 _DEFAULT_SYNC: dict[Kind, GradSync] = {
@@ -192,8 +207,6 @@ def parse_strategy(text: str) -> dict[str, object]:
     """The fields behind a shorthand: `ddp`, `zero3`, `hsdp`, or `zero3:8` (shard degree 8)."""
     name = text.strip().lower()
     name = _ALIASES.get(name, name)
-    if name == "hsdp":
-        return {"kind": "zero3", "within_node": True}
     if name in SHORTHANDS:
         return {"kind": name}
     match = _SHORTHAND.fullmatch(name)

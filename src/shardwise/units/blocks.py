@@ -42,22 +42,27 @@ def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
     }
 
 
+def parameter_names(module: nn.Module) -> dict[int, list[str]]:
+    """All names of each parameter, by its id; a tied one has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return names
+
+
 def owners(module: nn.Module, blocks: dict[str, nn.Module]) -> dict[str, str]:
     """For each parameter, by the first of its names, the block that owns it, or '' for the root.
 
     A parameter used by several units (a tied embedding) belongs to the one that contains them
     all, which is the root.
     """
-    names: dict[int, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
     prefixes = sorted(blocks, key=len, reverse=True)
 
     def owner(name: str) -> str:
         return next((block for block in prefixes if name.startswith(f"{block}.")), "")
 
     found = {}
-    for aliases in names.values():
+    for aliases in parameter_names(module).values():
         holders = {owner(name) for name in aliases}
         found[aliases[0]] = holders.pop() if len(holders) == 1 else ""
     return found

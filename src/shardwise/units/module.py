@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 from shardwise.spec.dtype import DType
 from shardwise.spec.record import SpecError
-from shardwise.units.blocks import find_blocks, owners
+from shardwise.units.blocks import find_blocks, owners, parameter_names
 from shardwise.units.unit import ModelUnits, Parameter, Unit
 from shardwise.units.watch import ROOT, Watch
 
@@ -271,7 +271,5 @@ def _units(
 
 def _tied_shapes(module: nn.Module) -> set[tuple[int, ...]]:
     """Shapes of the parameters that go by more than one name."""
-    count: dict[int, int] = {}
-    for _, parameter in module.named_parameters(remove_duplicate=False):
-        count[id(parameter)] = count.get(id(parameter), 0) + 1
-    return {tuple(p.shape) for p in module.parameters() if count[id(p)] > 1}
+    names = parameter_names(module)
+    return {tuple(p.shape) for p in module.parameters() if len(names[id(p)]) > 1}

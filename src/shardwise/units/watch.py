@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
+from shardwise.units.blocks import parameter_names
 from shardwise.units.unit import NOTHING, Kept, Moment, Stage, prune
 
 ROOT = ""
@@ -162,16 +163,11 @@ class Watch(TorchDispatchMode):
 
     def used_after_blocks(self, module: nn.Module) -> set[str]:
         """Names of root parameters whose module first ran when the blocks were done."""
-        late = set()
-        for name in self.parameters:
-            aliases = [
-                other
-                for other, tensor in module.named_parameters(remove_duplicate=False)
-                if tensor is module.get_parameter(name)
-            ]
-            if all(self._first_use.get(alias.rpartition(".")[0], False) for alias in aliases):
-                late.add(name)
-        return late
+        return {
+            aliases[0]
+            for aliases in parameter_names(module).values()
+            if all(self._first_use.get(alias.rpartition(".")[0], False) for alias in aliases)
+        }
 
     # ---- watching ---------------------------------------------------------------------------
 
