@@ -9,6 +9,7 @@ from shardwise.predict.estimate import price
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import Model, find_cluster, find_model
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import Problems, SpecError
 from shardwise.spec.run import RunSpec, default_seq_len, default_strategy, read_run
 from shardwise.spec.strategy import Strategy, parse_precision, parse_strategy
@@ -37,7 +38,7 @@ def estimate(
 def estimate_run(run: RunSpec) -> StepProfile:
     """Memory and traffic of a run whose strategy is resolved."""
     units = load_units(run.model, run.job.seq_len, run.strategy)
-    origin = "formulas" if not hasattr(run.model, "factory") else "traced module"
+    origin = "formulas" if isinstance(run.model, ModelSpec) else "traced module"
     return price(units, run.strategy, run.cluster, run.job, origin)
 
 
@@ -105,7 +106,12 @@ def describe_run(
     assert chosen_model is not None
     assert chosen_cluster is not None
     return RunSpec(
-        model=chosen_model, cluster=chosen_cluster, job=job, strategy=chosen_strategy
+        model=chosen_model,
+        cluster=chosen_cluster,
+        job=job,
+        strategy=chosen_strategy,
+        train=base.train if base else None,
+        data=base.data if base else None,
     ).resolved()
 
 

@@ -57,6 +57,23 @@ class WorkProfile(NamedTuple):
     convention: str
 
 
+class TimeProfile(NamedTuple):
+    """Seconds of one step; `step_s_spread` are the 10th and 90th percentile over steps."""
+
+    step_s: float
+    step_s_spread: tuple[float, float] | None = None
+
+
+class ThroughputProfile(NamedTuple):
+    """Tokens per second over all devices and per device, and the share of the peak used."""
+
+    tokens_per_s: float
+    tokens_per_s_per_device: float
+    mfu: float | None = None
+    hfu: float | None = None
+    mfu_convention: str | None = None
+
+
 class StepProfile(NamedTuple):
     """One optimizer step, predicted, simulated or measured."""
 
@@ -65,15 +82,35 @@ class StepProfile(NamedTuple):
     cluster: Mapping[str, Any]
     job: Mapping[str, Any]
     strategy: Mapping[str, Any]
-    memory: MemoryProfile
+    # Absent where it was not measured.
+    memory: MemoryProfile | None
     traffic: tuple[CollectiveProfile, ...]
     work: WorkProfile | None = None
+    time: TimeProfile | None = None
+    throughput: ThroughputProfile | None = None
+
+    @property
+    def known_memory(self) -> MemoryProfile:
+        """The memory of a profile that has it, as every prediction does."""
+        assert self.memory is not None
+        return self.memory
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
         plain: dict[str, Any] = {"schema": SCHEMA, **_plain(self)}
         plain["provenance"]["from"] = plain["provenance"].pop("origin")
         return plain
+
+
+def by_operation(
+    traffic: tuple[CollectiveProfile, ...],
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """Calls and bytes by what a counter can see: the operation and the size of its group."""
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for one in traffic:
+        calls, size = found.get((one.op, one.group_size), (0, 0))
+        found[one.op, one.group_size] = (calls + one.calls, size + one.bytes)
+    return found
 
 
 def _plain(value: Any) -> Any:

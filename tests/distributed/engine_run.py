@@ -19,13 +19,15 @@ from shardwise.engine.ledger import LiveBytes
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
 from shardwise.spec import ModelSpec, Strategy
+from shardwise.train.batches import MicroBatch
+from shardwise.train.loop import logits_of, loss_sum
 from tests.units.reduced import build
 
 
 def step(module: torch.nn.Module, optimizer: Any, ids: torch.Tensor, strategy: Strategy) -> None:
     for index in range(strategy.accumulate):
-        with micro_batch(module, strategy, last=index == strategy.accumulate - 1):
-            module(input_ids=ids, labels=ids).loss.backward()
+        with micro_batch(module, last=index == strategy.accumulate - 1):
+            loss_sum(logits_of(module), MicroBatch(ids, ids), ids.device).backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 

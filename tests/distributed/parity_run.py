@@ -41,7 +41,7 @@ def train(case: dict[str, Any]) -> list[torch.Tensor]:
         batch = torch.randint(0, spec.vocab, (GLOBAL_SEQUENCES, SEQ_LEN), generator=data)
         mine = batch.chunk(world)[rank].chunk(strategy.accumulate)
         for index, ids in enumerate(mine):
-            with micro_batch(model, strategy, last=index == strategy.accumulate - 1):
+            with micro_batch(model, last=index == strategy.accumulate - 1):
                 loss = model(input_ids=ids, labels=ids).loss / strategy.accumulate
                 loss.backward()
         if case["clip"]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.spec import SpecError
+from shardwise.spec.lookup import ModuleRef
 from shardwise.units.decoder import decoder_units
 from tests.units.reduced import build, reduced
 
@@ -15,7 +16,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from shardwise.units.blocks import find_blocks, owners  # noqa: E402
-from shardwise.units.module import factory_units, module_units  # noqa: E402
+from shardwise.units.module import module_units, traced_units  # noqa: E402
 
 
 class Tower(nn.Module):
@@ -131,13 +132,16 @@ def test_factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(Path(__file__).parents[2])
-    assert factory_units("towers:make", 1, "fp32").numel == module_units(Tower(), 1, "fp32").numel
+    assert (
+        traced_units(ModuleRef(factory="towers:make"), 1, "fp32").numel
+        == module_units(Tower(), 1, "fp32").numel
+    )
     with pytest.raises(SpecError, match="returned int, not an nn.Module"):
-        factory_units("towers:nothing", 1)
+        traced_units(ModuleRef(factory="towers:nothing"), 1)
     with pytest.raises(SpecError, match="cannot import towers:missing"):
-        factory_units("towers:missing", 1)
+        traced_units(ModuleRef(factory="towers:missing"), 1)
     with pytest.raises(SpecError, match="cannot import nowhere:make"):
-        factory_units("nowhere:make", 1)
+        traced_units(ModuleRef(factory="nowhere:make"), 1)
     sys.modules.pop("towers", None)
 
 

@@ -91,9 +91,9 @@ def estimate(
     if as_json:
         print_json(profile.to_dict())
     else:
-        fits = profile.memory.verdict == "fits"
+        fits = profile.known_memory.verdict == "fits"
         print_estimate(described, profile, [] if fits else ways_for(described))
-    if not profile.memory.fits:
+    if not profile.known_memory.fits:
         raise typer.Exit(1)
 
 

@@ -7,7 +7,9 @@ import sys
 import typer
 
 from shardwise.cli.catalog import catalog
+from shardwise.cli.doctor import doctor
 from shardwise.cli.estimate import estimate
+from shardwise.cli.train import train
 from shardwise.spec.record import SpecError
 from shardwise.version import __version__
 
@@ -20,6 +22,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(estimate)
+app.command()(train)
+app.command()(doctor)
 app.command()(catalog)
 
 

@@ -6,9 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _C10D = torch.ops.c10d
+_FUNCTIONAL = torch.ops._c10d_functional
 
 
 class Counted(NamedTuple):
@@ -33,8 +36,13 @@ class CollectiveCounter(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Look at one operation on its way to the engine."""
+        if DTensor in types:
+            # Let it become operations on plain tensors first, its collectives among them.
+            return NotImplemented
         if func.namespace == "c10d":
             self._note(func, args)
+        elif func is _FUNCTIONAL.all_reduce.default:
+            self._add("all_reduce", args[0], _resolve_process_group(args[2]))
         return func(*args, **(kwargs or {}))
 
     def _note(self, func: Any, args: tuple[Any, ...]) -> None:
@@ -49,6 +57,9 @@ class CollectiveCounter(TorchDispatchMode):
         else:
             return
         group = next(a for a in args if isinstance(a, torch.ScriptObject))
-        key = (name, dist.ProcessGroup.unbox(group).size())
+        self._add(name, message, dist.ProcessGroup.unbox(group))
+
+    def _add(self, name: str, message: torch.Tensor, group: dist.ProcessGroup) -> None:
+        key = (name, group.size())
         before = self.found.get(key, Counted(0, 0))
         self.found[key] = Counted(before.calls + 1, before.bytes + message.nbytes)

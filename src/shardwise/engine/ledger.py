@@ -5,42 +5,68 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+_C10D, _FSDP = torch.ops.c10d, torch.ops.fsdp
+# What no operation of the engine or owner of the tensor tells: activations, logits, gradients that
+# are not reduced yet.
+REST = "working"
+
 
 class LiveBytes(TorchDispatchMode):
-    """The sum of tensors alive, and its highest value since `reset`.
+    """The sum of tensors alive, its highest value since `reset`, and what that was made of.
 
     FSDP frees and refills the storages of gathered parameters in place, so every tensor is known
     from the start and the size of every storage is read anew after each operation: exact and
     slow, a tool for a few steps. A storage that first shows up in a view was made out of sight,
     inside a collective, and is not counted.
+
+    `known` names tensors that exist from the start; what the engine gathers into and reduces
+    from is recognised by its operations, the rest is "working".
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Mapping[str, Iterable[torch.Tensor]] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
+        self.peak_terms: dict[str, int] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
         self._foreign: dict[int, weakref.ref[Any]] = {}
+        self._term: dict[int, str] = {}
         with warnings.catch_warnings():
             # Looking at every object wakes deprecated ones.
             warnings.simplefilter("ignore")
             existing = [o for o in gc.get_objects() if isinstance(o, torch.Tensor)]
         self._follow(existing, self._alive)
+        for term, tensors in (known or {}).items():
+            self._name(tensors, term)
 
     def reset(self) -> None:
         """Forget the peak; start again from what is alive now."""
-        self.peak_bytes = self.current_bytes()
+        self.peak_bytes = 0
+        self._measure()
 
-    def current_bytes(self) -> int:
-        storages = [reference() for reference in list(self._alive.values())]
-        return sum(storage.nbytes() for storage in storages if storage is not None)
+    def current(self) -> dict[str, int]:
+        """Bytes alive now, by term."""
+        terms: dict[str, int] = {}
+        for key, reference in list(self._alive.items()):
+            storage = reference()
+            if storage is not None:
+                term = self._term.get(key, REST)
+                terms[term] = terms.get(term, 0) + storage.nbytes()
+        return terms
+
+    def _measure(self) -> None:
+        terms = self.current()
+        total = sum(terms.values())
+        if total > self.peak_bytes:
+            self.peak_bytes, self.peak_terms = total, terms
 
     def __torch_dispatch__(
         self,
@@ -53,15 +79,42 @@ class LiveBytes(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         book = self._foreign if func.is_view else self._alive
         self._follow(tree_leaves((args, kwargs, out)), book)
-        self.peak_bytes = max(self.peak_bytes, self.current_bytes())
+        self._recognise(func, args, kwargs or {})
+        self._measure()
         return out
+
+    def _recognise(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if func is _C10D._allgather_base_.default:
+            self._name([args[0]], "unsharded_parameters")
+        elif func is _C10D._reduce_scatter_base_.default:
+            self._name([args[0]], "gradients")
+            self._name([args[1]], "reduce_buffers")
+        elif func is _C10D.allreduce_.default:
+            self._name(args[0], "gradients")
+        elif func is _FSDP.split_with_sizes_copy.default:
+            self._name(kwargs["out"], "unsharded_parameters")
+        elif func is _FSDP.chunk_cat.default:
+            self._name([kwargs["out"]], "reduce_buffers")
+
+    def _name(self, tensors: Iterable[Any], term: str) -> None:
+        for tensor in tensors:
+            plain = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+            if isinstance(plain, torch.Tensor) and not plain.is_meta:
+                self._term[plain.untyped_storage()._cdata] = term
 
     def _follow(self, leaves: Iterable[Any], book: dict[int, weakref.ref[Any]]) -> None:
         for leaf in leaves:
             tensor = leaf._local_tensor if isinstance(leaf, DTensor) else leaf
-            if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
+            # A compiler keeps tensors without data.
+            if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
+                continue
+            if tensor.is_meta:
                 continue
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key not in self._alive and key not in self._foreign:
-                book[key] = weakref.ref(storage, lambda _, k=key: book.pop(k, None))  # type: ignore[misc]
+                book[key] = weakref.ref(storage, lambda _, k=key: self._forget(k, book))  # type: ignore[misc]
+
+    def _forget(self, key: int, book: dict[int, weakref.ref[Any]]) -> None:
+        book.pop(key, None)
+        self._term.pop(key, None)

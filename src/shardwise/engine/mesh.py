@@ -1,9 +1,10 @@
-"""The device mesh of a strategy: shard inside, replicate across."""
+"""The processes of a run and their device mesh: shard inside, replicate across."""
 
 from __future__ import annotations
 
 import os
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -13,11 +14,38 @@ from shardwise.spec.strategy import Strategy
 REPLICATE, SHARD = "replicate", "shard"
 
 
+def world() -> tuple[int, int]:
+    """This process's rank, and how many there are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def local_device(kind: str = "auto") -> torch.device:
+    """The device of this process: its own GPU, or the CPU."""
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def join(device: torch.device) -> None:
+    """Join the process group that a launcher has described in the environment, if one has.
+
+    Gloo is always there, so that ranks can agree on small things without touching a GPU.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return
+    if device.type == "cuda":
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+
+
 def resolve_for_world(strategy: Strategy) -> Strategy:
     """The strategy with its degrees decided for the processes that are running."""
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    return strategy.resolve(world, min(per_node, world))
+    _, size = world()
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    return strategy.resolve(size, min(per_node, size))
 
 
 def make_mesh(strategy: Strategy, device_type: str) -> DeviceMesh | None:
@@ -25,12 +53,16 @@ def make_mesh(strategy: Strategy, device_type: str) -> DeviceMesh | None:
     if strategy.kind == "single":
         return None
     shard, replicate = strategy.shard or 1, strategy.replicate or 1
-    world = dist.get_world_size()
-    if shard * replicate != world:
+    _, size = world()
+    if shard * replicate != size:
         raise SpecError(
             f"strategy: shard {shard} x replicate {replicate} = {shard * replicate} processes, but "
-            f"{world} are running"
+            f"{size} are running"
         )
+    if not dist.is_initialized():
+        # One process, started by nobody: a group of its own.
+        backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     if strategy.kind == "ddp":
         return init_device_mesh(device_type, (replicate,), mesh_dim_names=(REPLICATE,))
     if replicate == 1:

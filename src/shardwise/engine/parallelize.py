@@ -18,34 +18,55 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from shardwise.engine.mesh import make_mesh, resolve_for_world
+from shardwise.engine.materialize import Fill, Materializer, is_meta
+from shardwise.engine.mesh import local_device, make_mesh, resolve_for_world
 from shardwise.engine.recompute import apply_recompute
+from shardwise.engine.sync import remember
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.units.blocks import find_blocks, owners, parameter_names
 from shardwise.units.module import TORCH_DTYPES
 
 
-def parallelize(model: nn.Module, strategy: Strategy, mesh: DeviceMesh | None = None) -> nn.Module:
+def parallelize(
+    model: nn.Module,
+    strategy: Strategy,
+    mesh: DeviceMesh | None = None,
+    *,
+    device: torch.device | None = None,
+    fill: Fill | None = None,
+    seed: int = 0,
+) -> nn.Module:
     """Apply `strategy` to `model`: recompute, then compile, then shard.
 
     Sharded kinds change the model in place and return it; `ddp` returns it wrapped. The optimizer
     must be made from the parameters of what is returned.
+
+    A model on the meta device is made real unit by unit, on `device`: filled by `fill`, or as the
+    model itself initialises its modules, from `seed`.
     """
     strategy = resolve_for_world(strategy)
     blocks = find_blocks(model)
-    _check_parameters(model, blocks)
+    device = device or _device(model)
+    master = TORCH_DTYPES[strategy.master_dtype]
+    made = Materializer(model, device, master, fill, seed)
+    _check_parameters(model, blocks, None if is_meta(model) else master)
     apply_recompute(list(blocks.values()), strategy)
     if strategy.compile:
         for block in blocks.values():
             block.compile()
-    if strategy.kind == "single":
-        return model
-    if mesh is None:
-        mesh = make_mesh(strategy, _device_type(model))
-    assert mesh is not None
+    if strategy.sharded:
+        mesh = mesh or make_mesh(strategy, device.type)
+        assert mesh is not None
+        _shard(model, list(blocks.values()), strategy, mesh, made)
+        _check_sharded(model)
+        return remember(model, strategy)
+    made.unit([model])
+    _compute_in(model, strategy, device)
     if strategy.kind == "ddp":
-        return DistributedDataParallel(
+        mesh = mesh or make_mesh(strategy, device.type)
+        assert mesh is not None
+        model = DistributedDataParallel(
             model,
             process_group=mesh.get_group(),
             bucket_cap_mb=strategy.ddp_bucket_mib,
@@ -53,43 +74,59 @@ def parallelize(model: nn.Module, strategy: Strategy, mesh: DeviceMesh | None = 
             gradient_as_bucket_view=True,
             forward_sync_buffers=False,
         )
-    _shard(model, list(blocks.values()), strategy, mesh)
-    _check_sharded(model)
-    return model
+    return remember(model, strategy)
 
 
 def _shard(
-    model: nn.Module, blocks: Sequence[nn.Module], strategy: Strategy, mesh: DeviceMesh
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    strategy: Strategy,
+    mesh: DeviceMesh,
+    made: Materializer,
 ) -> None:
     settings: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": _precision(strategy),
-        "offload_policy": _offload(strategy, model),
+        "offload_policy": _offload(strategy, mesh),
     }
     units = []
     for start in range(0, len(blocks), strategy.blocks_per_unit):
         members = list(blocks[start : start + strategy.blocks_per_unit])
+        made.unit(members)
         fully_shard(
             members if len(members) > 1 else members[0],
             reshard_after_forward=strategy.reshard_after_forward,
             **settings,
         )
         units.append(cast(FSDPModule, members[0]))
+    made.unit([model])
     # The root is used first and last: resharding it between the two would gather it twice for
     # nothing.
     fully_shard(model, reshard_after_forward=False, **settings)
-    _set_prefetch(cast(FSDPModule, model), units, strategy.prefetch)
+    _set_prefetch(cast(FSDPModule, model), units, strategy)
 
 
-def _set_prefetch(root: FSDPModule, units: Sequence[FSDPModule], depth: int) -> None:
-    """How many units ahead the backward gathers; 1 is what the engine does by itself."""
-    if depth == 1:
-        return
+def _compute_in(model: nn.Module, strategy: Strategy, device: torch.device) -> None:
+    """Without sharding there is no gather to cast in, so autocast makes the working copies."""
+    if strategy.autocast:
+        autocast = torch.autocast(device.type, dtype=TORCH_DTYPES[strategy.param_dtype])
+        model.forward = autocast(model.forward)
+
+
+def _set_prefetch(root: FSDPModule, units: Sequence[FSDPModule], strategy: Strategy) -> None:
+    """How many units ahead are gathered; what the engine does by itself is left to it."""
     ordered = [*units, root]
-    for index, unit in enumerate(ordered):
-        ahead = ordered[max(0, index - depth) : index][::-1]
-        # An empty list would mean the default; a unit that prefetches itself prefetches nothing.
-        unit.set_modules_to_backward_prefetch(ahead or [unit])
+    if strategy.prefetch != 1:
+        for index, unit in enumerate(ordered):
+            ahead = ordered[max(0, index - strategy.prefetch) : index][::-1]
+            # An empty list would mean the default; a unit that prefetches itself prefetches
+            # nothing.
+            unit.set_modules_to_backward_prefetch(ahead or [unit])
+    if strategy.forward_prefetch:
+        for index, unit in enumerate(units):
+            unit.set_modules_to_forward_prefetch(
+                list(units[index + 1 : index + 1 + strategy.forward_prefetch])
+            )
 
 
 def _precision(strategy: Strategy) -> MixedPrecisionPolicy:
@@ -103,20 +140,20 @@ def _precision(strategy: Strategy) -> MixedPrecisionPolicy:
     )
 
 
-def _offload(strategy: Strategy, model: nn.Module) -> OffloadPolicy:
+def _offload(strategy: Strategy, mesh: DeviceMesh) -> OffloadPolicy:
     if not strategy.offload:
         return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=_device_type(model) != "cpu")
+    return CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
 
 
-def _device_type(model: nn.Module) -> str:
-    device = next(model.parameters()).device.type
-    if device == "meta":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return device
+def _device(model: nn.Module) -> torch.device:
+    """Where the model is, or where one on the meta device should come to be."""
+    return local_device() if is_meta(model) else next(model.parameters()).device
 
 
-def _check_parameters(model: nn.Module, blocks: dict[str, nn.Module]) -> None:
+def _check_parameters(
+    model: nn.Module, blocks: dict[str, nn.Module], master: torch.dtype | None
+) -> None:
     """What fully_shard would only find out in the first forward, or never say."""
     problems = []
     owner = owners(model, blocks)
@@ -136,6 +173,13 @@ def _check_parameters(model: nn.Module, blocks: dict[str, nn.Module]) -> None:
             problems.append(
                 f"model: unit '{unit or 'root'}' mixes dtypes ({listed}); one group is gathered in "
                 "one dtype, so convert them to the same"
+            )
+    if not problems and master is not None:
+        other = [n for n, p in model.named_parameters() if p.dtype != master]
+        if other:
+            problems.append(
+                f"model: {other[0]} is {model.get_parameter(other[0]).dtype}, but the strategy "
+                f"keeps parameters in {master}; convert the model or set master_dtype"
             )
     if problems:
         raise SpecError(problems)

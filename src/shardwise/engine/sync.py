@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import cast
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -11,14 +12,31 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.spec.strategy import Strategy
 
+_MARK = "_shardwise_strategy"
+
+
+def remember(model: nn.Module, strategy: Strategy) -> nn.Module:
+    """Note the resolved strategy of a model that is ready to train."""
+    object.__setattr__(model, _MARK, strategy)
+    return model
+
+
+def strategy_of(model: nn.Module) -> Strategy:
+    """The resolved strategy that `parallelize` applied."""
+    found = getattr(model, _MARK, None)
+    if found is None:
+        raise ValueError("this model did not come from shardwise.parallelize")
+    return cast(Strategy, found)
+
 
 @contextmanager
-def micro_batch(model: nn.Module, strategy: Strategy, *, last: bool) -> Iterator[None]:
-    """Wrap the forward *and* the backward of one micro-batch.
+def micro_batch(model: nn.Module, *, last: bool = True) -> Iterator[None]:
+    """Wrap the forward *and* the backward of one micro-batch; `last` is the last one of a step.
 
     DDP decides in the forward whether a backward will reduce, so wrapping the backward alone
-    saves nothing. `strategy` must be resolved.
+    saves nothing.
     """
+    strategy = strategy_of(model)
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last or strategy.grad_sync != "last")
         model.set_requires_all_reduce(last or strategy.grad_sync == "every")

@@ -161,9 +161,19 @@ class Step:
         counted_elsewhere = self.replicated | self._added_in_place(m)
         return np.where(counted_elsewhere, 0.0, self.head_elements) * self.c.param_bytes
 
-    def _working(self, gathered: Floats) -> Floats:
-        """Gathered parameters (sharded kinds) or low-precision copies (replicated kinds)."""
-        copies = np.where(self.mixed, self.whole, 0.0)
+    def _working(self, gathered: Floats, first: int | None = None) -> Floats:
+        """Gathered parameters (sharded kinds) or low-precision copies (replicated kinds).
+
+        Autocast copies the weights of matmuls. Autograd holds a copy until its backward is over,
+        unless the block recomputes and copies again; `first` blocks are still to come, all of
+        them by default.
+        """
+        kept = np.where(self.recomputed, 0.0, self.blocks)[:, :first].sum(axis=1)
+        if first is not None and first:
+            kept = kept + np.where(self.recomputed, self.blocks, 0.0)[:, first - 1]
+        looked_up = 0.0 if self.units.tied else self.units.embedding_gradient_elements
+        head = self.root - looked_up if first is None else 0.0
+        copies = np.where(self.mixed, kept + head, 0.0)
         return np.where(self.replicated, copies, gathered) * self.c.param_bytes
 
     def _post_forward_shards(self, waiting: Floats) -> Floats:
@@ -174,11 +184,6 @@ class Step:
     def _left_gathered(self, m: MicroBatch, done: Floats) -> Floats:
         """Units whose backward is over and that stay gathered for the next micro-batch."""
         return np.where(m.final | self.c.reshard_backward, 0.0, done)
-
-    def _last_buffer(self) -> Floats:
-        """The flat buffer of the last block's gather."""
-        last = self.blocks[:, -1] if self.blocks.shape[1] else np.zeros(self.rows)
-        return np.where(self.c.sharded & (self.c.shard > 1), last, 0.0)
 
     def _all_reduce_inputs(self, reduced: Floats) -> Floats:
         """Hybrid sharding keeps reduced shards of another dtype until the backward ends."""
@@ -197,10 +202,14 @@ class Step:
         assert best is not None
         return best
 
-    def _around_the_head(self, m: MicroBatch, extra_gathered: Floats) -> Ledger:
-        """What the end of the forward and the loss have in common."""
+    def _around_the_head(self, m: MicroBatch) -> Ledger:
+        """What the end of the forward and the loss have in common.
+
+        The loss lies outside the model: the last block's buffer is dropped before it, and the
+        backward's first prefetch comes after it.
+        """
         gathered = np.where(self.c.reshard_forward, self.root, self.whole)
-        gathered = gathered + self._post_forward_shards(self.all_blocks) + extra_gathered
+        gathered = gathered + self._post_forward_shards(self.all_blocks)
         nothing = np.zeros(self.rows)
         return self._ledger(
             unsharded_parameters=self._working(gathered),
@@ -210,16 +219,14 @@ class Step:
         )
 
     def end_of_forward(self, m: MicroBatch) -> Iterator[Ledger]:
-        gathers = ~m.earlier | self.c.reshard_backward
-        ledger = self._around_the_head(m, np.where(gathers, self._last_buffer(), 0.0))
+        ledger = self._around_the_head(m)
         peak = self.head.forward_peak
         ledger["activations"] = ledger["activations"] + peak.activation_bytes * self.tokens
         ledger["logits"] = peak.logit_bytes * self.tokens
         yield ledger
 
     def loss_backward(self, m: MicroBatch) -> Iterator[Ledger]:
-        prefetches = self.c.reshard_forward & (self.c.prefetch > 0)
-        base = self._around_the_head(m, np.where(prefetches, self._last_buffer(), 0.0))
+        base = self._around_the_head(m)
         for moment in self.head.backward:
             made = moment.gradient_elements
             new = self._new_gradients(m, self.units.root, made, self.root)
@@ -233,7 +240,7 @@ class Step:
     def steady_backward(self, m: MicroBatch) -> Iterator[Ledger]:
         """The largest instant of any block's backward."""
         if not self.units.blocks:
-            yield self._around_the_head(m, np.zeros(self.rows))
+            yield self._around_the_head(m)
         for index in self._blocks_that_can_peak():
             yield from self._block_backward(m, index)
 
@@ -282,7 +289,7 @@ class Step:
         # Copied out of the flat buffer it was gathered into.
         buffer = np.where(c.reshard_forward & c.sharded & (c.shard > 1), size, 0.0)
         yield self._ledger(
-            unsharded_parameters=self._working(others + size + buffer),
+            unsharded_parameters=self._working(others + size + buffer, index + 1),
             gradients=self._gradients(m, above, self.head_elements),
             unsharded_gradients=whole_sums + head,
             reduce_buffers=in_flight + self._all_reduce_inputs(above),
@@ -293,7 +300,7 @@ class Step:
         for moment in block.stage.backward:
             made = moment.gradient_elements
             yield self._ledger(
-                unsharded_parameters=self._working(others + size),
+                unsharded_parameters=self._working(others + size, index + 1),
                 gradients=self._gradients(m, above, made + self.head_elements),
                 unsharded_gradients=whole_sums + head + self._new_gradients(m, block, made, size),
                 reduce_buffers=in_flight + self._all_reduce_inputs(above),
@@ -306,6 +313,7 @@ class Step:
             size=size,
             done=above,
             gathered=others + self._left_gathered(m, size),
+            copied=index,
             head=head,
             activations=kept_below + self.units.boundary_bytes * self.tokens,
         )
@@ -318,6 +326,7 @@ class Step:
         size: Floats,
         done: Floats,
         gathered: Floats,
+        copied: int,
         head: Floats,
         activations: Floats,
     ) -> Iterator[Ledger]:
@@ -336,7 +345,7 @@ class Step:
         scatter_input = np.where(syncs, size * c.reduce_bytes, 0.0)
         root_made = 0.0 if unit is self.units.root else self.head_elements
         copying = self._ledger(
-            unsharded_parameters=self._working(gathered),
+            unsharded_parameters=self._working(gathered, copied),
             gradients=self._gradients(m, np.where(syncs, done, done + size), root_made),
             unsharded_gradients=np.where(
                 self.replicated, 0.0, np.where(syncs, before + own, after + largest)
@@ -371,7 +380,7 @@ class Step:
         alone = np.where(in_place, embedding, beside)
         fresh = np.where(self.replicated, alone, embedding) * c.param_bytes
         yield self._ledger(
-            unsharded_parameters=self._working(self.root + left),
+            unsharded_parameters=self._working(self.root + left, 0),
             gradients=self._gradients(m, self.all_blocks, float(root.numel)),
             unsharded_gradients=whole_sums + self._head_gradients(m) + fresh,
             reduce_buffers=np.where(syncs, first, 0.0) * c.reduce_bytes
@@ -384,6 +393,7 @@ class Step:
             size=self.root,
             done=self.all_blocks,
             gathered=left + self._left_gathered(m, self.root),
+            copied=0,
             head=np.zeros(self.rows),
             activations=np.zeros(self.rows),
         )

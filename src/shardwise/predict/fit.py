@@ -32,7 +32,7 @@ class Change(NamedTuple):
 
 def why_not(profile: StepProfile, strategy: Strategy) -> list[str]:
     """Sentences that name the terms that break it, the largest first."""
-    memory = profile.memory
+    memory = profile.known_memory
     capacity = memory.capacity_bytes or 0
     terms = sorted(memory.terms.items(), key=lambda term: -term[1])
     name, size = terms[0]

@@ -26,7 +26,7 @@ _SYNC = {
     "local": "in groups at once, across them last",
     "last": "last",
 }
-_OPS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_reduce": "all-reduce"}
+OPS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_reduce": "all-reduce"}
 
 
 def print_estimate(
@@ -39,13 +39,13 @@ def print_estimate(
     # Names come from files: no markup is read from them.
     out = console or Console(highlight=False, markup=False, emoji=False)
     out.width = min(WIDTH, out.width)
-    strategy, memory = run.strategy, profile.memory
+    strategy, memory = run.strategy, profile.known_memory
     out.print(
         Text(f"{profile.model['name']}", style="bold")
         + Text(f" ({show_count(profile.model['parameters'])} parameters) on {run.cluster}")
         + Text(f", {profile.provenance.kind}")
     )
-    out.print(_how(run), style="dim")
+    out.print(how(run), style="dim")
     if run.cluster.device.peak and run.cluster.device.peak_flops(strategy.param_dtype) is None:
         out.print(
             f"Note: {run.cluster.device.name} has no fast {strategy.param_dtype}; consider fp16 or "
@@ -86,12 +86,12 @@ def _reshard(strategy: Strategy) -> str:
 def padding_share(profile: StepProfile) -> float:
     """The share of the sharded parameters that is padding of dimension 0."""
     shard = profile.strategy["shard"]
-    held = profile.memory.terms["parameters"] * shard
+    held = profile.known_memory.terms["parameters"] * shard
     real = profile.model["parameters"] * DTYPE_BYTES[profile.strategy["master_dtype"]]
     return 1 - real / held if held else 0.0
 
 
-def _how(run: RunSpec) -> str:
+def how(run: RunSpec) -> str:
     strategy, job = run.strategy, run.job
     share = strategy.recompute
     recompute = f"{share:.0%} of blocks" if isinstance(share, float) else share
@@ -116,7 +116,7 @@ def _how(run: RunSpec) -> str:
 
 
 def _headline(profile: StepProfile) -> Text:
-    memory = profile.memory
+    memory = profile.known_memory
     assert memory.verdict is not None
     assert memory.capacity_bytes is not None
     words = {"fits": "Fits.", "at risk": "Fits, but at risk.", "does not fit": "Does not fit."}
@@ -130,10 +130,10 @@ def _headline(profile: StepProfile) -> Text:
 
 
 def _memory_table(profile: StepProfile, strategy: Strategy) -> Table:
-    memory = profile.memory
+    memory = profile.known_memory
     assert memory.capacity_bytes is not None
     unit, factor = ("GiB", 2**30) if memory.peak_allocated_bytes >= 2**30 else ("MiB", 2**20)
-    table = _plain_table()
+    table = plain_table()
     table.add_column(f"At the peak ({memory.peak_phase})", no_wrap=True)
     table.add_column(unit, justify="right", no_wrap=True)
     table.add_column("of the device", no_wrap=True)
@@ -151,7 +151,7 @@ def _memory_table(profile: StepProfile, strategy: Strategy) -> Table:
     return table
 
 
-def _plain_table() -> Table:
+def plain_table() -> Table:
     return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
 
 
@@ -181,7 +181,7 @@ def _bar(share: float) -> Text:
 
 
 def _traffic_table(profile: StepProfile) -> Table:
-    table = _plain_table()
+    table = plain_table()
     table.add_column("Moves in one step", no_wrap=True)
     table.add_column("calls", justify="right", no_wrap=True)
     table.add_column("each", justify="right", no_wrap=True)
@@ -189,7 +189,7 @@ def _traffic_table(profile: StepProfile) -> Table:
     table.add_column("sent per device", justify="right", no_wrap=True)
     for collective in profile.traffic:
         table.add_row(
-            f"{_OPS[collective.op]}, groups of {collective.group_size}",
+            f"{OPS[collective.op]}, groups of {collective.group_size}",
             f"{collective.calls:,}",
             show_gb(collective.bytes / collective.calls),
             show_gb(collective.bytes),

@@ -89,6 +89,10 @@ _REFUSED = {
 _LARGEST_CONFIG_BYTES = 16 * 2**20
 
 
+class UnknownFamilyError(SpecError):
+    """A configuration of a model type that has no formulas."""
+
+
 def read_config(path: Path) -> ModelSpec:
     """The model described by a `config.json` or by the folder that holds one."""
     file = path / "config.json" if path.is_dir() else path
@@ -110,9 +114,11 @@ def from_config(config: Mapping[str, object], name: str = "custom") -> ModelSpec
     text = config.get("text_config")
     if isinstance(text, dict):
         config = {**text, "model_type": text.get("model_type", config.get("model_type"))}
-    family = str(config.get("model_type"))
+    if config.get("model_type") is None:
+        raise SpecError("model: model_type is missing from the configuration")
+    family = str(config["model_type"])
     if family not in FAMILIES:
-        raise SpecError(
+        raise UnknownFamilyError(
             f"model: no formulas for model_type '{family}'{did_you_mean(family, FAMILIES)}; known "
             f"are {', '.join(sorted(FAMILIES))}. Any module can be read with --model "
             "package.module:factory where torch is installed"

@@ -25,7 +25,19 @@ class ModuleRef(Record):
         return self.factory
 
 
-Model = ModelSpec | ModuleRef
+class ConfigRef(Record):
+    """A Hugging Face configuration of a model type the formulas do not know."""
+
+    config: str
+    pretrained: bool = False
+
+    @property
+    def name(self) -> str:
+        path = Path(self.config).resolve()
+        return path.parent.name if path.suffix == ".json" else path.name
+
+
+Model = ModelSpec | ModuleRef | ConfigRef
 
 
 def find_model(text: str, base: Path | None = None) -> Model:
@@ -34,15 +46,24 @@ def find_model(text: str, base: Path | None = None) -> Model:
     if _FACTORY.fullmatch(text):
         return ModuleRef(factory=text)
     if text and _exists(path):
-        from shardwise.spec.huggingface import read_config
-
-        return read_config(path)
+        return find_config(text, base)
     if text.endswith(".json") or "/" in text or "\\" in text:
         raise SpecError(
             f"model: no file or folder {text[:200]!r}; names on a hub are not looked up, so give a "
             "local folder or config.json, or a preset of 'shardwise catalog models'"
         )
     return catalogue.model(text)
+
+
+def find_config(text: str, base: Path | None = None) -> ModelSpec | ConfigRef:
+    """A Hugging Face configuration, as formulas where they know its model type."""
+    from shardwise.spec.huggingface import UnknownFamilyError, read_config
+
+    path = (base or Path()) / text
+    try:
+        return read_config(path).but(config=str(path))
+    except UnknownFamilyError:
+        return ConfigRef(config=str(path))
 
 
 def find_cluster(text: str, base: Path | None = None) -> ClusterSpec:

@@ -62,6 +62,10 @@ class ModelSpec(Record):
     dropout: Share = 0.0
 
     source: str = ""
+    # The Hugging Face configuration this was read from, unchanged, and whether training starts
+    # from the weights beside it.
+    config: str | None = None
+    pretrained: StrictBool = False
 
     @model_validator(mode="before")
     @classmethod

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwise.spec import catalogue
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import (
+    ConfigRef,
     Model,
     ModuleRef,
     cluster_from_table,
     find_cluster,
+    find_config,
     find_model,
     read_toml,
 )
@@ -21,8 +23,14 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import Problems, SpecError, did_you_mean
 from shardwise.spec.strategy import Strategy, parse_strategy
 
+if TYPE_CHECKING:
+    from shardwise.spec.train import DataSettings, TrainSettings
+
 DEFAULT_SEQ_LEN = 4096
-SECTIONS = ("model", "cluster", "job", "strategy")
+SECTIONS = ("model", "cluster", "job", "strategy", "train", "data")
+
+
+_STARTS = ("preset", "config", "pretrained", "factory")
 
 
 class RunSpec(NamedTuple):
@@ -32,6 +40,9 @@ class RunSpec(NamedTuple):
     cluster: ClusterSpec
     job: Job
     strategy: Strategy
+    # Absent until asked for: planning needs neither.
+    train: TrainSettings | None = None
+    data: DataSettings | None = None
 
     def resolved(self) -> RunSpec:
         """The same run with every default of the strategy decided for the cluster."""
@@ -57,6 +68,8 @@ def run_from_dict(data: dict[str, Any], base: Path | None = None) -> RunSpec:
         "cluster": lambda section: _cluster(section, base),
         "job": lambda section: Job.read(_table(section, "job"), where="job"),
         "strategy": _strategy,
+        "train": _train,
+        "data": lambda section: _data(section, base),
     }
     for name, read in readers.items():
         with problems.collect():
@@ -91,7 +104,8 @@ def _model(section: object, base: Path | None) -> Model:
     if isinstance(section, str):
         return find_model(section, base)
     table = dict(_table(section, "model"))
-    starts = [key for key in ("preset", "config", "factory") if key in table]
+    # `pretrained` is a flag beside all sizes in a file that this wrote, else a place to start from.
+    starts = [key for key in _STARTS if key in table and "family" not in table]
     if len(starts) > 1:
         raise SpecError(f"model: give one of {', '.join(starts)}, not several")
     if not starts:
@@ -101,9 +115,21 @@ def _model(section: object, base: Path | None) -> Model:
         raise SpecError(f"model.{starts[0]}: must be a text, not {start!r}")
     if starts[0] == "factory":
         return ModuleRef.read({"factory": start, **table}, where="model")
-    found = catalogue.model(start) if starts[0] == "preset" else find_model(start, base)
-    assert isinstance(found, ModelSpec)
-    return ModelSpec.read({**found.model_dump(), **table}, where="model")
+    if starts[0] == "pretrained" and table:
+        raise SpecError(f"model: pretrained weights fix its sizes; leave out {', '.join(table)}")
+    found = catalogue.model(start) if starts[0] == "preset" else find_config(start, base)
+    return _changed(found, table, pretrained=starts[0] == "pretrained")
+
+
+def _changed(found: ModelSpec | ConfigRef, table: dict[str, Any], pretrained: bool) -> Model:
+    """A model that was named, with the fields given beside its name."""
+    if pretrained:
+        return found.but(pretrained=True)
+    if not table:
+        return found
+    if isinstance(found, ConfigRef):
+        raise SpecError(f"model: change {', '.join(table)} in {found.config} itself")
+    return ModelSpec.read({**found.model_dump(exclude={"config"}), **table}, where="model")
 
 
 def _cluster(section: object, base: Path | None) -> ClusterSpec:
@@ -118,12 +144,32 @@ def _strategy(section: object) -> Strategy:
     return Strategy.read(_table(section, "strategy"), where="strategy")
 
 
+def _train(section: object) -> TrainSettings:
+    from shardwise.spec.train import TrainSettings
+
+    return TrainSettings.read(_table(section, "train"), where="train")
+
+
+def _data(section: object, base: Path | None) -> DataSettings:
+    from shardwise.spec.train import DataSettings
+
+    data = DataSettings.read(_table(section, "data"), where="data")
+    paths = tuple(str((base or Path()) / path) for path in data.path)
+    tokenizer = data.tokenizer
+    if tokenizer != "bytes":
+        tokenizer = str((base or Path()) / tokenizer)
+    return data.but(path=paths, tokenizer=tokenizer)
+
+
 def write_run(run: RunSpec) -> str:
     """TOML that `read_run` reads back to an equal RunSpec."""
     import tomli_w
 
+    parts = {name: getattr(run, name) for name in SECTIONS}
     data = {
-        name: getattr(run, name).model_dump(mode="json", exclude_none=True) for name in SECTIONS
+        name: part.model_dump(mode="json", exclude_none=True)
+        for name, part in parts.items()
+        if part is not None
     }
     device = run.cluster.device
     if catalogue.devices().get(device.name) == device:

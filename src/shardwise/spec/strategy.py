@@ -53,7 +53,10 @@ class Strategy(Record):
     reshard_after_forward: StrictBool | PositiveInt | None = None
     reshard_after_backward: StrictBool | None = None
     grad_sync: GradSync | None = None
+    # Units gathered ahead of the one at work: in the backward, and by request in the forward, where
+    # the engine's own order already overlaps one.
     prefetch: Annotated[int, Field(ge=0, le=8)] = 1
+    forward_prefetch: Annotated[int, Field(ge=0, le=8)] = 0
     blocks_per_unit: PositiveInt = 1
     offload: StrictBool = False
     compile: StrictBool = False
@@ -113,6 +116,11 @@ class Strategy(Record):
     def sharded(self) -> bool:
         """Whether the run is built with `fully_shard` (true for every zero kind)."""
         return self.kind in ("zero1", "zero2", "zero3")
+
+    @property
+    def autocast(self) -> bool:
+        """Whether low precision comes from autocast: nothing is gathered that could be cast."""
+        return not self.sharded and self.param_dtype != self.master_dtype
 
     @property
     def hybrid(self) -> bool:

@@ -18,26 +18,35 @@ FP32 = 4
 
 @lru_cache(maxsize=256)
 def decoder_units(
-    model: ModelSpec, seq_len: int, dtype: DType = "bf16", compiled: bool = False
+    model: ModelSpec,
+    seq_len: int,
+    dtype: DType = "bf16",
+    compiled: bool = False,
+    autocast: bool = False,
 ) -> ModelUnits:
-    """The units of `model` at `seq_len`, computing in `dtype`."""
+    """The units of `model` at `seq_len`, computing in `dtype`.
+
+    With `autocast` only matmuls and attention do; otherwise everything, as under a
+    mixed-precision policy of fully_shard.
+    """
     model.check_seq_len(seq_len)
     itemsize = DTYPE_BYTES[dtype]
+    stream = FP32 if autocast else itemsize
     spans = [model.attention_span(layer, seq_len) for layer in range(model.layers)]
-    kinds = {span: _block(model, span, itemsize, compiled) for span in dict.fromkeys(spans)}
+    kinds = {span: _block(model, span, itemsize, stream, compiled) for span in dict.fromkeys(spans)}
     return ModelUnits(
         name=model.name,
         seq_len=seq_len,
-        root=_root(model, itemsize, compiled),
+        root=_root(model, itemsize, stream, compiled),
         blocks=tuple(kinds[span] for span in spans),
         tied=model.tied,
-        boundary_bytes=model.hidden * itemsize,
+        boundary_bytes=model.hidden * stream,
         embedding_gradient_elements=sum(p.numel for p in _embeddings(model)),
     )
 
 
-def _block(model: ModelSpec, span: int, itemsize: int, compiled: bool) -> Unit:
-    graph = Graph(itemsize=itemsize, input=Value(model.hidden, itemsize))
+def _block(model: ModelSpec, span: int, itemsize: int, stream: int, compiled: bool) -> Unit:
+    graph = Graph(itemsize=itemsize, input=Value(model.hidden, stream))
     x = graph.input
     if model.layout in ("parallel", "parallel_two_norms"):
         normed = _norm(graph, model, x, "attention_norm")
@@ -56,8 +65,8 @@ def _block(model: ModelSpec, span: int, itemsize: int, compiled: bool) -> Unit:
     return Unit(name="block", parameters=tuple(graph.parameters), stage=graph.stage(compiled))
 
 
-def _root(model: ModelSpec, itemsize: int, compiled: bool) -> Unit:
-    graph = Graph(itemsize=itemsize, input=Value(model.hidden, itemsize))
+def _root(model: ModelSpec, itemsize: int, stream: int, compiled: bool) -> Unit:
+    graph = Graph(itemsize=itemsize, input=Value(model.hidden, stream))
     normed = _norm(graph, model, graph.input, "final_norm")
     logits = graph.linear(
         normed, "head", model.vocab, bias=model.head_bias, logits=True, tied=model.tied
@@ -100,8 +109,9 @@ def _attention(graph: Graph, model: ModelSpec, x: Value, span: int) -> Value:
         k = _norm(graph, model, k, "attention.k_norm", heads=model.kv_heads)
     if model.positions == "rope":
         # Rotated copies; with fused projections the values stay a view of the joined tensor.
-        q = graph.pointwise(q, output=graph.value(width))
-        k = graph.pointwise(k, output=graph.value(kv_width))
+        # The tables are of the stream's dtype, and so is what they rotate.
+        q = graph.pointwise(q, output=graph.value(width, graph.input.itemsize))
+        k = graph.pointwise(k, output=graph.value(kv_width, graph.input.itemsize))
     mixed = graph.attention(q, k, v, heads=model.heads, width=width, span=span)
     return graph.linear(
         mixed, "attention.out", model.hidden, bias=model.output_bias, transposed=transposed
@@ -176,16 +186,22 @@ def _norm(graph: Graph, model: ModelSpec, x: Value, name: str, heads: int | None
     if model.norm == "layernorm":
         return _layernorm(graph, model, x, name, width)
     elements = graph.parameter(f"{name}.weight", width) if model.norm_parameters != "none" else 0
-    high = graph.cast(x, max(FP32, graph.itemsize))
+    high = graph.cast(x, max(FP32, x.itemsize))
     scale = graph.norm_statistics(rows)
     mean = graph.pointwise(high, saves=(high,), output=graph.norm_statistics(rows))
     graph.pointwise(mean, save_output=True, output=scale)
     normed = graph.pointwise(high, scale, saves=(high, scale))
     if model.norm == "rmsnorm":
-        normed = graph.cast(normed, graph.itemsize)
-        return graph.pointwise(normed, saves=(normed,), parameter_elements=elements)
+        normed = graph.cast(normed, x.itemsize)
+        # Weights are of the stream's dtype; a product with a narrower input takes theirs.
+        return graph.pointwise(
+            normed,
+            saves=(normed,),
+            parameter_elements=elements,
+            itemsize=max(x.itemsize, graph.input.itemsize),
+        )
     weighted = graph.pointwise(normed, saves=(normed,), parameter_elements=elements)
-    return graph.cast(weighted, graph.itemsize)
+    return graph.cast(weighted, x.itemsize)
 
 
 def _layernorm(graph: Graph, model: ModelSpec, x: Value, name: str, width: int) -> Value:
@@ -195,12 +211,12 @@ def _layernorm(graph: Graph, model: ModelSpec, x: Value, name: str, width: int) 
     if model.norm_parameters == "weight+bias":
         elements += graph.parameter(f"{name}.bias", width)
     # OLMo normalises in fp32; elsewhere the kernel does so inside.
-    source = graph.cast(x, max(FP32, graph.itemsize)) if not elements else x
+    source = graph.cast(x, max(FP32, x.itemsize)) if not elements else x
     mean, scale = graph.norm_statistics(1), graph.norm_statistics(1)
     made = graph.pointwise(
         source, saves=(source, mean, scale), parameter_elements=elements, fused=True
     )
-    return graph.cast(made, graph.itemsize)
+    return graph.cast(made, x.itemsize)
 
 
 def _dropout(graph: Graph, model: ModelSpec, x: Value) -> Value:

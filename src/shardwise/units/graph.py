@@ -58,6 +58,9 @@ class Op:
 class Graph:
     """Operations in execution order, recorded by calling the methods below."""
 
+    # Of what matmuls and attention compute in. Under autocast that is not what flows between
+    # blocks: parameters, norms and the input stay as they are, and each matmul casts its own
+    # operand.
     itemsize: int
     input: Value
     ops: list[Op] = field(default_factory=list)
@@ -98,6 +101,7 @@ class Graph:
         self, x: Value, out: float, elements: int, flops: float, *, logits: bool = False
     ) -> Value:
         """A product with `elements` of weights; its backward needs the input."""
+        x = self.cast(x, self.itemsize)
         return self._run(
             Op(
                 output=self.value(out, logits=logits),
@@ -142,7 +146,7 @@ class Graph:
 
     def residual(self, x: Value, branch: Value) -> Value:
         """x + branch: its backward hands the same gradient to both."""
-        output = self.value(x.width)
+        output = self.value(x.width, x.itemsize)
         return self._run(Op(output=output, inputs=(x, branch), alias=True, pointwise=True))
 
     def attention(
@@ -151,7 +155,7 @@ class Graph:
         """Fused attention: no score matrix, but one log-sum-exp per head and token."""
         output = self.value(width)
         statistics = self.value(heads, 4)
-        inputs = tuple(dict.fromkeys((q, k, v)))
+        inputs = tuple(self.cast(x, self.itemsize) for x in dict.fromkeys((q, k, v)))
         return self._run(
             Op(
                 output=output,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shardwise.spec.lookup import Model, ModuleRef
+from shardwise.spec.lookup import Model
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.units.decoder import decoder_units
@@ -11,15 +12,16 @@ from shardwise.units.unit import ModelUnits
 
 def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
     """Formulas where a ModelSpec describes the model, its traced module otherwise."""
-    if isinstance(model, ModuleRef):
-        try:
-            from shardwise.units.module import factory_units
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            raise SpecError(
-                f"model: reading {model.factory} needs torch; install it with "
-                "'pip install shardwise[train]'"
-            ) from None
-        return factory_units(model.factory, seq_len, strategy.param_dtype)
-    return decoder_units(model, seq_len, strategy.param_dtype, strategy.compile)
+    dtype, autocast = strategy.param_dtype, strategy.autocast
+    if isinstance(model, ModelSpec):
+        return decoder_units(model, seq_len, dtype, strategy.compile, autocast)
+    try:
+        from shardwise.units.module import traced_units
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise SpecError(
+            f"model: reading {model.name} needs torch; install it with "
+            "'pip install shardwise[train]'"
+        ) from None
+    return traced_units(model, seq_len, dtype, autocast)

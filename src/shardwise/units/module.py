@@ -5,12 +5,9 @@ Nothing is computed and nothing is allocated, so a module of any size on the met
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from os import getcwd
 from typing import Any
 
 import torch
@@ -19,8 +16,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.func import functional_call
 
 from shardwise.spec.dtype import DType
+from shardwise.spec.lookup import Model
 from shardwise.spec.record import SpecError
 from shardwise.units.blocks import find_blocks, owners, parameter_names
+from shardwise.units.build import build_module
 from shardwise.units.unit import ModelUnits, Parameter, Unit
 from shardwise.units.watch import ROOT, Watch
 
@@ -34,23 +33,13 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
 TRACED_BATCHES = (2, 3, 5, 7, 11, 13)
 
 
-def factory_units(factory: str, seq_len: int, dtype: DType = "bf16") -> ModelUnits:
-    """Units of the module that `package.module:factory` returns."""
-    module_name, _, function = factory.partition(":")
-    if getcwd() not in sys.path:
-        sys.path.insert(0, getcwd())
-    try:
-        make = getattr(importlib.import_module(module_name), function)
-    except (ImportError, AttributeError) as error:
-        raise SpecError(f"model: cannot import {factory}: {error}") from None
-    try:
-        with torch.device("meta"):
-            module = make()
-    except Exception as error:
-        raise SpecError(f"model: {factory} failed: {type(error).__name__}: {error}") from error
-    if not isinstance(module, nn.Module):
-        raise SpecError(f"model: {factory} returned {type(module).__name__}, not an nn.Module")
-    return module_units(module, seq_len, dtype, name=factory)
+def traced_units(
+    model: Model, seq_len: int, dtype: DType = "bf16", autocast: bool = False
+) -> ModelUnits:
+    """Units of the module that a run names."""
+    with torch.device("meta"):
+        module = build_module(model)
+    return module_units(module, seq_len, dtype, autocast=autocast, name=model.name)
 
 
 def module_units(
@@ -58,10 +47,11 @@ def module_units(
     seq_len: int,
     dtype: DType = "bf16",
     *,
+    autocast: bool = False,
     inputs: Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...] | None = None,
     name: str | None = None,
 ) -> ModelUnits:
-    """Units of `module` for sequences of `seq_len`.
+    """Units of `module` for sequences of `seq_len`, all of it in `dtype` or with `autocast` to it.
 
     `inputs` are an example of two samples; without them the module's own `example_inputs(batch,
     seq_len)` is asked, and failing that token ids and labels are assumed, as transformers takes.
@@ -71,15 +61,17 @@ def module_units(
     owner = owners(module, blocks)
     names = {id(block): block_name for block_name, block in blocks.items()}
     with FakeTensorMode(allow_non_fake_inputs=True):
-        state = _fake_state(module, TORCH_DTYPES[dtype])
-        example = _example(module, inputs, batch, seq_len, TORCH_DTYPES[dtype])
+        kept = torch.float32 if autocast else TORCH_DTYPES[dtype]
+        state = _fake_state(module, kept)
+        example = _example(module, inputs, batch, seq_len, kept)
         tokens = batch * seq_len
         watch = Watch(
             units={parameter_name: owner[parameter_name] for parameter_name in owner},
             parameters={n: t for n, t in state.items() if n in owner},
             tied=_tied_shapes(module),
         )
-        with watch.hooked(module, names), _fused_attention(module), watch:
+        casting = torch.autocast("cpu", dtype=TORCH_DTYPES[dtype], enabled=autocast)
+        with watch.hooked(module, names), _fused_attention(module), watch, casting:
             _run(module, state, example, watch)
     return _units(module, blocks, owner, watch, tokens, seq_len, name or type(module).__name__)
 

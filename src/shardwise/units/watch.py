@@ -186,6 +186,9 @@ class Watch(TorchDispatchMode):
         if flops and self.order and self.unit == ROOT:
             # The last product outside the blocks makes the logits.
             self._logit_shape = (out.shape[-1], out.numel())
+        if func is torch.ops.aten._to_copy.default and _key(args[0]) in self._fixed:
+            # Autocast's copy of a weight is a parameter too, and counted with them.
+            self._fixed.update(_key(tensor) for tensor in tensors)
         for tensor in tensors:
             self._follow(tensor)
         if self.in_backward:

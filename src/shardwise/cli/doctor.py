@@ -1,0 +1,82 @@
+"""`shardwise doctor`: a preflight of seconds on CPU processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardwise.cli.output import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from shardwise.spec.run import RunSpec
+    from shardwise.train.doctor import Check
+
+_RESULT = "SHARDWISE_DOCTOR_RESULT"
+
+
+def doctor(
+    run: Annotated[Path, typer.Argument(help="The run.toml.", show_default=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Check a run before it costs anything: in miniature, on a few CPU processes.
+
+    Sharded as planned, tied weights, dtypes, equal micro-batches, loss and gradient norm equal to
+    one process, data, memory. Exits with 1 if a check fails.
+    """
+    from shardwise.cli.long import long_command, needs_torch
+    from shardwise.spec.run import read_run
+
+    described = read_run(run)
+    needs_torch()
+    long_command()
+    if _RESULT in os.environ:
+        _work(described)
+        return
+    from shardwise.report.doctor import print_checks
+    from shardwise.train.doctor import check_plan, processes_for
+
+    checks = check_plan(described)
+    processes = processes_for(described)
+    checks += _run_checks(described, run, processes)
+    failed = any(check.passed is False for check in checks)
+    if as_json:
+        print_json({"passed": not failed, "checks": [check._asdict() for check in checks]})
+    else:
+        print_checks(checks, processes)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _run_checks(described: RunSpec, file: Path, processes: int) -> list[Check]:
+    from shardwise.train import launch
+    from shardwise.train.doctor import Check
+
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "checks.json")
+        os.environ[_RESULT] = str(result)
+        # Everything happens on CPUs, whatever the run is for.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        code = launch.launch(["doctor", str(file)], processes, Path(folder, "logs"))
+        del os.environ[_RESULT]
+        if not result.exists():
+            return [Check("runs in miniature", False, f"the processes ended with exit code {code}")]
+        return [Check(**check) for check in json.loads(result.read_text())]
+
+
+def _work(described: RunSpec) -> None:
+    from shardwise.cli.long import speak_for_all
+    from shardwise.train.doctor import Check, check_running, miniature
+
+    with speak_for_all():
+        mini = miniature(described)
+        if mini is None:
+            checks = [Check("runs in miniature", None, "the model is too large to try as it is")]
+        else:
+            checks = check_running(described, mini)
+    if os.environ.get("RANK", "0") == "0":
+        Path(os.environ[_RESULT]).write_text(json.dumps([check._asdict() for check in checks]))

@@ -1,0 +1,117 @@
+"""`shardwise train`: run it, launching the processes or joining them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardwise.cli.output import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from shardwise.spec.run import RunSpec
+
+
+def train(
+    run: Annotated[Path, typer.Argument(help="The run.toml.", show_default=False)],
+    nproc: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes on this machine; the cluster's devices per node."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run's folder; file name and time.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Instead of train.steps.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train what a run.toml describes, and compare with what was predicted.
+
+    Starts the processes itself; under torchrun, Slurm or Kubernetes it joins those that are there.
+    """
+    from shardwise.cli.long import long_command, needs_torch
+    from shardwise.spec.run import read_run
+
+    described = read_run(run)
+    needs_torch()
+    long_command()
+    from shardwise.train import launch
+
+    joined = launch.adopt_slurm(os.environ) or launch.is_worker(os.environ)
+    processes = 1 if joined else _processes(described, nproc)
+    if processes > 1:
+        folder = _folder(described, run, name)
+        os.environ[launch.FOLDER] = str(folder)
+        arguments = ["train", str(run)]
+        arguments += ["--steps", str(steps)] if steps else []
+        arguments += ["--json"] if as_json else []
+        raise typer.Exit(launch.launch(arguments, processes, folder / "logs"))
+    _work(described, run, name, steps, as_json)
+
+
+def _work(
+    described: RunSpec, file: Path, name: str | None, steps: int | None, as_json: bool
+) -> None:
+    """Be one of the processes."""
+    from shardwise.cli.long import speak_for_all
+    from shardwise.report.train import TrainScreen
+    from shardwise.spec.train import TrainSettings
+    from shardwise.train import launch
+    from shardwise.train.run import run_training
+
+    leads = os.environ.get("RANK", "0") == "0"
+    folder = Path(os.environ.get(launch.FOLDER, "."))
+    if leads and launch.FOLDER not in os.environ:
+        folder = _folder(described, file, name)
+    settings = described.train or TrainSettings()
+    if steps:
+        warmup = min(settings.warmup_steps, steps)
+        described = described._replace(train=settings.but(steps=steps, warmup_steps=warmup))
+    screen = TrainScreen()
+    with speak_for_all(on_error=screen.close):
+        result = run_training(described, folder, None if as_json else screen)
+    if as_json and leads:
+        print_json(
+            {
+                "reason": result.reason,
+                "steps": result.steps,
+                "folder": str(result.folder),
+                "last": dict(result.last),
+                "predicted": result.predicted.to_dict(),
+                **({"measured": result.measured.to_dict()} if result.measured else {}),
+            }
+        )
+
+
+def _folder(described: RunSpec, file: Path, name: str | None) -> Path:
+    from shardwise.spec.train import TrainSettings
+    from shardwise.train.folder import default_name, make_folder
+
+    parent = Path((described.train or TrainSettings()).folder)
+    return make_folder(parent, name or default_name(file))
+
+
+def _processes(described: RunSpec, nproc: int | None) -> int:
+    """How many processes to start here."""
+    import torch
+
+    from shardwise.spec.record import SpecError
+    from shardwise.spec.train import TrainSettings
+
+    device = (described.train or TrainSettings()).device
+    cuda = torch.cuda.is_available() and device != "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SpecError('train.device: torch sees no CUDA device here; use "auto" or "cpu"')
+    if nproc is None:
+        if not cuda and not described.cluster.device.is_cpu:
+            raise SpecError(
+                f"cluster: names {described.cluster.device.name} but torch sees no GPU here; add "
+                "--nproc 2 to run it on two CPU processes"
+            )
+        return described.cluster.devices_per_node
+    if cuda and nproc > torch.cuda.device_count():
+        raise SpecError(
+            f"--nproc: {nproc} processes, but {torch.cuda.device_count()} GPUs are here"
+        )
+    return nproc

@@ -1,0 +1,168 @@
+"""Predicted against measured: two StepProfiles, term by term, with the error."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rich.table import Table
+from rich.text import Text
+
+from shardwise.report.estimate import OPS, plain_table
+from shardwise.spec.quantity import show_gb
+from shardwise.step import StepProfile, by_operation
+
+# What a ledger of a running program cannot tell apart, and what it is called together.
+WORKING = ("unsharded_gradients", "activations", "logits", "other")
+_NAMES = {
+    "parameters": "parameters",
+    "gradients": "reduced gradients",
+    "optimizer": "optimizer states",
+    "unsharded_parameters": "gathered parameters",
+    "reduce_buffers": "reduce buffers",
+    "working": "activations, logits, new gradients",
+}
+
+
+class Row(NamedTuple):
+    """One term of both profiles; an error is known where both sides are."""
+
+    name: str
+    predicted: str
+    measured: str
+    error: float | None
+    strong: bool = False
+
+
+def compare(predicted: StepProfile, measured: StepProfile) -> dict[str, list[Row]]:
+    """Rows under their headings."""
+    sections = {
+        "Memory at the peak": _memory(predicted, measured),
+        "Collectives of one step": _traffic(predicted, measured),
+        "One step": _time(predicted, measured),
+    }
+    return {heading: rows for heading, rows in sections.items() if rows}
+
+
+def comparison_table(predicted: StepProfile, measured: StepProfile) -> Table:
+    """The table that every run ends with."""
+    table = plain_table()
+    for title in ("", "predicted", "measured", "error"):
+        table.add_column(title, justify="left" if title == "" else "right", no_wrap=True)
+    for number, (heading, rows) in enumerate(compare(predicted, measured).items()):
+        if number:
+            table.add_row()
+        table.add_row(Text(heading, style="bold"))
+        for row in rows:
+            style = "bold" if row.strong else ""
+            table.add_row(
+                Text(f"  {row.name}", style=style),
+                Text(row.predicted, style=style),
+                Text(row.measured, style=style),
+                _error(row.error),
+            )
+    return table
+
+
+def _error(error: float | None) -> Text:
+    if error is None:
+        return Text("")
+    if error == 0:
+        return Text("exact", style="green")
+    colour = "green" if abs(error) < 0.03 else "yellow" if abs(error) < 0.10 else "red"
+    return Text(f"{error:+.1%}", style=colour)
+
+
+def relative_error(predicted: float, measured: float) -> float | None:
+    """How far the prediction is from what was measured, as a share of the measurement."""
+    if measured == 0:
+        return 0.0 if predicted == 0 else None
+    return predicted / measured - 1
+
+
+def _memory(predicted: StepProfile, measured: StepProfile) -> list[Row]:
+    if measured.memory is None:
+        return []
+    ours = dict(predicted.known_memory.terms)
+    theirs = dict(measured.memory.terms)
+    # Compare only what both sides tell apart.
+    untold = [term for term in ours if term in WORKING or term not in theirs]
+    ours["working"] = sum(ours.pop(term) for term in untold)
+    unit, factor = ("GiB", 2**30) if max(sum(ours.values()), 1) >= 2**30 else ("MiB", 2**20)
+    rows = []
+    for term, name in _NAMES.items():
+        mine, real = ours.get(term, 0), theirs.get(term, 0)
+        if mine or real:
+            rows.append(
+                Row(
+                    name,
+                    f"{mine / factor:,.2f} {unit}",
+                    f"{real / factor:,.2f} {unit}",
+                    relative_error(mine, real),
+                )
+            )
+    mine = predicted.known_memory.peak_allocated_bytes
+    real = measured.memory.peak_allocated_bytes
+    together = relative_error(mine, real)
+    rows.append(
+        Row(
+            "together",
+            f"{mine / factor:,.2f} {unit}",
+            f"{real / factor:,.2f} {unit}",
+            together,
+            strong=True,
+        )
+    )
+    return rows
+
+
+def _traffic(predicted: StepProfile, measured: StepProfile) -> list[Row]:
+    ours, theirs = by_operation(predicted.traffic), by_operation(measured.traffic)
+    rows = []
+    for key in sorted(ours | theirs):
+        (calls, size), (real_calls, real_size) = ours.get(key, (0, 0)), theirs.get(key, (0, 0))
+        name = f"{OPS.get(key[0], key[0])}, groups of {key[1]}"
+        rows.append(
+            Row(
+                f"{name}: calls",
+                f"{calls:,}",
+                f"{real_calls:,}",
+                relative_error(calls, real_calls),
+            )
+        )
+        rows.append(
+            Row(
+                f"{name}: bytes",
+                show_gb(size),
+                show_gb(real_size),
+                relative_error(size, real_size),
+            )
+        )
+    return rows or [Row("none", "", "", 0.0)]
+
+
+def _time(predicted: StepProfile, measured: StepProfile) -> list[Row]:
+    if measured.time is None or measured.throughput is None:
+        return []
+    seconds, real_seconds = predicted.time, measured.time
+    guess = seconds.step_s if seconds else None
+    rows = [
+        Row(
+            "time",
+            show_seconds(guess) if guess else "",
+            show_seconds(real_seconds.step_s),
+            relative_error(guess, real_seconds.step_s) if guess else None,
+        )
+    ]
+    if real_seconds.step_s_spread:
+        low, high = real_seconds.step_s_spread
+        rows.append(
+            Row("  10th, 90th percentile", "", f"{show_seconds(low)}, {show_seconds(high)}", None)
+        )
+    rows.append(Row("tokens per second", "", f"{measured.throughput.tokens_per_s:,.0f}", None))
+    if measured.throughput.mfu is not None:
+        rows.append(Row("MFU", "", f"{measured.throughput.mfu:.1%}", None))
+    return rows
+
+
+def show_seconds(value: float) -> str:
+    return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:,.1f} ms"

@@ -1,0 +1,39 @@
+"""The screen of `shardwise doctor`: one line for each promise, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from shardwise.report.estimate import WIDTH, plain_table
+
+if TYPE_CHECKING:
+    from shardwise.train.doctor import Check
+
+_MARKS = {True: ("ok", "green"), False: ("NO", "bold red"), None: ("--", "yellow")}
+
+
+def print_checks(checks: Sequence[Check], processes: int, console: Console | None = None) -> None:
+    out = console or Console(highlight=False, markup=False, emoji=False)
+    out.width = min(WIDTH, out.width)
+    table = plain_table()
+    table.show_header = False
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for check in checks:
+        mark, style = _MARKS[check.passed]
+        table.add_row(Text(mark, style=style), check.name, check.detail)
+    out.print(table)
+    failed = [check for check in checks if check.passed is False]
+    untried = [check for check in checks if check.passed is None]
+    out.print()
+    if failed:
+        out.print(Text(f"{len(failed)} of {len(checks)} checks failed.", style="bold red"))
+        return
+    tried = f"{len(checks) - len(untried)} checks passed"
+    how = f", a reduced model on {processes} CPU process{'es' if processes > 1 else ''}"
+    out.print(Text("Ready to train.", style="bold green") + Text(f" {tried}{how}."))

@@ -1,0 +1,108 @@
+"""How long and with which settings a run trains, and from what data: `[train]` and `[data]`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StrictBool, field_validator, model_validator
+
+from shardwise.spec.quantity import Count
+from shardwise.spec.record import Record
+
+Steps = Annotated[Count, Field(ge=0, le=10**12)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+Schedule = Literal["cosine", "constant"]
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+
+
+class TrainSettings(Record):
+    """The `[train]` section. Learning rates follow a warm-up and then the schedule."""
+
+    steps: Annotated[Count, Field(ge=1, le=10**12)] = 100
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    schedule: Schedule = "cosine"
+    warmup_steps: Steps = 0
+    # Where the schedule ends, as a share of the learning rate.
+    final_learning_rate: Share = 0.1
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    momentum: Share = 0.9
+    # Gradients are scaled down to this global norm; 0 leaves them as they are.
+    clip_norm: Annotated[float, Field(ge=0)] = 1.0
+    # What happens after a gradient that is not finite; its update is never applied.
+    non_finite: Literal["stop", "skip"] = "stop"
+
+    log_every: Annotated[Count, Field(ge=1)] = 10
+    # Beside metrics.jsonl; unset, TensorBoard where it is installed.
+    trackers: tuple[Tracker, ...] | None = None
+    # One step early in the run is counted and weighed; it is slow, and left out of the timings.
+    measure: StrictBool = True
+    # Where the folder of each run is made, relative to where the command runs.
+    folder: str = "runs"
+    # Threads of a process on a CPU; unset, the cores are divided among the processes.
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    # Build on the meta device and initialise unit by unit, so that no process holds the whole
+    # model.
+    meta_init: StrictBool = True
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.warmup_steps > self.steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} exceed the {self.steps} steps")
+        return self
+
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        import math
+
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return self.learning_rate
+        rest = max(1, self.steps - self.warmup_steps)
+        share = min(1.0, (step - self.warmup_steps) / rest)
+        cosine = 0.5 * (1 + math.cos(math.pi * share))
+        final = self.final_learning_rate
+        return self.learning_rate * (final + (1 - final) * cosine)
+
+
+class DataSettings(Record):
+    """The `[data]` section: local files, tokenized once, or tokens that are made up.
+
+    - `path`: one or more files or folders of `.txt`, `.jsonl` or `.parquet`, relative to the
+      run.toml.
+    - `source = "package.module:function"`: called with (rank, world), it returns an iterable of
+      micro-batches of token ids, each one sequence longer than what is predicted from.
+    - neither: synthetic tokens.
+    """
+
+    path: tuple[str, ...] = ()
+    source: str | None = None
+    # "bytes" needs no file: a token is a byte. Otherwise a tokenizer.json or a folder with one.
+    tokenizer: str = "bytes"
+    # Where the text is in jsonl and parquet.
+    text_key: str = "text"
+    # Where tokenized shards are kept, relative to where the command runs.
+    cache: str = ".shardwise-cache"
+    shuffle: StrictBool = True
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if self.path and self.source:
+            raise ValueError("path and source exclude each other; give one of the two")
+        return self
+
+    @property
+    def synthetic(self) -> bool:
+        return not self.path and self.source is None

@@ -1,0 +1,379 @@
+"""A preflight of seconds: the run in miniature on a few CPU processes, each promise checked.
+
+The processes train a reduced model with the run's own strategy and compare themselves with one
+process that trains on the same batch. What holds for the small model holds for the large one: the
+code that shards it is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from shardwise.api import estimate_run, ways_for
+from shardwise.engine.counter import CollectiveCounter
+from shardwise.engine.materialize import Materializer
+from shardwise.engine.mesh import join, world
+from shardwise.engine.parallelize import parallelize
+from shardwise.engine.sync import micro_batch
+from shardwise.spec.lookup import Model
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.quantity import show_gib
+from shardwise.spec.record import SpecError
+from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
+from shardwise.spec.train import DataSettings, TrainSettings
+from shardwise.step import StepProfile, by_operation
+from shardwise.train.agree import Agreement
+from shardwise.train.batches import Layout, MicroBatch, SyntheticBatches, make_batches
+from shardwise.train.loop import global_norm, logits_of, loss_sum
+from shardwise.train.optimizer import make_optimizer
+from shardwise.train.start import check_batch, this_machine, vocabulary
+from shardwise.train.tokenize import find_files, load_tokenizer, read_texts
+from shardwise.units.blocks import find_blocks, parameter_names
+from shardwise.units.build import build_module
+from shardwise.units.module import TORCH_DTYPES
+
+# A module that cannot be reduced is tried as it is up to this many parameters.
+LARGEST_WHOLE_MODEL = 50_000_000
+_SEQ_LEN = 32
+_EXACT = 1e-9
+
+
+class Check(NamedTuple):
+    """One promise; `passed` is None where it could not be tried. `detail` says what to change."""
+
+    name: str
+    passed: bool | None
+    detail: str
+
+
+# ---- without processes ----------------------------------------------------------------------
+
+
+def check_plan(run: RunSpec) -> list[Check]:
+    """What the file alone decides: memory on the cluster it names, batch, data."""
+    return [_memory(run), _batch(run), _data(run)]
+
+
+def _memory(run: RunSpec) -> Check:
+    name = "memory headroom"
+    try:
+        resolved = run.resolved()
+        memory = estimate_run(resolved).known_memory
+    except SpecError as error:
+        return Check(name, False, str(error))
+    assert memory.occupied_bytes is not None
+    assert memory.capacity_bytes is not None
+    high, capacity = memory.occupied_bytes[1], memory.capacity_bytes
+    detail = f"up to {show_gib(high)} of {show_gib(capacity)} on {run.cluster}, predicted"
+    if memory.verdict == "fits":
+        return Check(name, True, detail)
+    ways = ways_for(resolved)
+    change = f"; try {ways[0].options}" if ways else ""
+    return Check(name, memory.verdict == "at risk", f"{memory.verdict}: {detail}{change}")
+
+
+def _batch(run: RunSpec) -> Check:
+    name = "batch divides"
+    try:
+        strategy = run.strategy.resolve(run.cluster.devices, run.cluster.devices_per_node)
+        check_batch(run._replace(strategy=strategy))
+        split = run.job.split(strategy)
+    except SpecError as error:
+        return Check(name, False, str(error))
+    tokens = run.job.tokens_per_step(split)
+    steps = f", {split.accumulate} micro-batches" if split.accumulate > 1 else ""
+    return Check(name, True, f"{tokens:,} tokens a step on {run.cluster.devices} devices{steps}")
+
+
+def _data(run: RunSpec) -> Check:
+    name, data = "data readable", run.data or DataSettings()
+    if data.source is not None:
+        return Check(name, None, f"{data.source} is asked below")
+    if data.synthetic:
+        return Check(name, True, "synthetic tokens")
+    try:
+        files = find_files(data.path)
+        tokenizer = load_tokenizer(data)
+        texts = [next(read_texts(file, data.text_key), "") for file in files[:16]]
+        tokens = tokenizer.encode(texts)
+    except SpecError as error:
+        return Check(name, False, str(error))
+    if not any(len(part) for part in tokens):
+        return Check(name, False, f"data.path: {files[0]} holds no text")
+    if isinstance(run.model, ModelSpec) and tokenizer.vocab > run.model.vocab:
+        return Check(
+            name,
+            False,
+            f"data.tokenizer makes {tokenizer.vocab:,} tokens but the model knows "
+            f"{run.model.vocab:,}; set model.vocab = {tokenizer.vocab}",
+        )
+    return Check(name, True, f"{len(files)} files, {tokenizer.vocab:,} tokens in the vocabulary")
+
+
+# ---- with processes -------------------------------------------------------------------------
+
+
+def processes_for(run: RunSpec) -> int:
+    """As few as show the run's own pattern: two, or two groups of two."""
+    strategy = run.strategy.resolve(run.cluster.devices, run.cluster.devices_per_node)
+    if strategy.kind == "single":
+        return 1
+    return 4 if strategy.hybrid or type(strategy.reshard_after_forward) is int else 2
+
+
+def miniature(run: RunSpec) -> RunSpec | None:
+    """The run with a small model on the processes of this machine; None if it cannot be reduced."""
+    processes = processes_for(run)
+    full = run.strategy.resolve(run.cluster.devices, run.cluster.devices_per_node)
+    full = run.job.split(full)
+    degrees: dict[str, Any] = {"shard": None, "replicate": None}
+    if full.hybrid:
+        degrees = {"shard": 2, "replicate": 2}
+    if type(full.reshard_after_forward) is int:
+        degrees["reshard_after_forward"] = 2
+    strategy = full.but(micro_batch=2, accumulate=min(full.accumulate, 2), **degrees)
+    model = reduced(run.model, full)
+    if model is None:
+        return None
+    cluster = run.cluster.but(device=this_machine(processes), nodes=1, devices_per_node=processes)
+    job = run.job.but(seq_len=_SEQ_LEN, global_batch=None)
+    return RunSpec(model, cluster, job, strategy, run.train, run.data).resolved()
+
+
+def reduced(model: Model, strategy: Strategy) -> Model | None:
+    """The same family and structure with a few small blocks."""
+    if not isinstance(model, ModelSpec):
+        with torch.device("meta"):
+            size = sum(p.numel() for p in build_module(model).parameters())
+        return model if size <= LARGEST_WHOLE_MODEL else None
+    heads = min(model.heads, 4)
+    groups = max(1, model.heads // model.kv_heads)
+    sizes: dict[str, Any] = {
+        "layers": min(model.layers, max(3, strategy.blocks_per_unit + 1)),
+        "heads": heads,
+        "kv_heads": max(1, heads // groups),
+        "head_dim": 16,
+        "hidden": heads * 16,
+        "ffn": 96,
+        "vocab": min(model.vocab, 503),
+        "max_positions": 64,
+        "config": None,
+        "pretrained": False,
+    }
+    if model.experts is not None:
+        sizes["experts"] = min(model.experts, 4)
+        sizes["experts_per_token"] = min(model.experts_per_token or 1, 2)
+    if model.window is not None:
+        sizes["window"] = 16
+    return model.but(**sizes)
+
+
+def check_running(run: RunSpec, mini: RunSpec) -> list[Check]:
+    """What only running shows. Every process calls this; all return the same list."""
+    join(torch.device("cpu"))
+    torch.set_num_threads(1)
+    checks = [*_as_declared(mini), _same_as_one_process(mini), _equal_counts(run, mini)]
+    # A promise broken on any rank is broken.
+    failures = torch.tensor([0 if check.passed else 1 for check in checks])
+    if world()[1] > 1:
+        dist.all_reduce(failures)
+    return [
+        check._replace(
+            passed=check.passed if not failed or check.passed is None else False,
+            detail=check.detail
+            if not failed or not check.passed
+            else f"{check.detail}; but not on every rank",
+        )
+        for check, failed in zip(checks, failures.tolist(), strict=True)
+    ]
+
+
+def _as_declared(mini: RunSpec) -> Iterator[Check]:
+    """One step with the run's own dtypes: placement, ties, dtypes, traffic, optimizer."""
+    strategy, settings = mini.strategy, mini.train or TrainSettings()
+    with torch.device("meta"):
+        module = build_module(mini.model)
+    aliases = {names[0]: names for names in parameter_names(module).values() if len(names) > 1}
+    model = parallelize(module, strategy, device=torch.device("cpu"), seed=settings.seed)
+    predicted = estimate_run(mini)
+    yield _placement(model, strategy, predicted)
+    optimizer = make_optimizer(model, mini.job.optimizer, settings)
+    batches = _synthetic(mini, module)
+    seen: set[torch.dtype] = set()
+    first = next(iter(find_blocks(module).values()))
+    hook = first.register_forward_pre_hook(lambda block, _: seen.update(_weights(block)))
+    _step(model, batches.at(0), optimizer)
+    hook.remove()
+    before = [_local(p).clone() for p in model.parameters()]
+    with CollectiveCounter() as counter:
+        _step(model, batches.at(1), optimizer)
+    moved = sum(
+        not torch.equal(old, _local(new))
+        for old, new in zip(before, model.parameters(), strict=True)
+    )
+    yield Check(
+        "optimizer moves the model",
+        moved > 0,
+        f"{moved} of {len(before)} tensors changed in a step"
+        if moved
+        else "no parameter changed: the optimizer must be made after sharding",
+    )
+    yield _ties(module, aliases)
+    yield _dtypes(strategy, seen, model)
+    expected = by_operation(predicted.traffic)
+    counted = {key: tuple(found) for key, found in counter.found.items()}
+    total = sum(calls for calls, _ in counted.values())
+    yield Check(
+        "collectives as predicted",
+        counted == expected,
+        f"{total} calls in a step, calls and bytes equal"
+        if counted == expected
+        else f"predicted {expected}, counted {counted}; please report this",
+    )
+
+
+def _placement(model: nn.Module, strategy: Strategy, predicted: StepProfile) -> Check:
+    name = "sharded as planned"
+    # The plan is about the fullest process; padding leaves others a little less.
+    largest = torch.tensor(sum(_local(p).nbytes for p in model.parameters()))
+    if world()[1] > 1:
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+    held = int(largest)
+    planned = predicted.known_memory.terms["parameters"]
+    if strategy.offload:
+        planned = held
+    if not strategy.sharded:
+        ok = held == planned
+        return Check(name, ok, f"{strategy}: every process holds all {held:,} bytes")
+    units = sum(isinstance(module, FSDPModule) for module in model.modules())
+    whole = [n for n, p in model.named_parameters() if not isinstance(p, DTensor)]
+    if whole:
+        return Check(name, False, f"{whole[0]} is not sharded")
+    return Check(
+        name,
+        held == planned,
+        f"{units} units, {held:,} bytes of parameters on a process"
+        if held == planned
+        else f"{held:,} bytes of parameters on a process where {planned:,} were planned",
+    )
+
+
+def _ties(module: nn.Module, aliases: dict[str, list[str]]) -> Check:
+    name = "tied weights stay tied"
+    if not aliases:
+        return Check(name, True, "the model ties none")
+    now = {names[0]: names for names in parameter_names(module).values() if len(names) > 1}
+    listed = "; ".join(" = ".join(names) for names in aliases.values())
+    if now == aliases:
+        return Check(name, True, listed)
+    return Check(name, False, f"{listed} came apart; tie them before parallelize")
+
+
+def _dtypes(strategy: Strategy, seen: set[torch.dtype], model: nn.Module) -> Check:
+    name = "dtypes as declared"
+    computes = TORCH_DTYPES[strategy.param_dtype]
+    master = TORCH_DTYPES[strategy.master_dtype]
+    kept = {p.dtype for p in model.parameters()}
+    # Autocast casts inside each operation: the weights a block shows are the master ones.
+    expected = master if strategy.autocast else computes
+    ok = seen == {expected} and kept == {master}
+    told = f"computes in {strategy.param_dtype}, keeps {strategy.master_dtype}"
+    return Check(
+        name,
+        ok,
+        told
+        if ok
+        else f"declared: {told}; seen {sorted(map(str, seen))}, kept {sorted(map(str, kept))}",
+    )
+
+
+def _same_as_one_process(mini: RunSpec) -> Check:
+    """Loss and gradient norm of the first step, in fp64, against the whole batch on one process."""
+    name = "equal to one process"
+    exact = mini.strategy.but(param_dtype="fp64", reduce_dtype="fp64", master_dtype="fp64")
+    _, size = world()
+    with torch.device("meta"):
+        module = build_module(mini.model)
+    model = parallelize(module, exact, device=torch.device("cpu"))
+    loss, norm = _step(model, _synthetic(mini, module).at(0))
+    with torch.device("meta"):
+        alone = build_module(mini.model)
+    Materializer(alone, torch.device("cpu"), torch.float64).unit([alone])
+    layout = Layout(0, 1, exact.micro_batch * size, exact.accumulate, mini.job.seq_len)
+    whole = SyntheticBatches(layout, vocabulary(mini.model, alone) or 256, 0).at(0)
+    reference, reference_norm = _step(alone, whole)
+    far = max(abs(loss / reference - 1), abs(norm / reference_norm - 1))
+    detail = f"loss {loss:.6f} and gradient norm {norm:.6f}, {far:.0e} apart in fp64"
+    if far > _EXACT:
+        detail += "; a module that mixes sequences of a batch, or draws random numbers, does this"
+    return Check(name, far <= _EXACT, detail)
+
+
+def _equal_counts(run: RunSpec, mini: RunSpec) -> Check:
+    """The data as every rank would see it, over the first steps."""
+    name, data = "equal micro-batch counts", run.data or DataSettings()
+    rank, size = world()
+    strategy = mini.strategy
+    if data.path and not data.source:
+        return Check(name, True, "by construction: samples follow from the step's number")
+    micro = run.strategy.micro_batch if data.source else strategy.micro_batch
+    seq_len = run.job.seq_len if data.source else mini.job.seq_len
+    layout = Layout(rank, size, micro, strategy.accumulate, seq_len)
+    try:
+        batches = make_batches(data, layout, 256, 0)
+        for step in range(2):
+            Agreement(step, batches.at(step), stop=False).result()
+    except (SpecError, RuntimeError) as error:
+        return Check(name, False, str(error))
+    return Check(name, True, f"{strategy.accumulate} on each of {size} processes")
+
+
+# ---- a step, bare ---------------------------------------------------------------------------
+
+
+def _step(
+    model: nn.Module, batches: list[MicroBatch], optimizer: torch.optim.Optimizer | None = None
+) -> tuple[float, float]:
+    """Loss and gradient norm over all processes; an update where an optimizer is given."""
+    parallel = hasattr(model, "_shardwise_strategy")
+    size = world()[1] if parallel else 1
+    forward = logits_of(model)
+    tokens = sum(batch.tokens for batch in batches) * size
+    total = torch.zeros((), dtype=torch.float64)
+    for index, batch in enumerate(batches):
+        last = index == len(batches) - 1
+        with micro_batch(model, last=last) if parallel else torch.enable_grad():
+            loss = loss_sum(forward, batch, torch.device("cpu")) * (size / tokens)
+            loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.detach()
+    if optimizer is not None:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return 0.0, 0.0
+    norm = global_norm(list(model.parameters()))
+    if size > 1:
+        dist.all_reduce(total)
+    return float(total) / size, float(norm)
+
+
+def _synthetic(mini: RunSpec, module: nn.Module) -> SyntheticBatches:
+    rank, size = world()
+    strategy = mini.strategy
+    layout = Layout(rank, size, strategy.micro_batch, strategy.accumulate, mini.job.seq_len)
+    return SyntheticBatches(layout, vocabulary(mini.model, module) or 256, 0)
+
+
+def _weights(block: nn.Module) -> set[torch.dtype]:
+    return {p.dtype for p in block.parameters()}
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

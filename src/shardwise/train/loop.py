@@ -1,0 +1,237 @@
+"""The training loop, top to bottom.
+
+The host never waits for the device inside a step: losses and norms stay where they are made until
+a log line asks for them, a gradient that is not finite calls off its own update on the device, and
+what ranks must agree on travels between CPUs while the devices work.
+"""
+
+from __future__ import annotations
+
+import inspect
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from shardwise.engine.mesh import world
+from shardwise.engine.sync import micro_batch
+from shardwise.spec.train import TrainSettings
+from shardwise.train.agree import Agreement
+from shardwise.train.batches import IGNORED, Batches, MicroBatch
+from shardwise.train.clock import StepClock
+from shardwise.train.optimizer import set_learning_rate
+
+
+class NonFiniteError(RuntimeError):
+    """A gradient was not finite; no update was made from it, nor any after it."""
+
+
+@dataclass(kw_only=True)
+class Training:
+    """A model, its optimizer and its data, between two steps."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: Batches
+    settings: TrainSettings
+    device: torch.device
+    step: int = 0
+
+
+class Logged(NamedTuple):
+    """What rank 0 tells of the steps since the last log line."""
+
+    step: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    tokens: int
+    skipped: int
+    step_s: list[float]
+
+
+class Watcher(Protocol):
+    """Sees the run go by. `step` wraps every step; `logged` is told what a log line asks for."""
+
+    def step(self, step: int) -> Any: ...
+
+    def logged(self, line: Logged) -> None: ...
+
+
+def train(training: Training, watcher: Watcher, until: int | None = None) -> str:
+    """Train up to step `until`; returns why it ended: "done", "stopped" or "data ended"."""
+    t, settings = training, training.settings
+    last = settings.steps if until is None else until
+    parameters = [p for p in t.model.parameters() if p.requires_grad]
+    forward = logits_of(t.model)
+    size = world()[1]
+    window = _Window(t.device)
+    clock = StepClock(t.device)
+    clock.restart()
+
+    with _stop_on_signal() as asked_to_stop:
+        batches = t.batches.at(t.step)
+        agreement = Agreement(t.step, batches, asked_to_stop())
+        while t.step < last:
+            agreed = agreement.result()
+            if agreed.stop:
+                return "stopped"
+            if agreed.micro_batches < 1:
+                return "data ended"
+            current = batches
+            with watcher.step(t.step):
+                if t.step + 1 < last:
+                    batches = t.batches.at(t.step + 1)
+                    agreement = Agreement(t.step + 1, batches, asked_to_stop())
+
+                loss = torch.zeros((), device=t.device)
+                for index, batch in enumerate(current):
+                    with micro_batch(t.model, last=index == len(current) - 1):
+                        # The engine averages over ranks; the loss is a mean over all tokens of
+                        # the step, wherever they are.
+                        part = loss_sum(forward, batch, t.device) * (size / agreed.tokens)
+                        part.backward()  # type: ignore[no-untyped-call]
+                    loss += part.detach()
+
+                norm = global_norm(parameters)
+                if settings.clip_norm:
+                    clip_grads_with_norm_(parameters, settings.clip_norm, norm)
+                call_off = window.add(loss, norm, agreed.tokens, settings.non_finite == "stop")
+                # Fused optimizers read this on the device and leave everything as it is.
+                t.optimizer.found_inf = call_off  # type: ignore[attr-defined]
+                rate = settings.learning_rate_at(t.step)
+                set_learning_rate(t.optimizer, rate)
+                t.optimizer.step()
+                t.optimizer.zero_grad(set_to_none=True)
+                clock.mark()
+                logs = is_logged(t.step, last, settings.log_every)
+                if logs:
+                    line = window.report(t.step, rate, clock.take())
+
+            if logs:
+                watcher.logged(line)
+                if line.skipped and settings.non_finite == "stop":
+                    raise NonFiniteError(
+                        f"a gradient was not finite in one of the steps up to {t.step}; the "
+                        "parameters are those from before it. Lower train.learning_rate, clip "
+                        'harder, look at the data, or go on with train.non_finite = "skip"'
+                    )
+            t.step += 1
+    return "done"
+
+
+def is_logged(step: int, last: int, every: int) -> bool:
+    return (step + 1) % every == 0 or step in (0, last - 1)
+
+
+def logits_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Token ids to logits, for a transformers model or any module that takes ids."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    named = "input_ids" in inspect.signature(inner.forward).parameters or hasattr(inner, "config")
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        output = model(input_ids=ids) if named else model(ids)
+        logits = getattr(output, "logits", output)
+        if not isinstance(logits, torch.Tensor) or logits.ndim != 3:
+            raise TypeError(
+                f"{type(inner).__name__} returned {type(output).__name__}; the trainer needs "
+                "logits of shape (batch, sequence, vocabulary)"
+            )
+        return logits
+
+    return forward
+
+
+def loss_sum(
+    forward: Callable[[torch.Tensor], torch.Tensor], batch: MicroBatch, device: torch.device
+) -> torch.Tensor:
+    inputs = batch.inputs.to(device, non_blocking=True)
+    targets = batch.targets.to(device, non_blocking=True)
+    # In one expression, so that no name keeps the logits alive through the backward.
+    return cross_entropy(
+        _at_least_fp32(forward(inputs)).flatten(0, 1),
+        targets.flatten(),
+        reduction="sum",
+        ignore_index=IGNORED,
+    )
+
+
+def _at_least_fp32(logits: torch.Tensor) -> torch.Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def global_norm(parameters: list[nn.Parameter]) -> torch.Tensor:
+    """The norm of the whole gradient, the same on every rank."""
+    norm: Any = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return whole
+
+
+class _Window:
+    """Sums over the steps since the last log line, on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._broken = torch.zeros((), device=device)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._loss = torch.zeros((), device=self._device, dtype=torch.float64)
+        self._skipped = torch.zeros((), device=self._device)
+        self._norm = torch.zeros((), device=self._device)
+        self._steps = self._tokens = 0
+
+    def add(self, loss: torch.Tensor, norm: torch.Tensor, tokens: int, stays: bool) -> torch.Tensor:
+        """Note a step; returns 1 where its update must not happen, else 0.
+
+        The norm is of all ranks, so all decide alike. With `stays`, one bad step calls off all
+        that follow.
+        """
+        bad = (~torch.isfinite(norm)).to(torch.float32).to(self._device)
+        call_off = torch.maximum(bad, self._broken)
+        if stays:
+            self._broken = call_off
+        self._loss += loss
+        self._skipped += call_off
+        self._norm = norm
+        self._steps += 1
+        self._tokens += tokens
+        return call_off
+
+    def report(self, step: int, rate: float, step_s: list[float]) -> Logged:
+        """Read the sums; every rank takes part."""
+        if world()[1] > 1:
+            dist.all_reduce(self._loss)
+        line = Logged(
+            step=step,
+            loss=float(self._loss) / world()[1] / self._steps,
+            gradient_norm=float(self._norm),
+            learning_rate=rate,
+            tokens=self._tokens,
+            skipped=int(self._skipped),
+            step_s=step_s,
+        )
+        self._clear()
+        return line
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """SIGTERM and SIGINT ask for a stop that all ranks make at the same step."""
+    import threading
+
+    asked: list[int] = []
+    with ExitStack() as restore:
+        if threading.current_thread() is threading.main_thread():
+            for name in (signal.SIGTERM, signal.SIGINT):
+                before = signal.signal(name, lambda number, _: asked.append(number))
+                restore.callback(signal.signal, name, before)
+        yield lambda: bool(asked)

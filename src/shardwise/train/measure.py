@@ -1,0 +1,169 @@
+"""What one step of a run really took, as a StepProfile like the one predicted."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from shardwise.engine.counter import CollectiveCounter
+from shardwise.engine.ledger import LiveBytes
+from shardwise.engine.sync import strategy_of
+from shardwise.spec.run import RunSpec
+from shardwise.spec.train import TrainSettings
+from shardwise.step import (
+    CollectiveProfile,
+    MemoryProfile,
+    Provenance,
+    StepProfile,
+    ThroughputProfile,
+    TimeProfile,
+)
+from shardwise.train.agree import AGREEMENT_BYTES
+from shardwise.train.clock import quantile
+from shardwise.train.loop import Training, is_logged
+from shardwise.version import __version__
+
+# The first steps set things up: lazy initialisation, optimizer states, DDP's rebuilt buckets.
+COUNTED_STEP, WEIGHED_STEP = 2, 4
+LOSS_BYTES = 8
+
+
+class StepMeter:
+    """Counts the collectives of one early step and weighs the tensors of another.
+
+    Every rank measures, since counting sees only the own process; timings leave these steps out.
+    """
+
+    def __init__(self, training: Training, first: int, last: int) -> None:
+        self._training = training
+        self.counted_step = min(first + COUNTED_STEP, last - 1)
+        self.weighed_step = min(first + WEIGHED_STEP, last - 1)
+        self.counter = CollectiveCounter()
+        self.memory: MemoryProfile | None = None
+        self.finished = False
+        self._ledger: LiveBytes | None = None
+        self._entered = ExitStack()
+        cuda = training.device.type == "cuda"
+        # A dispatch mode makes compiled code run uncompiled: what it would weigh is another run.
+        compiled = strategy_of(training.model).compile
+        self._follows = not cuda and not compiled
+        self._asks_allocator = cuda
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        if step == self.weighed_step and self._asks_allocator:
+            torch.cuda.reset_peak_memory_stats()
+        # One step earlier: it meets what outlives steps.
+        if step == max(0, self.weighed_step - 1) and self._follows:
+            gc.collect()
+            self._ledger = self._entered.enter_context(LiveBytes(self._known()))
+        if step == self.weighed_step and self._ledger is not None:
+            self._ledger.reset()
+        with self.counter if step == self.counted_step else ExitStack():
+            yield
+        if step == self.weighed_step:
+            self._entered.close()
+            self._weigh()
+            self.finished = True
+
+    def settled(self, step: int) -> bool:
+        """Whether a step's time says something about the run."""
+        return step > max(self.counted_step, self.weighed_step)
+
+    def _known(self) -> dict[str, list[torch.Tensor]]:
+        states = [
+            value
+            for state in self._training.optimizer.state.values()
+            for value in state.values()
+            # Not the count of steps, which every parameter has beside its states.
+            if isinstance(value, torch.Tensor) and value.ndim
+        ]
+        return {"parameters": list(self._training.model.parameters()), "optimizer": states}
+
+    def _weigh(self) -> None:
+        if self._ledger is not None:
+            terms = self._ledger.peak_terms
+            self.memory = MemoryProfile(peak_allocated_bytes=sum(terms.values()), terms=terms)
+        elif self._asks_allocator:
+            peak = torch.cuda.max_memory_allocated()
+            reserved = torch.cuda.max_memory_reserved()
+            resting = {
+                name: sum(_bytes(tensor) for tensor in tensors)
+                for name, tensors in self._known().items()
+            }
+            terms = {**resting, "working": peak - sum(resting.values())}
+            self.memory = MemoryProfile(
+                peak_allocated_bytes=peak, terms=terms, peak_reserved_bytes=(reserved, reserved)
+            )
+
+
+def measured_profile(
+    predicted: StepProfile, meter: StepMeter, step_s: list[float], peak_flops: float | None
+) -> StepProfile:
+    """The measured twin of a prediction. What was not measured is absent."""
+    time = throughput = None
+    if step_s and predicted.work is not None:
+        median = quantile(step_s, 0.5)
+        time = TimeProfile(median, (quantile(step_s, 0.1), quantile(step_s, 0.9)))
+        throughput = throughput_of(predicted, median, peak_flops)
+    return predicted._replace(
+        provenance=Provenance("measured", __version__, "the run itself"),
+        memory=meter.memory,
+        traffic=tuple(
+            CollectiveProfile(op=op, group="", group_size=size, calls=n.calls, bytes=n.bytes)
+            for (op, size), n in sorted(meter.counter.found.items())
+        ),
+        time=time,
+        throughput=throughput,
+    )
+
+
+def throughput_of(
+    profile: StepProfile, step_s: float, peak_flops: float | None
+) -> ThroughputProfile:
+    """Tokens per second of a step, and MFU where the peak of the device is known."""
+    work, devices = profile.work, int(profile.cluster["devices"])
+    assert work is not None
+    rate = work.tokens / step_s
+    mfu = work.model_flops / step_s / devices / peak_flops if peak_flops else None
+    hfu = work.hardware_flops / step_s / devices / peak_flops if peak_flops else None
+    return ThroughputProfile(
+        tokens_per_s=rate,
+        tokens_per_s_per_device=rate / devices,
+        mfu=mfu,
+        hfu=hfu,
+        mfu_convention=work.convention if mfu else None,
+    )
+
+
+def control_traffic(
+    run: RunSpec, settings: TrainSettings, parameters: int, step: int
+) -> tuple[CollectiveProfile, ...]:
+    """The trainer's own small collectives in one step, beside those of the strategy."""
+    strategy = run.strategy
+    found = []
+    if strategy.devices > 1:
+        # Each step settles the next one; a log line sums the loss.
+        agrees = step + 1 < settings.steps
+        logs = is_logged(step, settings.steps, settings.log_every)
+        small = AGREEMENT_BYTES * agrees + LOSS_BYTES * logs
+        found.append(_all_reduce("world", strategy.devices, agrees + logs, small))
+    if strategy.sharded and (strategy.shard or 1) > 1:
+        # One norm for each parameter, joined in one message.
+        norms = parameters * (8 if strategy.master_dtype == "fp64" else 4)
+        found.append(_all_reduce("shard", strategy.shard or 1, 1, norms))
+    return tuple(found)
+
+
+def _all_reduce(group: str, size: int, calls: int, total: int) -> CollectiveProfile:
+    return CollectiveProfile(
+        op="all_reduce", group=group, group_size=size, calls=calls, bytes=total
+    )
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    local = getattr(tensor, "_local_tensor", tensor)
+    return int(local.nbytes) if local.device.type == "cuda" else 0

@@ -1,0 +1,134 @@
+"""Numbers of a run as they come: JSON lines always, other trackers behind the same two methods."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from shardwise.spec.record import SpecError
+from shardwise.spec.train import Tracker as TrackerName
+
+
+class Tracker(Protocol):
+    """Where numbers go."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """One JSON object a line, each written whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1, encoding="utf-8")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        # JSON knows no infinity: a value that is not finite is absent.
+        kept = {key: value for key, value in values.items() if math.isfinite(value)}
+        self._file.write(json.dumps({"step": step, **kept}, allow_nan=False) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoard:
+    """Event files for TensorBoard."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """A run of Weights & Biases."""
+
+    def __init__(self, folder: Path) -> None:
+        import wandb
+
+        self._run: Any = wandb.init(dir=str(folder), name=folder.name)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Mlflow:
+    """A run of MLflow."""
+
+    def __init__(self, folder: Path) -> None:
+        import mlflow
+
+        self._mlflow: Any = mlflow
+        mlflow.start_run(run_name=folder.name)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._mlflow.log_metrics(dict(values), step=step)
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+_TRACKERS: dict[TrackerName, type[TensorBoard] | type[Wandb] | type[Mlflow]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "mlflow": Mlflow,
+}
+
+
+def open_trackers(names: tuple[TrackerName, ...] | None, folder: Path) -> list[Tracker]:
+    """JSON lines, and whatever else was asked for."""
+    trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl")]
+    available = importlib.util.find_spec("tensorboard") is not None
+    default: tuple[TrackerName, ...] = ("tensorboard",) if available else ()
+    for name in default if names is None else names:
+        try:
+            trackers.append(_TRACKERS[name](folder))
+        except ModuleNotFoundError as error:
+            raise SpecError(
+                f"train.trackers: {name} needs the package {error.name}; install it with "
+                f"'pip install shardwise[{name}]' or leave it out"
+            ) from None
+    return trackers
+
+
+def memory_now(device: torch.device) -> dict[str, float]:
+    """Memory of this process: of the device where it has one, else resident in RAM."""
+    if device.type == "cuda":
+        return {
+            "memory_current_bytes": float(torch.cuda.memory_allocated()),
+            "memory_peak_bytes": float(torch.cuda.max_memory_allocated()),
+            "memory_reserved_bytes": float(torch.cuda.memory_reserved()),
+        }
+    return resident()
+
+
+def resident() -> dict[str, float]:
+    """What the operating system counts as this process's RAM, now and at most."""
+    found = {}
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return {}
+    for line in status.splitlines():
+        key, _, value = line.partition(":")
+        if key in ("VmRSS", "VmHWM"):
+            name = "resident_bytes" if key == "VmRSS" else "resident_peak_bytes"
+            found[name] = float(value.split()[0]) * 1024
+    return found

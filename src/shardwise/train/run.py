@@ -1,0 +1,177 @@
+"""One process of a run, from joining the others to the comparison of prediction and measurement."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch.distributed as dist
+
+from shardwise.api import estimate_run
+from shardwise.engine.mesh import world
+from shardwise.spec.run import RunSpec
+from shardwise.spec.train import TrainSettings
+from shardwise.step import StepProfile
+from shardwise.train.clock import quantile
+from shardwise.train.folder import write_json, write_setup
+from shardwise.train.loop import Logged, Training, train
+from shardwise.train.measure import StepMeter, control_traffic, measured_profile, throughput_of
+from shardwise.train.metrics import Tracker, memory_now, open_trackers
+from shardwise.train.start import start
+
+
+class Display(Protocol):
+    """What a person sees of a run, on rank 0."""
+
+    def started(self, run: RunSpec, predicted: StepProfile, folder: Path) -> None: ...
+
+    def logged(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def ended(self, result: Result) -> None: ...
+
+
+class Result(NamedTuple):
+    """How a run ended; `measured` is absent where the run was too short or told not to measure."""
+
+    reason: str
+    steps: int
+    folder: Path
+    predicted: StepProfile
+    measured: StepProfile | None
+    last: Mapping[str, float]
+
+
+def run_training(run: RunSpec, folder: Path, display: Display | None = None) -> Result:
+    """Train what `run` describes on the processes that are running; all ranks call this."""
+    result = _train(run, folder, display)
+    if dist.is_initialized():
+        # A model that outlives its process group can hang in the group's destructor.
+        gc.collect()
+        dist.destroy_process_group()
+    return result
+
+
+def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
+    run, training = start(run)
+    rank, _ = world()
+    predicted = predict(run, training)
+    leads = rank == 0
+    if leads:
+        write_setup(folder, run)
+        write_json(folder / "prediction.json", predicted.to_dict())
+    shown = display if leads else None
+    if shown is not None:
+        shown.started(run, predicted, folder)
+    watcher = _Recorder(run, training, predicted, folder, shown)
+    try:
+        reason = train(training, watcher)
+    finally:
+        watcher.close()
+    result = Result(
+        reason=reason,
+        steps=training.step,
+        folder=folder,
+        predicted=predicted,
+        measured=watcher.measured(),
+        last=watcher.last,
+    )
+    if leads and result.measured is not None:
+        write_json(folder / "measurement.json", result.measured.to_dict())
+    if shown is not None:
+        shown.ended(result)
+    return result
+
+
+def predict(run: RunSpec, training: Training) -> StepProfile:
+    """What a step of this run will take, the trainer's own small collectives included."""
+    # On a CPU there is nowhere to offload to: all of it stays in the same memory.
+    here = run.strategy.but(offload=run.strategy.offload and not run.cluster.device.is_cpu)
+    profile = estimate_run(run._replace(strategy=here))
+    settings = training.settings
+    meter = StepMeter(training, training.step, settings.steps)
+    tensors = sum(1 for p in training.model.parameters() if p.requires_grad)
+    control = control_traffic(run, settings, tensors, meter.counted_step)
+    return profile._replace(traffic=(*profile.traffic, *control))
+
+
+class _Recorder:
+    """Watches the loop: measures on every rank, writes and shows on rank 0."""
+
+    def __init__(
+        self,
+        run: RunSpec,
+        training: Training,
+        predicted: StepProfile,
+        folder: Path,
+        display: Display | None,
+    ) -> None:
+        self._training, self._predicted, self._display = training, predicted, display
+        settings: TrainSettings = training.settings
+        self._meter = StepMeter(training, training.step, settings.steps)
+        self._measures = settings.measure
+        self._trackers: list[Tracker] = []
+        if world()[0] == 0:
+            self._trackers = open_trackers(settings.trackers, folder)
+        device = run.cluster.device
+        # A placeholder is no peak to be measured against.
+        known = device.source.get("peak") != "placeholder"
+        self._peak_flops = device.peak_flops(run.strategy.param_dtype) if known else None
+        self._settled: list[float] = []
+        self.last: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        if not self._measures:
+            yield
+            return
+        with self._meter.step(step):
+            yield
+
+    def logged(self, line: Logged) -> None:
+        first = line.step - len(line.step_s) + 1
+        settled = [
+            seconds
+            for step, seconds in enumerate(line.step_s, first)
+            if not self._measures or self._meter.settled(step)
+        ]
+        self._settled += settled
+        if world()[0] != 0:
+            return
+        self.last = self._values(line, settled)
+        for tracker in self._trackers:
+            tracker.log(line.step, self.last)
+        if self._display is not None:
+            self._display.logged(line.step, self.last)
+
+    def _values(self, line: Logged, settled: list[float]) -> dict[str, float]:
+        values = {
+            "loss": line.loss,
+            "gradient_norm": line.gradient_norm,
+            "learning_rate": line.learning_rate,
+            "skipped": float(line.skipped),
+        }
+        if settled:
+            median = quantile(settled, 0.5)
+            rates = throughput_of(self._predicted, median, self._peak_flops)
+            values |= {
+                "step_s": median,
+                "step_s_p10": quantile(settled, 0.1),
+                "step_s_p90": quantile(settled, 0.9),
+                "tokens_per_s": rates.tokens_per_s,
+                "tokens_per_s_per_device": rates.tokens_per_s_per_device,
+            }
+            if rates.mfu is not None:
+                values["mfu"] = rates.mfu
+        return values | memory_now(self._training.device)
+
+    def measured(self) -> StepProfile | None:
+        if not self._measures or not self._meter.finished:
+            return None
+        return measured_profile(self._predicted, self._meter, self._settled, self._peak_flops)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()

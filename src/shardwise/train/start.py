@@ -1,0 +1,136 @@
+"""From a run.toml to a Training that stands before its first step."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from shardwise.engine.mesh import join, local_device, world
+from shardwise.engine.parallelize import parallelize
+from shardwise.engine.sync import strategy_of
+from shardwise.spec.catalogue import find_device
+from shardwise.spec.cluster import ClusterSpec, DeviceSpec
+from shardwise.spec.lookup import Model
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.record import SpecError
+from shardwise.spec.run import RunSpec
+from shardwise.spec.train import DataSettings, TrainSettings
+from shardwise.train.batches import Batches, Layout, make_batches
+from shardwise.train.loop import Training
+from shardwise.train.optimizer import make_optimizer
+from shardwise.train.tokenize import tokenized
+from shardwise.train.weights import pretrained_fill
+from shardwise.units.build import build_module
+
+
+def start(run: RunSpec) -> tuple[RunSpec, Training]:
+    """Join the other processes, build, shard, and open the data.
+
+    Returns the run as it is on the processes that are running, and the Training.
+    """
+    settings = run.train or TrainSettings()
+    device = local_device(settings.device)
+    _set_threads(settings, device)
+    join(device)
+    run = on_this_world(run._replace(train=settings, data=run.data or DataSettings()), device)
+    strategy = run.strategy
+    torch.manual_seed(settings.seed)
+
+    with torch.device("meta" if settings.meta_init else device):
+        module = build_module(run.model)
+    fill = pretrained_fill(module, weights_folder(run.model)) if _pretrained(run.model) else None
+    if fill is not None and not settings.meta_init:
+        raise SpecError("train.meta_init: pretrained weights are read unit by unit; set it to true")
+    vocab = vocabulary(run.model, module)
+    model = parallelize(module, strategy, device=device, fill=fill, seed=settings.seed)
+    rank, size = world()
+    layout = Layout(rank, size, strategy.micro_batch, strategy.accumulate, run.job.seq_len)
+    training = Training(
+        model=model,
+        optimizer=make_optimizer(model, run.job.optimizer, settings),
+        batches=open_data(run.data or DataSettings(), layout, vocab, settings.seed),
+        settings=settings,
+        device=device,
+    )
+    return run._replace(strategy=strategy_of(model)), training
+
+
+def open_data(data: DataSettings, layout: Layout, vocab: int | None, seed: int) -> Batches:
+    """One process of a machine tokenizes; the others wait and then read what it wrote."""
+    if data.path and layout.world > 1:
+        if int(os.environ.get("LOCAL_RANK", layout.rank)) == 0:
+            tokenized(data)
+        dist.barrier()
+    return make_batches(data, layout, vocab, seed)
+
+
+def on_this_world(run: RunSpec, device: torch.device) -> RunSpec:
+    """The run with the cluster that is really there: what is predicted is what will be measured."""
+    _, size = world()
+    per_node = min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+    spec = run.cluster.device
+    if device.type == "cpu":
+        spec = this_machine(per_node)
+    elif spec.is_cpu:
+        raise SpecError("cluster: names CPUs but a GPU is here; set train.device or the cluster")
+    cluster = ClusterSpec(
+        device=spec,
+        nodes=size // per_node,
+        devices_per_node=per_node,
+        network=run.cluster.network,
+    )
+    strategy = run.strategy
+    if size == 1 and (strategy.shard or 1) == 1 and (strategy.replicate or 1) == 1:
+        strategy = strategy.but(kind="single") if strategy.kind == "ddp" else strategy
+    strategy = strategy.resolve(size, per_node)
+    run = run._replace(cluster=cluster, strategy=strategy)
+    check_batch(run)
+    return run.resolved()
+
+
+def check_batch(run: RunSpec) -> None:
+    """A step must be the batch that was asked for, to the token."""
+    wanted = run.job.global_batch
+    unit = run.job.seq_len * run.strategy.micro_batch * run.strategy.devices
+    if wanted is not None and wanted % unit:
+        near = max(1, round(wanted / unit)) * unit
+        raise SpecError(
+            f"job.global_batch: {wanted:,} tokens cannot be divided into micro-batches of {unit:,} "
+            f"({run.strategy.micro_batch} x {run.job.seq_len:,} on {run.strategy.devices} "
+            f"processes); the nearest that can is {near:,}"
+        )
+
+
+def this_machine(processes: int) -> DeviceSpec:
+    """A CPU of the catalogue with the memory each of `processes` can hope for here."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return find_device("CPU").but(memory=total // processes)
+
+
+def vocabulary(model: Model, module: torch.nn.Module) -> int | None:
+    """How many token ids the model knows, where that can be told."""
+    if isinstance(model, ModelSpec):
+        return model.vocab
+    size = getattr(getattr(module, "config", None), "vocab_size", None)
+    if size is None:
+        tables = [m for m in module.modules() if isinstance(m, torch.nn.Embedding)]
+        size = tables[0].num_embeddings if tables else None
+    return size
+
+
+def _pretrained(model: Model) -> bool:
+    return bool(getattr(model, "pretrained", False))
+
+
+def weights_folder(model: Model) -> Path:
+    path = Path(str(getattr(model, "config", "")))
+    return path.parent if path.suffix == ".json" else path
+
+
+def _set_threads(settings: TrainSettings, device: torch.device) -> None:
+    if device.type == "cpu":
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        torch.set_num_threads(settings.threads or max(1, (os.cpu_count() or 1) // here))

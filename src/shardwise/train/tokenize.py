@@ -1,0 +1,184 @@
+"""Text files become tokens, once: the result is kept under a name made of all that decides it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from shardwise.spec.record import SpecError
+from shardwise.spec.train import DataSettings
+from shardwise.train.shards import INDEX, Tokens, TokenShards, write_shards
+
+SUFFIXES = (".txt", ".jsonl", ".parquet")
+_PIECE_BYTES = 2**22
+_BATCH_DOCUMENTS = 512
+
+
+class Tokenizer(Protocol):
+    """Text to ids, many documents at a time; `end` closes a document."""
+
+    vocab: int
+    end: int | None
+
+    def encode(self, texts: list[str]) -> list[Tokens]: ...
+
+
+class ByteTokenizer:
+    """A token is a byte of UTF-8. Documents end with the one byte UTF-8 never uses, 0xFF."""
+
+    vocab: int = 256
+    end: int | None = 255
+
+    def encode(self, texts: list[str]) -> list[Tokens]:
+        return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
+
+
+class FileTokenizer:
+    """A tokenizer.json, read by the tokenizers library."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from tokenizers import Tokenizer as Library
+        except ModuleNotFoundError:
+            raise SpecError(
+                "data.tokenizer: needs the tokenizers library; install it with "
+                "'pip install shardwise[hf]'"
+            ) from None
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if not file.exists():
+            raise SpecError(f"data.tokenizer: no file {file}; give a tokenizer.json or 'bytes'")
+        try:
+            self._library: Any = Library.from_file(str(file))
+        except Exception as error:
+            raise SpecError(f"data.tokenizer: cannot read {file}: {error}") from None
+        self.vocab: int = self._library.get_vocab_size(with_added_tokens=True)
+        names = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>")
+        found = [self._library.token_to_id(name) for name in names]
+        self.end: int | None = next((token for token in found if token is not None), None)
+
+    def encode(self, texts: list[str]) -> list[Tokens]:
+        dtype = np.uint16 if self.vocab <= 2**16 else np.uint32
+        encoded = self._library.encode_batch(texts, add_special_tokens=False)
+        return [np.asarray(one.ids, dtype=dtype) for one in encoded]
+
+
+def load_tokenizer(data: DataSettings) -> Tokenizer:
+    return ByteTokenizer() if data.tokenizer == "bytes" else FileTokenizer(Path(data.tokenizer))
+
+
+def tokenized(data: DataSettings) -> TokenShards:
+    """The tokens of `data.path`, tokenized now if they have not been before."""
+    files = find_files(data.path)
+    folder = Path(data.cache) / _name(data, files)
+    if not (folder / INDEX).exists():
+        tokenizer = load_tokenizer(data)
+        about = {"files": [file.name for file in files], "vocab": tokenizer.vocab}
+        write_shards(folder, _tokens(files, data.text_key, tokenizer), about)
+    return TokenShards(folder)
+
+
+def find_files(paths: tuple[str, ...]) -> list[Path]:
+    """The files behind paths, in a fixed order."""
+    problems, found = [], []
+    for path in map(Path, paths):
+        inside = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES) if path.is_dir() else []
+        if path.is_dir() and not inside:
+            problems.append(f"data.path: no {', '.join(SUFFIXES)} files in {path}")
+        elif not path.exists():
+            problems.append(f"data.path: no file or folder {path}")
+        elif path.is_file() and path.suffix not in SUFFIXES:
+            problems.append(f"data.path: {path} is none of {', '.join(SUFFIXES)}")
+        found += inside or [path]
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def _name(data: DataSettings, files: list[Path]) -> str:
+    """Changes when a file, the tokenizer or the way of reading does."""
+    digest = hashlib.sha256(f"1/{data.tokenizer}/{data.text_key}".encode())
+    tokenizer = Path(data.tokenizer)
+    if data.tokenizer != "bytes":
+        files = [*files, tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer]
+    for file in files:
+        status = file.stat() if file.exists() else None
+        changed = (status.st_size, status.st_mtime_ns) if status else ()
+        digest.update(f"{file.resolve()}/{changed}".encode())
+    return f"{Path(data.path[0]).stem[:40]}-{digest.hexdigest()[:16]}"
+
+
+def _tokens(files: list[Path], text_key: str, tokenizer: Tokenizer) -> Iterator[Tokens]:
+    several = len(files) > 1
+    for file in files:
+        pieces = file.suffix == ".txt"
+        batch: list[str] = []
+        for text in read_texts(file, text_key):
+            batch.append(text)
+            if len(batch) == (1 if pieces else _BATCH_DOCUMENTS):
+                yield from _encoded(batch, tokenizer, closes=not pieces)
+                batch = []
+        yield from _encoded(batch, tokenizer, closes=not pieces)
+        if pieces and several:
+            yield from _encoded([""], tokenizer, closes=True)
+
+
+def _encoded(texts: list[str], tokenizer: Tokenizer, closes: bool) -> Iterator[Tokens]:
+    for tokens in tokenizer.encode(texts) if texts else []:
+        yield tokens
+        if closes and tokenizer.end is not None:
+            yield np.asarray([tokenizer.end], dtype=tokens.dtype)
+
+
+def read_texts(file: Path, text_key: str) -> Iterator[str]:
+    """Documents of a jsonl or parquet file; of a text file, pieces that end with a line."""
+    readers = {".txt": _text_pieces, ".jsonl": _jsonl, ".parquet": _parquet}
+    try:
+        yield from readers[file.suffix](file, text_key)
+    except (UnicodeDecodeError, OSError) as error:
+        raise SpecError(f"data.path: cannot read {file}: {error}") from None
+
+
+def _text_pieces(file: Path, _: str) -> Iterator[str]:
+    with file.open(encoding="utf-8") as stream:
+        while lines := stream.readlines(_PIECE_BYTES):
+            yield "".join(lines)
+
+
+def _jsonl(file: Path, text_key: str) -> Iterator[str]:
+    with file.open(encoding="utf-8") as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.strip():
+                continue
+            try:
+                yield str(json.loads(line)[text_key])
+            except (json.JSONDecodeError, KeyError, TypeError):
+                raise SpecError(
+                    f"data.path: line {number} of {file} is no JSON object with a "
+                    f"{text_key!r}; set data.text_key"
+                ) from None
+
+
+def _parquet(file: Path, text_key: str) -> Iterator[str]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise SpecError(
+            "data.path: parquet needs pyarrow; install it with 'pip install shardwise[data]'"
+        ) from None
+    try:
+        table = parquet.ParquetFile(file)
+        if text_key not in table.schema_arrow.names:
+            raise SpecError(
+                f"data.path: {file} has no column {text_key!r} but "
+                f"{', '.join(table.schema_arrow.names)}; set data.text_key"
+            )
+        for batch in table.iter_batches(batch_size=_BATCH_DOCUMENTS, columns=[text_key]):
+            yield from (str(text) for text in batch.column(0).to_pylist() if text is not None)
+    except pyarrow.ArrowException as error:
+        raise SpecError(f"data.path: cannot read {file}: {error}") from None

@@ -1,0 +1,69 @@
+"""Weights of a local pretrained folder, read tensor by tensor while units are made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from shardwise.engine.materialize import Fill, own_initializer
+from shardwise.spec.record import SpecError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+def pretrained_fill(model: nn.Module, folder: Path) -> Fill:
+    """Parameters from the folder's safetensors; buffers as the model computes them.
+
+    What the files lack is left unset, which the check of every unit reports by name.
+    """
+    try:
+        from safetensors import safe_open
+    except ModuleNotFoundError:
+        raise SpecError(
+            "model.pretrained: needs safetensors; install it with 'pip install shardwise[hf]'"
+        ) from None
+    files = _files_of_tensors(folder)
+    opened: dict[Path, Any] = {}
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    initialise = own_initializer(model)
+
+    def fill(name: str, module: nn.Module) -> None:
+        if any(buffer is not None for buffer in module._buffers.values()):
+            initialise(name, module)
+        for key, parameter in module._parameters.items():
+            full = f"{name}.{key}" if name else key
+            # Files may be of the model with its head or of the model without.
+            stored = full if full in files else full.removeprefix(prefix)
+            if parameter is None or stored not in files:
+                continue
+            file = files[stored]
+            if file not in opened:
+                opened[file] = safe_open(str(file), framework="pt")
+            tensor = opened[file].get_tensor(stored)
+            if tensor.shape != parameter.shape:
+                raise SpecError(
+                    f"model.pretrained: {stored} in {file.name} is {tuple(tensor.shape)}, the "
+                    f"model's is {tuple(parameter.shape)}"
+                )
+            parameter.copy_(tensor)
+
+    return fill
+
+
+def _files_of_tensors(folder: Path) -> dict[str, Path]:
+    if (folder / INDEX).exists():
+        table: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+        missing = sorted({file for file in table.values() if not (folder / file).is_file()})
+        if missing:
+            raise SpecError(f"model.pretrained: {folder / missing[0]} is missing")
+        return {name: folder / Path(file).name for name, file in table.items()}
+    if not (folder / SINGLE).exists():
+        raise SpecError(f"model.pretrained: neither {SINGLE} nor {INDEX} in {folder}")
+    from safetensors import safe_open
+
+    with safe_open(str(folder / SINGLE), framework="pt") as file:
+        return dict.fromkeys(file.keys(), folder / SINGLE)

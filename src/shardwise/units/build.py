@@ -1,0 +1,73 @@
+"""A real nn.Module from whatever a run names, on the device of the caller's context."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwise.spec.huggingface import to_config
+from shardwise.spec.lookup import Model, ModuleRef
+from shardwise.spec.record import SpecError
+
+
+def build_module(model: Model) -> nn.Module:
+    """The module, in training mode and fp32, with whatever weights its own code gives it."""
+    if isinstance(model, ModuleRef):
+        return _from_factory(model.factory)
+    return _from_transformers(model)
+
+
+def find_function(reference: str, what: str) -> Any:
+    """What `package.module:name` names; the working directory is searched too."""
+    module_name, _, function = reference.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module_name), function)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(f"{what}: cannot import {reference}: {error}") from None
+
+
+def _from_factory(factory: str) -> nn.Module:
+    make = find_function(factory, "model")
+    try:
+        module = make()
+    except Exception as error:
+        raise SpecError(f"model: {factory} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise SpecError(f"model: {factory} returned {type(module).__name__}, not an nn.Module")
+    return module.train()
+
+
+def _from_transformers(model: Any) -> nn.Module:
+    # Nothing is looked up on a hub: everything a run needs is named in it.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM, logging
+    except ModuleNotFoundError:
+        raise SpecError(
+            f"model: building {model.name} needs transformers; install it with "
+            "'pip install shardwise[hf]'"
+        ) from None
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        if model.config is None:
+            config = AutoConfig.for_model(**to_config(model))  # type: ignore[arg-type]
+        else:
+            path = Path(model.config)
+            folder = path.parent if path.suffix == ".json" else path
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        module: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation="sdpa", dtype=torch.float32
+        )
+    except (ValueError, KeyError, OSError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise SpecError(f"model: transformers cannot build {model.name}: {reason}") from error
+    module.config.use_cache = False  # type: ignore[union-attr]
+    return module.train()
