@@ -14,7 +14,7 @@ model = nn.Sequential(
     nn.Sequential(
         *[nn.TransformerEncoderLayer(128, 4, 256, 0.0, batch_first=True) for _ in range(4)]
     ),
-    nn.Linear(128, 256),
+    nn.Linear(128, 256, bias=False),
 )
 model = shardwise.parallelize(model, "zero3", param_dtype="fp32")  # (1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)

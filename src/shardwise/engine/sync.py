@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.spec.strategy import Strategy
 
-_MARK = "_shardwise_strategy"
+_MARK, _SET = "_shardwise_strategy", "_shardwise_sync"
 
 
 def remember(model: nn.Module, strategy: Strategy) -> nn.Module:
@@ -29,6 +29,10 @@ def strategy_of(model: nn.Module) -> Strategy:
     return cast(Strategy, found)
 
 
+def is_parallel(model: nn.Module) -> bool:
+    return hasattr(model, _MARK)
+
+
 @contextmanager
 def micro_batch(model: nn.Module, *, last: bool = True) -> Iterator[None]:
     """Wrap the forward *and* the backward of one micro-batch; `last` is the last one of a step.
@@ -38,9 +42,17 @@ def micro_batch(model: nn.Module, *, last: bool = True) -> Iterator[None]:
     """
     strategy = strategy_of(model)
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(last or strategy.grad_sync != "last")
-        model.set_requires_all_reduce(last or strategy.grad_sync == "every")
-        model.set_reshard_after_backward(last or bool(strategy.reshard_after_backward))
+        wanted = (
+            last or strategy.grad_sync != "last",
+            last or strategy.grad_sync == "every",
+            last or bool(strategy.reshard_after_backward),
+        )
+        # Each of these walks through all modules; most steps are like the one before.
+        if getattr(model, _SET, None) != wanted:
+            model.set_requires_gradient_sync(wanted[0])
+            model.set_requires_all_reduce(wanted[1])
+            model.set_reshard_after_backward(wanted[2])
+            object.__setattr__(model, _SET, wanted)
     skip = isinstance(model, DistributedDataParallel) and not last and strategy.grad_sync != "every"
     with model.no_sync() if skip else nullcontext():  # type: ignore[operator]
         yield

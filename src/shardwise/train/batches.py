@@ -84,7 +84,11 @@ class TokenBatches:
 
 
 class SyntheticBatches:
-    """Random tokens, each sequence a function of the seed and its global position."""
+    """Made-up sequences that can be learned, each a function of the seed and its global position.
+
+    A sequence counts in steps of its own, and loses count with one token in ten: a model that has
+    understood predicts the nine.
+    """
 
     def __init__(self, layout: Layout, vocab: int, seed: int) -> None:
         self._layout, self._vocab, self._seed = layout, vocab, seed
@@ -95,7 +99,12 @@ class SyntheticBatches:
 
     def _sample(self, position: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         random = np.random.default_rng((self._seed, int(position)))
-        return random.integers(0, self._vocab, self._layout.seq_len + 1, dtype=np.int64)
+        length = self._layout.seq_len + 1
+        steps = np.full(length, random.integers(1, 9), dtype=np.int64)
+        lost = random.random(length) < 0.1
+        lost[0] = True
+        steps[lost] = random.integers(0, self._vocab, int(lost.sum()))
+        return np.cumsum(steps) % self._vocab
 
 
 class ForeignBatches:

@@ -21,7 +21,7 @@ from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.materialize import Materializer
 from shardwise.engine.mesh import join, world
 from shardwise.engine.parallelize import parallelize
-from shardwise.engine.sync import micro_batch
+from shardwise.engine.sync import is_parallel, micro_batch
 from shardwise.spec.lookup import Model
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.quantity import show_gib
@@ -343,7 +343,7 @@ def _step(
     model: nn.Module, batches: list[MicroBatch], optimizer: torch.optim.Optimizer | None = None
 ) -> tuple[float, float]:
     """Loss and gradient norm over all processes; an update where an optimizer is given."""
-    parallel = hasattr(model, "_shardwise_strategy")
+    parallel = is_parallel(model)
     size = world()[1] if parallel else 1
     forward = logits_of(model)
     tokens = sum(batch.tokens for batch in batches) * size

@@ -70,7 +70,7 @@ def launch(arguments: list[str], processes: int, logs: Path) -> int:
     Several machines join through the variables torchrun itself reads (PET_NNODES,
     PET_RDZV_ENDPOINT, PET_RDZV_ID), which Kubernetes operators set.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -97,6 +97,9 @@ def launch(arguments: list[str], processes: int, logs: Path) -> int:
         rank, failure = error.get_first_failure()
         _show_failure(rank, failure.exitcode, logs)
         return failure.exitcode if failure.exitcode > 0 else 1
+    except SignalException as error:
+        # The workers were told too, and have stopped together.
+        return 128 + int(error.sigval)
     return 0
 
 

@@ -112,7 +112,7 @@ def train(training: Training, watcher: Watcher, until: int | None = None) -> str
                 t.optimizer.step()
                 t.optimizer.zero_grad(set_to_none=True)
                 clock.mark()
-                logs = is_logged(t.step, last, settings.log_every)
+                logs = is_logged(t.step, settings)
                 if logs:
                     line = window.report(t.step, rate, clock.take())
 
@@ -128,8 +128,8 @@ def train(training: Training, watcher: Watcher, until: int | None = None) -> str
     return "done"
 
 
-def is_logged(step: int, last: int, every: int) -> bool:
-    return (step + 1) % every == 0 or step in (0, last - 1)
+def is_logged(step: int, settings: TrainSettings) -> bool:
+    return (step + 1) % settings.log_every == 0 or step in (0, settings.steps - 1)
 
 
 def logits_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -148,7 +148,7 @@ def control_traffic(
     if strategy.devices > 1:
         # Each step settles the next one; a log line sums the loss.
         agrees = step + 1 < settings.steps
-        logs = is_logged(step, settings.steps, settings.log_every)
+        logs = is_logged(step, settings)
         small = AGREEMENT_BYTES * agrees + LOSS_BYTES * logs
         found.append(_all_reduce("world", strategy.devices, agrees + logs, small))
     if strategy.sharded and (strategy.shard or 1) > 1:

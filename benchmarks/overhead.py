@@ -1,0 +1,301 @@
+"""What the trainer costs: its loop against a hand-written fully_shard loop and Lightning Fabric.
+
+    python benchmarks/overhead.py [--json]
+
+Two processes hold all contestants at once, with the same model, data, seed and settings, and take
+turns a few steps at a time, in an order that changes from round to round. A second hand-written
+instance shows what is noise. Ratios are of tokens per second within one round; above 1 is faster
+than the hand-written loop.
+
+With `perf` installed and allowed to count, instructions per step are given too: they have no noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+ROUNDS, STEPS = 25, 3
+SEQ_LEN, MICRO_BATCH = 256, 2
+CONTESTANTS = ("bare", "bare again", "shardwise", "fabric")
+
+
+def spec() -> Any:
+    from shardwise.spec import ModelSpec
+
+    if "SMALL" in os.environ:
+        sizes = {"layers": 4, "hidden": 32, "heads": 2, "ffn": 64, "vocab": 256}
+        return ModelSpec.read({"family": "llama", "max_positions": SEQ_LEN, **sizes})
+    sizes = {"layers": 6, "hidden": 256, "heads": 4, "ffn": 704, "vocab": 2048}
+    return ModelSpec.read({"family": "llama", "max_positions": SEQ_LEN, **sizes})
+
+
+def module() -> Any:
+    """The same weights in every contestant."""
+    import torch
+
+    from shardwise.units.build import build_module
+
+    torch.manual_seed(0)
+    return build_module(spec())
+
+
+def batches() -> Any:
+    from shardwise.engine.mesh import world
+    from shardwise.train.batches import Layout, SyntheticBatches
+
+    rank, size = world()
+    return SyntheticBatches(Layout(rank, size, MICRO_BATCH, 1, SEQ_LEN), spec().vocab, 0)
+
+
+def settings(steps: int) -> Any:
+    from shardwise.spec.train import TrainSettings
+
+    return TrainSettings(steps=steps, log_every=10, measure=False)
+
+
+def bare(total: int) -> Callable[[int], None]:
+    """What a careful person writes by hand."""
+    import torch
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.functional import cross_entropy
+
+    model = module()
+    for block in model.model.layers:
+        fully_shard(block)
+    fully_shard(model, reshard_after_forward=False)
+    return _plain_loop(model, torch.optim.AdamW, cross_entropy, total)
+
+
+def _plain_loop(
+    model: Any,
+    optimizer_class: Any,
+    cross_entropy: Any,
+    total: int,
+    backward: Callable[[Any], None] | None = None,
+    setup: Callable[[Any], Any] = lambda optimizer: optimizer,
+) -> Callable[[int], None]:
+    import torch
+    import torch.distributed as dist
+
+    chosen = settings(total)
+    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = setup(optimizer_class(groups, lr=3e-4, betas=(0.9, 0.95), fused=True))
+    data = batches()
+    state = {"step": 0}
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            batch = data.at(state["step"])[0]
+            logits = model(input_ids=batch.inputs).logits
+            loss = cross_entropy(logits.float().flatten(0, 1), batch.targets.flatten())
+            del logits
+            if backward is None:
+                loss.backward()
+            else:
+                backward(loss)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for group in optimizer.param_groups:
+                group["lr"] = chosen.learning_rate_at(state["step"])
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            state["step"] += 1
+            if state["step"] % 10 == 0:
+                mean = loss.detach()
+                dist.all_reduce(mean)
+                mean.item()
+
+    return run
+
+
+def fabric(total: int) -> Callable[[int], None]:
+    """Lightning Fabric around the same fully_shard calls."""
+    import torch
+    from lightning.fabric import Fabric
+    from lightning.fabric.strategies import ModelParallelStrategy
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.functional import cross_entropy
+
+    from shardwise.engine.mesh import world
+
+    def shard(model: Any, mesh: Any) -> Any:
+        for block in model.model.layers:
+            fully_shard(block, mesh=mesh["data_parallel"])
+        fully_shard(model, mesh=mesh["data_parallel"], reshard_after_forward=False)
+        return model
+
+    strategy = ModelParallelStrategy(
+        parallelize_fn=shard, data_parallel_size=world()[1], tensor_parallel_size=1
+    )
+    launcher = Fabric(accelerator="cpu", devices=world()[1], strategy=strategy)
+    launcher.launch()
+    model = launcher.setup(module())
+    return _plain_loop(
+        model,
+        torch.optim.AdamW,
+        cross_entropy,
+        total,
+        backward=launcher.backward,
+        setup=launcher.setup_optimizers,
+    )
+
+
+def ours(total: int) -> Callable[[int], None]:
+    from shardwise.engine.mesh import local_device
+    from shardwise.engine.parallelize import parallelize
+    from shardwise.spec import Strategy
+    from shardwise.train.loop import Training, train
+    from shardwise.train.optimizer import make_optimizer
+
+    strategy = Strategy(kind="zero3", param_dtype="fp32", micro_batch=MICRO_BATCH)
+    model = parallelize(module(), strategy)
+    chosen = settings(total)
+    training = Training(
+        model=model,
+        optimizer=make_optimizer(model, "adamw", chosen),
+        batches=batches(),
+        settings=chosen,
+        device=local_device("cpu"),
+    )
+
+    class Silent:
+        def step(self, step: int) -> Any:
+            return nullcontext()
+
+        def logged(self, line: Any) -> None:
+            pass
+
+    return lambda steps: (train(training, Silent(), until=training.step + steps), None)[1]
+
+
+MAKERS: dict[str, Callable[[int], Callable[[int], None]]] = {
+    "bare": bare,
+    "bare again": bare,
+    "shardwise": ours,
+    "fabric": fabric,
+}
+
+
+def worker(names: list[str], rounds: int) -> None:
+    """Take turns; rank 0 prints the seconds of every turn."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    total = (rounds + 2) * STEPS
+    running = {}
+    for name in names:
+        try:
+            running[name] = MAKERS[name](total)
+        except ModuleNotFoundError as error:
+            if dist.get_rank() == 0:
+                print(f"{name} is left out: {error.name} is not installed", file=sys.stderr)
+    seconds: dict[str, list[float]] = {name: [] for name in running}
+    for name, run in running.items():
+        run(STEPS)  # warm-up
+    for number in range(rounds):
+        turn = number % len(running)
+        order = [*running][turn:] + [*running][:turn]
+        for name in order if number % 2 else reversed(order):
+            dist.barrier()
+            begin = time.perf_counter()
+            running[name](STEPS)
+            dist.barrier()
+            seconds[name].append((time.perf_counter() - begin) / STEPS)
+    if dist.get_rank() == 0:
+        print("SECONDS " + json.dumps(seconds), flush=True)
+    dist.barrier()
+    os._exit(0)
+
+
+def torchrun(arguments: list[str], prefix: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [
+        *(prefix or []),
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *(str(Path(__file__)), "--worker", *arguments),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def instructions(name: str) -> float | None:
+    """Instructions of one step over both processes: the difference of a long and a short run."""
+    if shutil.which("perf") is None:
+        return None
+    counts = []
+    for rounds in (1, 6):
+        prefix = ["perf", "stat", "-x", ",", "-e", "instructions:u"]
+        done = torchrun(["--only", name, "--rounds", str(rounds)], prefix)
+        lines = [line for line in done.stderr.splitlines() if "instructions" in line]
+        if not lines or not lines[-1].split(",")[0].isdigit():
+            return None
+        counts.append(int(lines[-1].split(",")[0]))
+    return (counts[1] - counts[0]) / (5 * STEPS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker([options.only] if options.only else list(CONTESTANTS), options.rounds)
+        return
+    done = torchrun(["--rounds", str(options.rounds)])
+    lines = [line for line in done.stdout.splitlines() if "SECONDS " in line]
+    if not lines:
+        sys.exit(done.stderr[-3000:])
+    seconds: dict[str, list[float]] = json.loads(lines[0].partition("SECONDS ")[2])
+    ratios = {
+        name: [mine / theirs for mine, theirs in zip(seconds["bare"], seconds[name], strict=True)]
+        for name in seconds
+        if name != "bare"
+    }
+    tokens = SEQ_LEN * MICRO_BATCH * 2
+    result: dict[str, Any] = {
+        "rounds": options.rounds,
+        "tokens_per_s": {n: tokens / statistics.median(s) for n, s in seconds.items()},
+        "ratio_median": statistics.median(ratios["shardwise"]),
+        "ratios": {
+            n: {
+                "median": statistics.median(r),
+                "quartiles": [sorted(r)[len(r) // 4], sorted(r)[3 * len(r) // 4]],
+            }
+            for n, r in ratios.items()
+        },
+    }
+    counted = {name: instructions(name) for name in seconds if name != "bare again"}
+    if all(counted.values()):
+        result["instructions_per_step"] = counted
+    if options.json:
+        print(json.dumps(result, indent=2))
+        return
+    print(f"{options.rounds} rounds of {STEPS} steps, 2 processes, measured")
+    for name, rate in result["tokens_per_s"].items():
+        ratio = result["ratios"].get(name)
+        shown = ""
+        if ratio:
+            low, high = ratio["quartiles"]
+            shown = f"  {ratio['median']:.3f} of bare ({low:.3f} to {high:.3f})"
+        count = result.get("instructions_per_step", {}).get(name)
+        print(f"{name:12} {rate:8,.0f} tokens/s{shown}" + (f"  {count:.4g} instructions" if count else ""))
+
+
+if __name__ == "__main__":
+    main()

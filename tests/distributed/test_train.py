@@ -1,0 +1,325 @@
+"""`shardwise train` as a user starts it: real processes, real files, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.spec.run import read_run
+from shardwise.step import SCHEMA
+from tests.distributed.launch import ROOT
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+RUN = """
+cluster = "1x2xCPU"
+
+[model]
+name = "small"
+family = "llama"
+layers = 3
+hidden = 64
+heads = 4
+ffn = 96
+vocab = 256
+max_positions = 64
+
+[job]
+seq_len = 32
+global_batch = 256
+{job}
+
+[strategy]
+kind = "{kind}"
+micro_batch = {micro_batch}
+param_dtype = "{dtype}"
+{strategy}
+
+[train]
+steps = {steps}
+learning_rate = 1e-2
+log_every = {log_every}
+{train}
+
+{data}
+"""
+FOREIGN = """
+cluster = "1x2xCPU"
+model = "tests.distributed.sources:fragile"
+job = {{ seq_len = 16 }}
+strategy = {{ kind = "zero3", micro_batch = 2, param_dtype = "fp32", accumulate = {accumulate} }}
+data = {{ source = "tests.distributed.sources:{source}" }}
+
+[train]
+steps = 10
+log_every = 2
+{train}
+"""
+
+
+def write(folder: Path, text: str = RUN, **fields: Any) -> Path:
+    usual = {"kind": "zero3", "micro_batch": 4, "dtype": "fp32", "steps": 8, "log_every": 2}
+    blank = dict.fromkeys(("job", "strategy", "train", "data"), "")
+    file = folder / "run.toml"
+    file.write_text(text.format(**{**blank, **usual, **fields}))
+    return file
+
+
+def environment() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    return {**kept, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+
+
+def train(file: Path, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "shardwise", "train", str(file), "--name", "it", *options],
+        cwd=file.parent,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "runs" / "it" / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in lines(folder)]
+
+
+def test_a_run_ends_with_prediction_against_measurement(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 200)
+    file = write(tmp_path, data='[data]\npath = "text.txt"', steps=30, log_every=5)
+    shown = train(file, "--nproc", "2").stdout
+    folder = tmp_path / "runs" / "it"
+    predicted = json.loads((folder / "prediction.json").read_text())
+    measured = json.loads((folder / "measurement.json").read_text())
+    assert (predicted["provenance"]["kind"], measured["provenance"]["kind"]) == (
+        "predicted",
+        "measured",
+    )
+    assert predicted["schema"] == measured["schema"] == SCHEMA
+
+    # Three blocks and a root: 7 gathers and 4 reductions; two small all-reduces of the trainer,
+    # 32 bytes to agree on the next step and a norm for each of 3 x 9 + 3 tensors.
+    found = {t["op"]: (t["calls"], t["bytes"]) for t in measured["traffic"]}
+    assert {op: calls for op, (calls, _) in found.items()} == {
+        "all_gather": 7,
+        "reduce_scatter": 4,
+        "all_reduce": 2,
+    }
+    assert found["all_reduce"][1] == 32 + 4 * (3 * 9 + 3)
+    block = 4 * 64 * 64 + 3 * 64 * 96 + 2 * 64
+    root = 2 * 256 * 64 + 64
+    assert found["all_gather"][1] == 4 * (root + 2 * 3 * block)
+    assert found["reduce_scatter"][1] == 4 * (root + 3 * block)
+    assert measured["memory"]["terms"]["parameters"] == 4 * (root + 3 * block) // 2
+    assert measured["memory"]["terms"]["optimizer"] == 2 * 4 * (root + 3 * block) // 2
+    peak = measured["memory"]["peak_allocated_bytes"]
+    assert predicted["memory"]["peak_allocated_bytes"] == pytest.approx(peak, rel=0.03)
+    assert measured["throughput"]["tokens_per_s"] == pytest.approx(
+        256 / measured["time"]["step_s"], rel=1e-6
+    )
+    assert "mfu" not in measured["throughput"]  # the peak of this CPU is not known
+
+    assert "Predicted peak" in shown
+    assert "exact" in shown
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert losses(tmp_path)[-1] < 2.0 < losses(tmp_path)[0]
+    assert read_run(folder / "run.toml").resolved().strategy.shard == 2
+    assert json.loads((folder / "environment.json").read_text())["versions"]["torch"]
+    last = lines(tmp_path)[-1]
+    assert last["step_s_p10"] <= last["step_s"] <= last["step_s_p90"]
+    assert last["resident_peak_bytes"] >= last["resident_bytes"] > 0
+    pytest.importorskip("tensorboard")
+    assert list((folder / "tensorboard").iterdir())
+
+
+def test_every_strategy_learns_the_same(tmp_path: Path) -> None:
+    """Same seed, same batch: one process or two, replicated or sharded, accumulated or not."""
+    cases = [
+        ("single", "1", {"kind": "single", "micro_batch": 8}),
+        ("accumulated", "1", {"kind": "single", "micro_batch": 2}),
+        ("ddp", "2", {"kind": "ddp"}),
+        ("zero1", "2", {"kind": "zero1", "micro_batch": 2}),
+        ("zero3", "2", {"kind": "zero3", "strategy": 'recompute = "full"'}),
+        ("offloaded", "2", {"kind": "zero3", "strategy": "offload = true"}),
+    ]
+    found = {}
+    for name, processes, fields in cases:
+        (tmp_path / name).mkdir()
+        settings = {"train": "measure = false\ntrackers = []", **fields}
+        train(write(tmp_path / name, steps=6, log_every=1, **settings), "--nproc", processes)
+        found[name] = losses(tmp_path / name)
+    for name, seen in found.items():
+        assert seen == pytest.approx(found["single"], rel=1e-5), name
+    assert found["single"][-1] < found["single"][0]
+
+
+def test_under_torchrun_it_joins(tmp_path: Path) -> None:
+    file = write(tmp_path, steps=4, train="trackers = []")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", "--module", "shardwise", "train", str(file), "--json"),
+            *("--name", "it"),
+        ],
+        cwd=tmp_path,
+        env={**environment(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["reason"], result["steps"]) == ("done", 4)
+    assert result["predicted"]["cluster"]["devices"] == 2
+    assert result["measured"]["traffic"]
+
+
+def test_unequal_micro_batches_name_the_rank(tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = train(
+        write(tmp_path, FOREIGN, source="unequal", accumulate=2), "--nproc", "2", code=1
+    )
+    assert "step 2: rank 1 has 1 micro-batches where others have 2" in done.stderr
+    assert done.stderr.count("error:") == 1
+    assert time.monotonic() - began < 120  # not the half hour of a hung collective
+
+
+def test_data_that_ends_everywhere_ends_the_run(tmp_path: Path) -> None:
+    file = write(tmp_path, FOREIGN, source="poisoned", accumulate=1, train='non_finite = "skip"')
+    file.write_text(file.read_text().replace("steps = 10", "steps = 40"))
+    assert "The data ended after 12 steps" in train(file, "--nproc", "2").stdout
+
+
+def test_a_gradient_that_is_not_finite_stops_all_ranks(tmp_path: Path) -> None:
+    file = write(tmp_path, FOREIGN, source="poisoned", accumulate=1)
+    done = train(file, "--nproc", "2", code=1)
+    assert "error: a gradient was not finite in one of the steps up to 3" in done.stderr
+    assert done.stderr.count("error:") == 1
+    assert [line["step"] for line in lines(tmp_path)] == [0, 1, 3]
+    assert lines(tmp_path)[-1]["skipped"] == 1
+
+
+def test_or_is_skipped_by_all(tmp_path: Path) -> None:
+    file = write(tmp_path, FOREIGN, source="poisoned", accumulate=1, train='non_finite = "skip"')
+    train(file, "--nproc", "2")
+    found = lines(tmp_path)
+    assert [line["skipped"] for line in found] == [0, 0, 1, 0, 0, 0]
+    # Its loss is not a number, the losses after it are: no update was made from it.
+    assert ["loss" in line for line in found] == [True, True, False, True, True, True]
+    assert found[-1]["loss"] < found[0]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "message"),
+    [
+        (
+            {"job": "", "micro_batch": 3},
+            ("--nproc", "2"),
+            "256 tokens cannot be divided into micro-batches of 192 (3 x 32 on 2 processes); the "
+            "nearest that can is 192",
+        ),
+        (
+            {"strategy": "shard = 3"},
+            ("--nproc", "2"),
+            "strategy: shard 3 x replicate 1 = 3 devices, but the cluster has 2",
+        ),
+        ({"kind": "single"}, ("--nproc", "2"), "'single' uses one device but the cluster has 2"),
+        ({"data": '[data]\npath = "gone.txt"'}, ("--nproc", "2"), "no file or folder"),
+        ({"train": 'trackers = ["mlflow"]'}, ("--nproc", "1"), "mlflow needs the package mlflow"),
+        ({"train": 'device = "cuda"'}, ("--nproc", "2"), "torch sees no CUDA device here"),
+    ],
+)
+def test_a_run_that_cannot_be_says_so_once(
+    tmp_path: Path, fields: dict[str, Any], options: tuple[str, ...], message: str
+) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("some of these can be where a GPU is")
+    done = train(write(tmp_path, **fields), *options, code=2)
+    assert message in done.stderr
+    assert done.stderr.count("error:") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_gpus_that_are_not_here(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    file = write(tmp_path)
+    file.write_text(file.read_text().replace("1x2xCPU", "2xH100-SXM"))
+    done = train(file, code=2)
+    assert "names H100-SXM but torch sees no GPU here; add --nproc 2" in done.stderr
+
+
+def test_a_signal_stops_all_ranks_at_one_step(tmp_path: Path) -> None:
+    file = write(tmp_path, steps=100_000, log_every=5, train="measure = false\ntrackers = []")
+    running = subprocess.Popen(
+        [sys.executable, "-m", "shardwise", "train", str(file), "--nproc", "2", "--name", "it"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "runs" / "it" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2):
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    running.send_signal(signal.SIGTERM)
+    out, err = running.communicate(timeout=60)
+    assert "Stopped when asked after" in out
+    assert "Traceback" not in err
+    assert running.returncode == 128 + signal.SIGTERM
+
+
+def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
+    file = write(tmp_path, steps=100_000, log_every=5, train="measure = false\ntrackers = []")
+    running = subprocess.Popen(
+        [sys.executable, "-m", "shardwise", "train", str(file), "--nproc", "2", "--name", "it"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "runs" / "it" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2):
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    workers = subprocess.run(
+        ["pgrep", "-P", str(running.pid)], capture_output=True, text=True, check=True
+    )
+    victims = [
+        int(pid)
+        for pid in workers.stdout.split()
+        if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
+    ]
+    os.kill(victims[0], signal.SIGKILL)
+    _, err = running.communicate(timeout=120)
+    assert "rank 1 was killed by signal 9" in err
+    assert running.returncode == 1

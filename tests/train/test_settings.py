@@ -1,0 +1,68 @@
+"""[train] and [data]: the schedule, what is refused, and who is who under a launcher."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from shardwise.spec import SpecError
+from shardwise.spec.train import DataSettings, TrainSettings
+from shardwise.train.launch import adopt_slurm
+
+
+def test_warm_up_then_cosine() -> None:
+    settings = TrainSettings(steps=110, warmup_steps=10, learning_rate=1.0, final_learning_rate=0.2)
+    assert settings.learning_rate_at(0) == pytest.approx(0.1)
+    assert settings.learning_rate_at(9) == pytest.approx(1.0)
+    assert settings.learning_rate_at(60) == pytest.approx(0.2 + 0.8 * 0.5)
+    assert settings.learning_rate_at(110) == pytest.approx(0.2)
+    quarter = 0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 4))
+    assert settings.learning_rate_at(35) == pytest.approx(quarter)
+    flat = settings.but(schedule="constant")
+    assert flat.learning_rate_at(3) == pytest.approx(0.4)
+    assert flat.learning_rate_at(109) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"steps": 5, "warmup_steps": 6}, "warmup_steps 6 exceed the 5 steps"),
+        ({"lerning_rate": 1}, "did you mean 'learning_rate'"),
+        ({"schedule": "cosin"}, "did you mean 'cosine'"),
+        ({"trackers": ["tensorbord"]}, "'tensorbord' is not one of tensorboard, wandb, mlflow"),
+        ({"learning_rate": 0}, "greater than 0"),
+    ],
+)
+def test_what_train_refuses(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        TrainSettings.read(fields, where="train")
+
+
+def test_data_has_one_origin() -> None:
+    assert DataSettings.read({"path": "a.txt"}).path == ("a.txt",)
+    with pytest.raises(SpecError, match="exclude each other"):
+        DataSettings.read({"path": "a.txt", "source": "a:b"})
+
+
+def test_slurm_says_who_a_process_is() -> None:
+    environment = {
+        "SLURM_PROCID": "13",
+        "SLURM_NTASKS": "20",
+        "SLURM_LOCALID": "5",
+        "SLURM_NODEID": "1",
+        "SLURM_TASKS_PER_NODE": "8(x2),4",
+        "SLURM_JOB_ID": "41234",
+        "SLURM_STEP_NODELIST": "alone",
+    }
+    assert adopt_slurm(environment)
+    assert environment["RANK"] == "13"
+    assert environment["WORLD_SIZE"] == "20"
+    assert environment["LOCAL_RANK"] == "5"
+    assert environment["LOCAL_WORLD_SIZE"] == "8"
+    assert environment["MASTER_ADDR"] == "alone"
+    assert environment["MASTER_PORT"] == "21234"
+    assert not adopt_slurm(environment)  # now it is a worker like any other
+    assert not adopt_slurm({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"})
+    assert not adopt_slurm({})
