@@ -205,7 +205,7 @@ def worker(names: list[str], rounds: int) -> None:
             if dist.get_rank() == 0:
                 print(f"{name} is left out: {error.name} is not installed", file=sys.stderr)
     seconds: dict[str, list[float]] = {name: [] for name in running}
-    for name, run in running.items():
+    for run in running.values():
         run(STEPS)  # warm-up
     for number in range(rounds):
         turn = number % len(running)
@@ -222,7 +222,9 @@ def worker(names: list[str], rounds: int) -> None:
     os._exit(0)
 
 
-def torchrun(arguments: list[str], prefix: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    arguments: list[str], prefix: list[str] | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [
         *(prefix or []),
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
@@ -294,7 +296,10 @@ def main() -> None:
             low, high = ratio["quartiles"]
             shown = f"  {ratio['median']:.3f} of bare ({low:.3f} to {high:.3f})"
         count = result.get("instructions_per_step", {}).get(name)
-        print(f"{name:12} {rate:8,.0f} tokens/s{shown}" + (f"  {count:.4g} instructions" if count else ""))
+        print(
+            f"{name:12} {rate:8,.0f} tokens/s{shown}"
+            + (f"  {count:.4g} instructions" if count else "")
+        )
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from shardwise.engine.sync import micro_batch
 from shardwise.spec import ModelSpec, Strategy
 from shardwise.train.batches import MicroBatch
 from shardwise.train.loop import logits_of, loss_sum
+from shardwise.train.optimizer import clear_gradients
 from tests.units.reduced import build
 
 
@@ -29,7 +30,7 @@ def step(module: torch.nn.Module, optimizer: Any, ids: torch.Tensor, strategy: S
         with micro_batch(module, last=index == strategy.accumulate - 1):
             loss_sum(logits_of(module), MicroBatch(ids, ids), ids.device).backward()
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    clear_gradients(module, optimizer)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ VOCABULARY = reduced("llama", layers=3, hidden=128, head_dim=32, ffn=344, vocab=
 
 
 def case(
-    spec: ModelSpec, strategy: Strategy, seq_len: int = 64, peak: bool = False
+    spec: ModelSpec, strategy: Strategy, seq_len: int = 64, peak: bool = True
 ) -> dict[str, Any]:
     return {
         "model": spec.model_dump(mode="json"),
@@ -45,7 +45,10 @@ def check(cases: list[dict[str, Any]], processes: int, folder: Path) -> None:
         strategy = Strategy.model_validate(given["strategy"])
         columns = Configurations.of([strategy])
         units = decoder_units(
-            ModelSpec.model_validate(given["model"]), given["seq_len"], strategy.param_dtype
+            ModelSpec.model_validate(given["model"]),
+            given["seq_len"],
+            strategy.param_dtype,
+            autocast=strategy.autocast,
         ).grouped(strategy.blocks_per_unit)
         sizes = {
             "shard": strategy.shard,
@@ -64,7 +67,8 @@ def check(cases: list[dict[str, Any]], processes: int, folder: Path) -> None:
         assert found["parameter_bytes"] == resting["parameters"][0]
         assert found["optimizer_bytes"] == resting["optimizer"][0]
         if given["peak"]:
-            name = f"{given['model']['family']}-{given['model']['vocab']} {strategy!r}"
+            settings = strategy.model_dump(exclude_defaults=True)
+            name = f"{given['model']['family']}-{given['model']['vocab']} {settings}"
             errors[name] = float(memory.peak_bytes[0]) / found["peak_bytes"] - 1
     print({name: f"{error:+.1%}" for name, error in errors.items()})
     assert {name: error for name, error in errors.items() if abs(error) > 0.03} == {}
@@ -76,13 +80,15 @@ def test_two_processes(tmp_path: Path) -> None:
         for spec in (GPT2, LLAMA)
         for kind in ("ddp", "zero1", "zero2", "zero3")
         for k, sync in ((1, None), (3, "every"), (3, "last"))
-        for dtype in (("fp32",) if kind == "ddp" else ("fp32", "bf16"))
+        for dtype in ("fp32", "bf16")
     ]
     cases.append(case(LLAMA, resolve("zero3", 2, blocks_per_unit=2)))
     cases.append(case(LLAMA, resolve("zero3", 2, recompute="full")))
     cases.append(case(LLAMA, resolve("zero3", 2, accumulate=2, reshard_after_backward=False)))
     cases.append(case(GPT2, resolve("zero3", 2, reduce_dtype="bf16")))
     cases.append(case(GPT2, resolve("ddp", 2, ddp_bucket_mib=2.0, param_dtype="fp32")))
+    cases.append(case(LLAMA, resolve("zero3", 2, forward_prefetch=2)))
+    cases.append(case(LLAMA, resolve("zero3", 2, prefetch=2, forward_prefetch=1)))
     check(cases, 2, tmp_path)
 
 
@@ -107,7 +113,10 @@ def test_the_measured_table_of_36_blocks(tmp_path: Path) -> None:
         resolve("zero3", 2, accumulate=2, grad_sync="last", reshard_after_backward=False),
     ]
     results = run_workers(
-        "tests.distributed.engine_run", 2, [case(spec, s, 8) for s in strategies], tmp_path
+        "tests.distributed.engine_run",
+        2,
+        [case(spec, s, 8, peak=False) for s in strategies],
+        tmp_path,
     )
     counts = [{key: calls for key, (calls, _) in r["collectives"].items()} for r in results]
     assert counts == [
@@ -133,7 +142,7 @@ def test_peak_memory(tmp_path: Path) -> None:
         ("zero3", {"blocks_per_unit": 2}),
     ]
     cases = [
-        case(spec, resolve(kind, 2, **more), seq_len=128, peak=True)
+        case(spec, resolve(kind, 2, **more), seq_len=128)
         for spec in (GPT2, LLAMA, VOCABULARY)
         for kind, more in settings
     ]

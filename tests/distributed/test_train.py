@@ -195,9 +195,7 @@ def test_under_torchrun_it_joins(tmp_path: Path) -> None:
 
 def test_unequal_micro_batches_name_the_rank(tmp_path: Path) -> None:
     began = time.monotonic()
-    done = train(
-        write(tmp_path, FOREIGN, source="unequal", accumulate=2), "--nproc", "2", code=1
-    )
+    done = train(write(tmp_path, FOREIGN, source="unequal", accumulate=2), "--nproc", "2", code=1)
     assert "step 2: rank 1 has 1 micro-batches where others have 2" in done.stderr
     assert done.stderr.count("error:") == 1
     assert time.monotonic() - began < 120  # not the half hour of a hung collective

@@ -22,7 +22,18 @@ from shardwise.units.blocks import find_blocks  # noqa: E402
 from shardwise.units.build import build_module  # noqa: E402
 
 CPU = torch.device("cpu")
-FAMILIES = ("llama", "gpt2", "qwen3", "gemma2", "opt", "gpt_neox", "mpt", "mixtral", "olmo2", "phi3")
+FAMILIES = (
+    "llama",
+    "gpt2",
+    "qwen3",
+    "gemma2",
+    "opt",
+    "gpt_neox",
+    "mpt",
+    "mixtral",
+    "olmo2",
+    "phi3",
+)
 
 
 def weights(model: Any) -> dict[str, Any]:

@@ -67,10 +67,12 @@ def test_zero_stages_by_formula(precision: str, q: int) -> None:
     def states(ledger: dict[str, float]) -> float:
         return sum(ledger[t] for t in (*STATE, "unsharded_parameters", "unsharded_gradients"))
 
-    # Shards of fp32 parameters and two states, plus the gathered copy that the stage keeps.
-    assert states(during("zero3")) == 12 * psi / n + q * unit
-    assert states(during("zero2")) == 12 * psi / n + q * psi
-    # With gradients of earlier micro-batches: sharded under zero2, whole under zero1.
+    # Shards of fp32 parameters and two states, plus the gathered copy that the stage keeps. Beside
+    # it one unit's flat buffer is still held.
+    assert states(during("zero3")) == 12 * psi / n + q * (unit + unit)
+    assert states(during("zero2")) == 12 * psi / n + q * (psi + unit)
+    # With gradients of earlier micro-batches: sharded under zero2, whole under zero1. Nothing is
+    # gathered anew, so no buffer is held.
     assert states(during("zero2", accumulate=2)) == 16 * psi / n + q * psi
     assert states(during("zero1", accumulate=2)) == 12 * psi / n + q * psi + 4 * psi
     # Hybrid sharding shares inside the group only.

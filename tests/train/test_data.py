@@ -14,9 +14,9 @@ from shardwise.spec.train import DataSettings
 
 pytest.importorskip("torch")
 
-from shardwise.train.batches import Layout, SyntheticBatches, make_batches  # noqa: E402
-from shardwise.train.shards import TokenShards, write_shards  # noqa: E402
-from shardwise.train.tokenize import tokenized  # noqa: E402
+from shardwise.train.batches import Layout, SyntheticBatches, make_batches
+from shardwise.train.shards import TokenShards, write_shards
+from shardwise.train.tokenize import tokenized
 
 TEXT = "Every happy family is alike.\nEvery unhappy family is not — naïve.\n"
 

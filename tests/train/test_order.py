@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from shardwise.train.batches import Layout  # noqa: E402
-from shardwise.train.order import permute, samples_at  # noqa: E402
+from shardwise.train.batches import Layout
+from shardwise.train.order import permute, samples_at
 
 
 @given(st.integers(1, 3000), st.text(max_size=8))

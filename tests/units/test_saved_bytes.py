@@ -86,6 +86,23 @@ def test_formula_within_ten_and_trace_within_one_percent(
         assert by_trace == pytest.approx(real, rel=0.01)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_formula_and_trace_agree_under_autocast(family: str) -> None:
+    from shardwise.units.module import module_units
+
+    spec = reduced(family)
+    formula = decoder_units(spec, SEQ, "bf16", autocast=True)
+    traced = module_units(build(spec, attention="sdpa"), SEQ, "bf16", autocast=True)
+    for recompute in ("none", "full"):
+        one = formula.blocks[1].stage.kept[recompute].activation_bytes  # type: ignore[index]
+        other = traced.blocks[1].stage.kept[recompute].activation_bytes  # type: ignore[index]
+        assert one == pytest.approx(other, rel=0.10)
+    # Norms and the stream between blocks stay in fp32, so it keeps more than plain bf16.
+    plain = decoder_units(spec, SEQ, "bf16").blocks[1].stage.kept
+    assert formula.blocks[1].stage.kept["full"].activation_bytes == 4 * spec.hidden
+    assert plain["full"].activation_bytes == 2 * spec.hidden
+
+
 def test_a_gpt2_block_by_hand() -> None:
     # In units of hidden x 4 bytes: norm input, qkv input, qkv (3), attention output, second norm's
     # input, up input, then of width 4: up output, tanh, 1 + tanh, x / 2, down input.

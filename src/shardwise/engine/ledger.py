@@ -63,10 +63,10 @@ class LiveBytes(TorchDispatchMode):
         return terms
 
     def _measure(self) -> None:
-        terms = self.current()
-        total = sum(terms.values())
+        storages = [reference() for reference in list(self._alive.values())]
+        total = sum(storage.nbytes() for storage in storages if storage is not None)
         if total > self.peak_bytes:
-            self.peak_bytes, self.peak_terms = total, terms
+            self.peak_bytes, self.peak_terms = total, self.current()
 
     def __torch_dispatch__(
         self,
@@ -78,9 +78,14 @@ class LiveBytes(TorchDispatchMode):
         """Follow what one operation reads and makes."""
         out = func(*args, **(kwargs or {}))
         book = self._foreign if func.is_view else self._alive
+        known = len(self._alive)
         self._follow(tree_leaves((args, kwargs, out)), book)
-        self._recognise(func, args, kwargs or {})
-        self._measure()
+        engine = func.namespace in ("c10d", "fsdp")
+        if engine:
+            self._recognise(func, args, kwargs or {})
+        # Only a new tensor, or the engine refilling one, can make a peak.
+        if engine or len(self._alive) > known:
+            self._measure()
         return out
 
     def _recognise(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -62,7 +62,8 @@ def make_mesh(strategy: Strategy, device_type: str) -> DeviceMesh | None:
     if not dist.is_initialized():
         # One process, started by nobody: a group of its own.
         backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
     if strategy.kind == "ddp":
         return init_device_mesh(device_type, (replicate,), mesh_dim_names=(REPLICATE,))
     if replicate == 1:

@@ -34,6 +34,8 @@ TERMS = (
 )
 # Token ids and labels, 8 bytes each.
 BATCH_BYTES_PER_TOKEN = 16.0
+# The loss is computed in fp32 at least.
+LOSS_BYTES = 4
 
 Ledger = dict[str, Floats]
 
@@ -185,11 +187,21 @@ class Step:
         """Units whose backward is over and that stay gathered for the next micro-batch."""
         return np.where(m.final | self.c.reshard_backward, 0.0, done)
 
-    def _all_reduce_inputs(self, reduced: Floats) -> Floats:
-        """Hybrid sharding keeps reduced shards of another dtype until the backward ends."""
+    def _last_buffer(self) -> Floats:
+        """The flat buffer of the last block's gather."""
+        last = self.blocks[:, -1] if self.blocks.shape[1] else np.zeros(self.rows)
+        return np.where(self.c.sharded & (self.c.shard > 1), last, 0.0)
+
+    def _all_reduce_inputs(self, m: MicroBatch, reduced: Floats) -> Floats:
+        """Hybrid sharding keeps what it all-reduces until the backward ends.
+
+        Mostly the gradients are that very memory; not if their dtype is another, or if they are
+        added to those of an earlier micro-batch.
+        """
         c = self.c
-        other_dtype = c.sharded & (c.replicate > 1) & (c.reduce_bytes != c.master_bytes)
-        return np.where(other_dtype, reduced / c.shard * c.reduce_bytes, 0.0)
+        added = m.earlier & c.replicate_sync_every
+        apart = c.sharded & (c.replicate > 1) & ((c.reduce_bytes != c.master_bytes) | added)
+        return np.where(apart, reduced / c.shard * c.reduce_bytes, 0.0)
 
     # ---- phases ---------------------------------------------------------------------------
 
@@ -221,6 +233,16 @@ class Step:
     def end_of_forward(self, m: MicroBatch) -> Iterator[Ledger]:
         ledger = self._around_the_head(m)
         peak = self.head.forward_peak
+        # While the head runs, the last block's buffer is still there, and of the logits no more
+        # than the head itself makes.
+        gathers = ~m.earlier | self.c.reshard_backward
+        buffer = np.where(gathers, self._last_buffer(), 0.0) * self.c.param_bytes
+        made = self.c.param_bytes / (np.maximum(self.c.param_bytes, LOSS_BYTES) + LOSS_BYTES)
+        yield ledger | {
+            "unsharded_parameters": ledger["unsharded_parameters"] + buffer,
+            "activations": ledger["activations"] + self.units.boundary_bytes * self.tokens,
+            "logits": peak.logit_bytes * made * self.tokens,
+        }
         ledger["activations"] = ledger["activations"] + peak.activation_bytes * self.tokens
         ledger["logits"] = peak.logit_bytes * self.tokens
         yield ledger
@@ -292,7 +314,7 @@ class Step:
             unsharded_parameters=self._working(others + size + buffer, index + 1),
             gradients=self._gradients(m, above, self.head_elements),
             unsharded_gradients=whole_sums + head,
-            reduce_buffers=in_flight + self._all_reduce_inputs(above),
+            reduce_buffers=in_flight + self._all_reduce_inputs(m, above),
             activations=kept_below
             + (self.kept[:, index] + self.units.boundary_bytes) * self.tokens,
         )
@@ -303,7 +325,7 @@ class Step:
                 unsharded_parameters=self._working(others + size, index + 1),
                 gradients=self._gradients(m, above, made + self.head_elements),
                 unsharded_gradients=whole_sums + head + self._new_gradients(m, block, made, size),
-                reduce_buffers=in_flight + self._all_reduce_inputs(above),
+                reduce_buffers=in_flight + self._all_reduce_inputs(m, above),
                 activations=kept_below + (moment.activation_bytes + unread) * self.tokens,
             )
 
@@ -350,7 +372,7 @@ class Step:
             unsharded_gradients=np.where(
                 self.replicated, 0.0, np.where(syncs, before + own, after + largest)
             ),
-            reduce_buffers=scatter_input + self._all_reduce_inputs(done),
+            reduce_buffers=scatter_input + self._all_reduce_inputs(m, done),
             activations=activations,
         )
         yield copying
@@ -362,7 +384,7 @@ class Step:
                 self.replicated, 0.0, after + np.where(syncs, last, 0.0)
             ),
             "reduce_buffers": scatter_input
-            + self._all_reduce_inputs(done + size)
+            + self._all_reduce_inputs(m, done + size)
             + beside * c.reduce_bytes,
         }
 
@@ -384,7 +406,7 @@ class Step:
             gradients=self._gradients(m, self.all_blocks, float(root.numel)),
             unsharded_gradients=whole_sums + self._head_gradients(m) + fresh,
             reduce_buffers=np.where(syncs, first, 0.0) * c.reduce_bytes
-            + self._all_reduce_inputs(self.all_blocks),
+            + self._all_reduce_inputs(m, self.all_blocks),
             activations=np.full(self.rows, self.units.boundary_bytes) * self.tokens,
         )
         yield from self._reduction(

@@ -27,7 +27,7 @@ from shardwise.spec.train import TrainSettings
 from shardwise.train.agree import Agreement
 from shardwise.train.batches import IGNORED, Batches, MicroBatch
 from shardwise.train.clock import StepClock
-from shardwise.train.optimizer import set_learning_rate
+from shardwise.train.optimizer import clear_gradients, set_learning_rate
 
 
 class NonFiniteError(RuntimeError):
@@ -110,7 +110,7 @@ def train(training: Training, watcher: Watcher, until: int | None = None) -> str
                 rate = settings.learning_rate_at(t.step)
                 set_learning_rate(t.optimizer, rate)
                 t.optimizer.step()
-                t.optimizer.zero_grad(set_to_none=True)
+                clear_gradients(t.model, t.optimizer)
                 clock.mark()
                 logs = is_logged(t.step, settings)
                 if logs:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.parallelize import check_optimizer
 from shardwise.spec.job import Optimizer
@@ -46,6 +47,15 @@ def make_optimizer(
         raise SpecError(f"job.optimizer: torch has no '{kind}' to train with; choose adamw")
     check_optimizer(optimizer, model)
     return optimizer
+
+
+def clear_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Drop them; under DDP, where they are views of its buckets, set them to zero.
+
+    Dropped views would be replaced by tensors of their own until the next reduction: a second
+    copy of all gradients while micro-batches accumulate.
+    """
+    optimizer.zero_grad(set_to_none=not isinstance(model, DistributedDataParallel))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -187,8 +187,9 @@ class Watch(TorchDispatchMode):
             # The last product outside the blocks makes the logits.
             self._logit_shape = (out.shape[-1], out.numel())
         if func is torch.ops.aten._to_copy.default and _key(args[0]) in self._fixed:
-            # Autocast's copy of a weight is a parameter too, and counted with them.
-            self._fixed.update(_key(tensor) for tensor in tensors)
+            # Autocast's narrower copy of a weight is a parameter too, and counted with them.
+            narrower = [t for t in tensors if t.itemsize < args[0].itemsize]
+            self._fixed.update(_key(tensor) for tensor in narrower)
         for tensor in tensors:
             self._follow(tensor)
         if self.in_backward:

@@ -1,0 +1,86 @@
+"""`shardwise doctor`: passes what is sound, and names what is not, with what to change."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.launch import ROOT
+from tests.distributed.test_train import FOREIGN, environment, write
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
+def examine(file: Path, code: int) -> dict[str, dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "shardwise", "doctor", str(file), "--json"],
+        cwd=file.parent,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ['strategy = "hsdp"', 'strategy = { kind = "ddp" }', 'strategy = "zero2"'],
+)
+def test_a_sound_run_passes(tmp_path: Path, strategy: str) -> None:
+    # GPT-2 ties its embedding to its head; four nodes of two make hybrid sharding hybrid.
+    file = tmp_path / "run.toml"
+    file.write_text(f'model = "gpt2"\ncluster = "4x2xH100-SXM@400Gbps"\n{strategy}\n')
+    checks = examine(file, 0)
+    assert {name for name, check in checks.items() if check["passed"] is not True} == set()
+    assert len(checks) == 10
+    assert "wte" in checks["tied weights stay tied"]["detail"]
+    assert "bf16" in checks["dtypes as declared"]["detail"]
+
+
+def test_what_is_wrong_is_named_with_what_to_change(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'model = "llama-3-70b"\ncluster = "8x8xH100-SXM"\nstrategy = "zero2"\n'
+        'job = { seq_len = 4096, global_batch = 1_000_000 }\ndata = { path = "gone.jsonl" }\n'
+    )
+    checks = examine(file, 1)
+    failed = {name: check["detail"] for name, check in checks.items() if check["passed"] is False}
+    assert failed.keys() == {"memory headroom", "batch divides", "data readable"}
+    assert "try --" in failed["memory headroom"]
+    assert "the nearest that can is 1,048,576" in failed["batch divides"]
+    assert "gone.jsonl" in failed["data readable"]
+
+
+def test_ranks_with_unequal_data(tmp_path: Path) -> None:
+    file = write(tmp_path, FOREIGN, source="unequal", accumulate=2)
+    file.write_text(file.read_text().replace("steps = 10", "steps = 3"))
+    # Equal over the first two steps, which is as far as it looks; but the model breaks on a token.
+    checks = examine(file, 1)
+    assert checks["equal micro-batch counts"]["passed"]
+    assert not checks["equal to one process"]["passed"]
+    file.write_text(file.read_text().replace("sources:unequal", "sources:missing"))
+    assert "cannot import" in examine(file, 1)["equal micro-batch counts"]["detail"]
+
+
+def test_the_screen(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "shardwise", "doctor", str(ROOT / "examples" / "hf_model.toml")],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    shown = done.stdout.splitlines()
+    assert all(len(line) <= 80 for line in shown)
+    assert shown[-1] == "Ready to train. 10 checks passed, a reduced model on 2 CPU processes."
