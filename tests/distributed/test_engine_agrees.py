@@ -24,6 +24,7 @@ pytest.importorskip("transformers")
 
 GPT2 = reduced("gpt2", layers=5, hidden=256, vocab=1003)
 LLAMA = reduced("llama", layers=5, hidden=256, vocab=1003)
+TIED = reduced("gpt2", layers=3, hidden=128, head_dim=32, ffn=512, vocab=16001)
 VOCABULARY = reduced("llama", layers=3, hidden=128, head_dim=32, ffn=344, vocab=16001)
 
 
@@ -145,5 +146,11 @@ def test_peak_memory(tmp_path: Path) -> None:
         case(spec, resolve(kind, 2, **more), seq_len=128)
         for spec in (GPT2, LLAMA, VOCABULARY)
         for kind, more in settings
+    ]
+    # The two gradients of a tied table and their sum.
+    cases += [
+        case(TIED, resolve(kind, 2, **more), seq_len=16)
+        for kind, more in settings
+        if kind in ("ddp", "zero3") and "micro_batch" not in more
     ]
     check(cases, 2, tmp_path)

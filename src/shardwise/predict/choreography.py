@@ -396,11 +396,12 @@ class Step:
         left = self._left_gathered(m, self.all_blocks)
         whole_sums = self._accumulators(m, self.all_blocks)
         embedding = self.units.embedding_gradient_elements
-        # A tied table receives the embedding's gradient beside the head's; then they are added.
-        beside = embedding if self.units.tied else 0.0
+        # A tied table receives the embedding's gradient beside the head's, and autograd adds the
+        # two into a third.
+        table = max((p.numel for p in root.parameters), default=0) if self.units.tied else 0
         in_place = self._added_in_place(m)
-        alone = np.where(in_place, embedding, beside)
-        fresh = np.where(self.replicated, alone, embedding) * c.param_bytes
+        alone = np.where(in_place, embedding + 2.0 * table, 2.0 * table)
+        fresh = np.where(self.replicated, alone, embedding + table) * c.param_bytes
         yield self._ledger(
             unsharded_parameters=self._working(self.root + left, 0),
             gradients=self._gradients(m, self.all_blocks, float(root.numel)),
