@@ -61,7 +61,9 @@ def main() -> None:
     print(f"{found['parameters']:,} parameters, loss {found['losses']}")
     print("per process:")
     for name in ("predicted_peak_bytes", "measured_peak_bytes", "resident_peak_bytes"):
-        print(f"  {name.removesuffix('_bytes').replace('_', ' '):16} {found[name] / 2**30:6.2f} GiB")
+        print(
+            f"  {name.removesuffix('_bytes').replace('_', ' '):16} {found[name] / 2**30:6.2f} GiB"
+        )
 
 
 if __name__ == "__main__":

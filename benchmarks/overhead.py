@@ -7,15 +7,16 @@ turns a few steps at a time, in an order that changes from round to round. A sec
 instance shows what is noise. Ratios are of tokens per second within one round; above 1 is faster
 than the hand-written loop.
 
-With `perf` installed and allowed to count, instructions per step are given too: they have no noise.
+`--instructions` adds instructions per step under callgrind (`apt-get install valgrind`), which have
+no noise; of a small model, where the loop weighs most.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -34,10 +35,9 @@ CONTESTANTS = ("bare", "bare again", "shardwise", "fabric")
 def spec() -> Any:
     from shardwise.spec import ModelSpec
 
-    if "SMALL" in os.environ:
-        sizes = {"layers": 4, "hidden": 32, "heads": 2, "ffn": 64, "vocab": 256}
-        return ModelSpec.read({"family": "llama", "max_positions": SEQ_LEN, **sizes})
     sizes = {"layers": 6, "hidden": 256, "heads": 4, "ffn": 704, "vocab": 2048}
+    if "--small" in sys.argv:
+        sizes |= {"hidden": 32, "heads": 2, "ffn": 64, "vocab": 256}
     return ModelSpec.read({"family": "llama", "max_positions": SEQ_LEN, **sizes})
 
 
@@ -222,11 +222,8 @@ def worker(names: list[str], rounds: int) -> None:
     os._exit(0)
 
 
-def torchrun(
-    arguments: list[str], prefix: list[str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def torchrun(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     command = [
-        *(prefix or []),
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         *(str(Path(__file__)), "--worker", *arguments),
     ]
@@ -234,19 +231,37 @@ def torchrun(
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def instructions(name: str) -> float | None:
-    """Instructions of one step over both processes: the difference of a long and a short run."""
-    if shutil.which("perf") is None:
-        return None
+def instructions(name: str) -> float:
+    """Instructions of one step of a small model: the difference of a long and a short run.
+
+    Under callgrind, in one process: slow, and without noise.
+    """
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     counts = []
-    for rounds in (1, 6):
-        prefix = ["perf", "stat", "-x", ",", "-e", "instructions:u"]
-        done = torchrun(["--only", name, "--rounds", str(rounds)], prefix)
-        lines = [line for line in done.stderr.splitlines() if "instructions" in line]
-        if not lines or not lines[-1].split(",")[0].isdigit():
-            return None
-        counts.append(int(lines[-1].split(",")[0]))
-    return (counts[1] - counts[0]) / (5 * STEPS)
+    for number, rounds in enumerate((1, 3)):
+        port = str(29_600 + 2 * CONTESTANTS.index(name) + number)
+        command = [
+            *("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", sys.executable),
+            *(str(Path(__file__)), "--worker", "--small", "--only", name, "--rounds", str(rounds)),
+        ]
+        environment = {
+            **os.environ,
+            **alone,
+            "MASTER_PORT": port,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "0",
+            "PYTHONPATH": str(ROOT),
+        }
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        lines = [line for line in done.stderr.splitlines() if "Collected :" in line]
+        if not lines:
+            sys.exit(done.stderr[-3000:])
+        counts.append(int(lines[-1].split()[-1]))
+    return (counts[1] - counts[0]) / (2 * STEPS)
+
+
+def _base(name: str, seconds: dict[str, list[float]], usual: list[float]) -> list[float]:
+    return seconds["bare"] if name == "bare again" else usual
 
 
 def main() -> None:
@@ -255,6 +270,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--instructions",
+        action="store_true",
+        help="also count instructions per step under callgrind (half an hour)",
+    )
     options = parser.parse_args()
     if options.worker:
         worker([options.only] if options.only else list(CONTESTANTS), options.rounds)
@@ -264,9 +285,12 @@ def main() -> None:
     if not lines:
         sys.exit(done.stderr[-3000:])
     seconds: dict[str, list[float]] = json.loads(lines[0].partition("SECONDS ")[2])
+    # Both hand-written instances together are the measure; against each other they are the noise.
+    pairs = zip(seconds["bare"], seconds["bare again"], strict=True)
+    usual = [math.sqrt(one * other) for one, other in pairs]
     ratios = {
-        name: [mine / theirs for mine, theirs in zip(seconds["bare"], seconds[name], strict=True)]
-        for name in seconds
+        name: [base / own for base, own in zip(_base(name, seconds, usual), taken, strict=True)]
+        for name, taken in seconds.items()
         if name != "bare"
     }
     tokens = SEQ_LEN * MICRO_BATCH * 2
@@ -282,9 +306,9 @@ def main() -> None:
             for n, r in ratios.items()
         },
     }
-    counted = {name: instructions(name) for name in seconds if name != "bare again"}
-    if all(counted.values()):
-        result["instructions_per_step"] = counted
+    if options.instructions:
+        names = [name for name in seconds if name != "bare again"]
+        result["instructions_per_step"] = {name: instructions(name) for name in names}
     if options.json:
         print(json.dumps(result, indent=2))
         return
