@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 SCHEMA = 1
 
 Verdict = Literal["fits", "at risk", "does not fit"]
+Bottleneck = Literal["memory", "bandwidth", "latency", "compute"]
 
 
 class Provenance(NamedTuple):
@@ -58,10 +59,19 @@ class WorkProfile(NamedTuple):
 
 
 class TimeProfile(NamedTuple):
-    """Seconds of one step; `step_s_spread` are the 10th and 90th percentile over steps."""
+    """Seconds of one step. The parts below, where known, sum to it.
+
+    A prediction has an interval that nine of ten runs fall into; a measurement has a spread, the
+    10th and 90th percentile over its steps.
+    """
 
     step_s: float
+    step_s_interval: tuple[float, float] | None = None
     step_s_spread: tuple[float, float] | None = None
+    compute_s: float | None = None
+    exposed_communication_s: float | None = None
+    exposed_copy_s: float | None = None
+    optimizer_s: float | None = None
 
 
 class ThroughputProfile(NamedTuple):
@@ -88,6 +98,7 @@ class StepProfile(NamedTuple):
     work: WorkProfile | None = None
     time: TimeProfile | None = None
     throughput: ThroughputProfile | None = None
+    bottleneck: Bottleneck | None = None
 
     @property
     def known_memory(self) -> MemoryProfile:
@@ -100,6 +111,21 @@ class StepProfile(NamedTuple):
         plain: dict[str, Any] = {"schema": SCHEMA, **_plain(self)}
         plain["provenance"]["from"] = plain["provenance"].pop("origin")
         return plain
+
+
+def throughput_of(
+    work: WorkProfile, step_s: float, devices: int, peak_flops: float | None
+) -> ThroughputProfile:
+    """Tokens per second of a step, and MFU where the peak of the device is known."""
+    rate = work.tokens / step_s
+    ideal = devices * peak_flops if peak_flops else None
+    return ThroughputProfile(
+        tokens_per_s=rate,
+        tokens_per_s_per_device=rate / devices,
+        mfu=work.model_flops / step_s / ideal if ideal else None,
+        hfu=work.hardware_flops / step_s / ideal if ideal else None,
+        mfu_convention=work.convention if ideal else None,
+    )
 
 
 def by_operation(

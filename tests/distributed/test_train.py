@@ -270,45 +270,38 @@ def test_gpus_that_are_not_here(tmp_path: Path) -> None:
     assert "names H100-SXM but torch sees no GPU here; add --nproc 2" in done.stderr
 
 
-def test_a_signal_stops_all_ranks_at_one_step(tmp_path: Path) -> None:
-    file = write(tmp_path, steps=100_000, log_every=5, train="measure = false\ntrackers = []")
+def started(folder: Path) -> subprocess.Popen[str]:
+    """A long run that has logged a few times."""
+    file = write(folder, steps=100_000, log_every=5, train="measure = false\ntrackers = []")
     running = subprocess.Popen(
         [sys.executable, "-m", "shardwise", "train", str(file), "--nproc", "2", "--name", "it"],
-        cwd=tmp_path,
+        cwd=folder,
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    metrics = tmp_path / "runs" / "it" / "metrics.jsonl"
+    metrics = folder / "runs" / "it" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2):
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    running.send_signal(signal.SIGTERM)
+    return running
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_all_ranks_at_one_step(tmp_path: Path, number: int) -> None:
+    running = started(tmp_path)
+    running.send_signal(number)
     out, err = running.communicate(timeout=60)
     assert "Stopped when asked after" in out
     assert "Traceback" not in err
-    assert running.returncode == 128 + signal.SIGTERM
+    assert running.returncode == 128 + number
 
 
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
-    file = write(tmp_path, steps=100_000, log_every=5, train="measure = false\ntrackers = []")
-    running = subprocess.Popen(
-        [sys.executable, "-m", "shardwise", "train", str(file), "--nproc", "2", "--name", "it"],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    metrics = tmp_path / "runs" / "it" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2):
-        assert running.poll() is None, running.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    running = started(tmp_path)
     workers = subprocess.run(
         ["pgrep", "-P", str(running.pid)], capture_output=True, text=True, check=True
     )

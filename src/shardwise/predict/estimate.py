@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shardwise.predict.choreography import sum_terms
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.memory import PHASES, Memory, predict_memory
+from shardwise.predict.simulate import Times
+from shardwise.predict.time import predict_time
 from shardwise.predict.traffic import predict_traffic
 from shardwise.predict.work import MFU_CONVENTION, predict_work
 from shardwise.spec.catalogue import coefficient
@@ -12,15 +16,21 @@ from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.job import OPTIMIZER_STATES, Job
 from shardwise.spec.strategy import Strategy
 from shardwise.step import (
+    Bottleneck,
     CollectiveProfile,
     MemoryProfile,
     Provenance,
     StepProfile,
+    TimeProfile,
     Verdict,
     WorkProfile,
+    throughput_of,
 )
 from shardwise.units.unit import ModelUnits
 from shardwise.version import __version__
+
+# A step that waits for the network this much of its time is bound by it.
+EXPOSED_SHARE = 0.15
 
 
 def price(
@@ -31,6 +41,16 @@ def price(
     columns = Configurations.of([strategy])
     memory = predict_memory(grouped, columns, OPTIMIZER_STATES[job.optimizer])
     work = predict_work(grouped, columns)
+    done = WorkProfile(
+        tokens=round(float(work.tokens[0])),
+        model_flops=float(work.model_flops[0]),
+        hardware_flops=float(work.hardware_flops[0]),
+        convention=MFU_CONVENTION,
+    )
+    times = predict_time(
+        grouped, columns, cluster, strategy.param_dtype, OPTIMIZER_STATES[job.optimizer]
+    )
+    weighed = _memory_profile(memory, cluster.device)
     sizes = {
         "shard": strategy.shard or 1,
         "replicate": strategy.replicate or 1,
@@ -47,7 +67,7 @@ def price(
         },
         job={"seq_len": job.seq_len, "optimizer": job.optimizer},
         strategy=strategy.model_dump(mode="json", exclude={"within_node"}),
-        memory=_memory_profile(memory, cluster.device),
+        memory=weighed,
         traffic=tuple(
             CollectiveProfile(
                 op=collective.op,
@@ -58,13 +78,44 @@ def price(
             )
             for collective in predict_traffic(grouped, columns)
         ),
-        work=WorkProfile(
-            tokens=round(float(work.tokens[0])),
-            model_flops=float(work.model_flops[0]),
-            hardware_flops=float(work.hardware_flops[0]),
-            convention=MFU_CONVENTION,
-        ),
+        work=done,
+        **_timed(times, done, cluster, strategy, weighed),
     )
+
+
+def _timed(
+    times: Times | None,
+    work: WorkProfile,
+    cluster: ClusterSpec,
+    strategy: Strategy,
+    memory: MemoryProfile,
+) -> dict[str, Any]:
+    """Time, throughput and bottleneck of the first row; nothing where they are not known."""
+    if times is None:
+        return {}
+    step = float(times.step_s[0])
+    low, high = coefficient("step-interval")
+    exposed = float(times.exposed_communication_s[0])
+    peak = cluster.device.peak_flops(strategy.param_dtype)
+    return {
+        "time": TimeProfile(
+            step_s=step,
+            step_s_interval=(step / (1 + high), step / (1 + low)),
+            compute_s=float(times.compute_s[0]),
+            exposed_communication_s=exposed,
+            exposed_copy_s=float(times.copy_s[0]),
+            optimizer_s=float(times.optimizer_s[0]),
+        ),
+        "throughput": throughput_of(work, step, cluster.devices, peak),
+        "bottleneck": _bottleneck(memory, exposed / step),
+    }
+
+
+def _bottleneck(memory: MemoryProfile, exposed: float) -> Bottleneck:
+    """What to look at first: does it fit, does it wait for the network, or does it compute."""
+    if not memory.fits:
+        return "memory"
+    return "bandwidth" if exposed > EXPOSED_SHARE else "compute"
 
 
 def reserved_interval(peak_bytes: int, device: DeviceSpec) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.report.estimate import OPS, plain_table
+from shardwise.report.estimate import OPS, plain_table, show_seconds
 from shardwise.spec.quantity import show_gb
 from shardwise.step import StepProfile, by_operation
 
@@ -162,7 +162,3 @@ def _time(predicted: StepProfile, measured: StepProfile) -> list[Row]:
     if measured.throughput.mfu is not None:
         rows.append(Row("MFU", "", f"{measured.throughput.mfu:.1%}", None))
     return rows
-
-
-def show_seconds(value: float) -> str:
-    return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:,.1f} ms"

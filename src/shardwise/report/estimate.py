@@ -73,6 +73,7 @@ def print_estimate(
     if profile.work:
         out.print()
         out.print(_work(profile))
+        out.print(_time(run, profile))
     if memory.verdict != "fits":
         out.print()
         _print_ways(out, ways, safely=memory.verdict == "at risk")
@@ -215,6 +216,35 @@ def _work(profile: StepProfile) -> str:
         f"One step: {work.tokens:,} tokens, "
         f"{work.model_flops / devices / 1e12:,.1f} TFLOP per device{extra}."
     )
+
+
+def _time(run: RunSpec, profile: StepProfile) -> str:
+    """How long a step takes and on what, or why that is not known."""
+    time, rates = profile.time, profile.throughput
+    if time is None or rates is None:
+        if run.cluster.nodes > 1 and run.cluster.network is None:
+            return "Its time needs the network: add it to the cluster, such as @400Gbps."
+        return f"Its time is not known: no step time was fitted for {run.cluster.device.name}."
+    low, high = time.step_s_interval or (time.step_s, time.step_s)
+    parts = {
+        "computing": time.compute_s,
+        "waiting for the network": time.exposed_communication_s,
+        "copying": time.exposed_copy_s,
+        "in the optimizer": time.optimizer_s,
+    }
+    shares = [(name, (part or 0.0) / time.step_s) for name, part in parts.items()]
+    told = ", ".join(f"{share:.0%} {name}" for name, share in shares if share >= 0.005)
+    mfu = f", MFU {rates.mfu:.0%}" if rates.mfu is not None else ""
+    between = f"{show_seconds(low)} to {show_seconds(high)}"
+    return (
+        f"It takes {show_seconds(time.step_s)} ({between}): {told}.\n"
+        f"That is {rates.tokens_per_s:,.0f} tokens/s, {rates.tokens_per_s_per_device:,.0f} per "
+        f"device{mfu}."
+    )
+
+
+def show_seconds(value: float) -> str:
+    return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:,.1f} ms"
 
 
 def _print_ways(out: Console, ways: Sequence[Change], safely: bool) -> None:

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from shardwise.report.compare import comparison_table, show_seconds
-from shardwise.report.estimate import WIDTH, how
+from shardwise.report.compare import comparison_table
+from shardwise.report.estimate import WIDTH, how, show_seconds
 from shardwise.spec.quantity import show_count, show_gib
 from shardwise.spec.run import RunSpec
 from shardwise.step import StepProfile

@@ -18,8 +18,8 @@ from shardwise.step import (
     MemoryProfile,
     Provenance,
     StepProfile,
-    ThroughputProfile,
     TimeProfile,
+    throughput_of,
 )
 from shardwise.train.agree import AGREEMENT_BYTES
 from shardwise.train.clock import quantile
@@ -107,8 +107,10 @@ def measured_profile(
     time = throughput = None
     if step_s and predicted.work is not None:
         median = quantile(step_s, 0.5)
-        time = TimeProfile(median, (quantile(step_s, 0.1), quantile(step_s, 0.9)))
-        throughput = throughput_of(predicted, median, peak_flops)
+        spread = (quantile(step_s, 0.1), quantile(step_s, 0.9))
+        time = TimeProfile(step_s=median, step_s_spread=spread)
+        devices = int(predicted.cluster["devices"])
+        throughput = throughput_of(predicted.work, median, devices, peak_flops)
     return predicted._replace(
         provenance=Provenance("measured", __version__, "the run itself"),
         memory=meter.memory,
@@ -118,24 +120,7 @@ def measured_profile(
         ),
         time=time,
         throughput=throughput,
-    )
-
-
-def throughput_of(
-    profile: StepProfile, step_s: float, peak_flops: float | None
-) -> ThroughputProfile:
-    """Tokens per second of a step, and MFU where the peak of the device is known."""
-    work, devices = profile.work, int(profile.cluster["devices"])
-    assert work is not None
-    rate = work.tokens / step_s
-    mfu = work.model_flops / step_s / devices / peak_flops if peak_flops else None
-    hfu = work.hardware_flops / step_s / devices / peak_flops if peak_flops else None
-    return ThroughputProfile(
-        tokens_per_s=rate,
-        tokens_per_s_per_device=rate / devices,
-        mfu=mfu,
-        hfu=hfu,
-        mfu_convention=work.convention if mfu else None,
+        bottleneck=None,
     )
 
 

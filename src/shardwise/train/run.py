@@ -14,11 +14,11 @@ from shardwise.api import estimate_run
 from shardwise.engine.mesh import world
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
-from shardwise.step import StepProfile
+from shardwise.step import StepProfile, throughput_of
 from shardwise.train.clock import quantile
 from shardwise.train.folder import write_json, write_setup
 from shardwise.train.loop import Logged, Training, train
-from shardwise.train.measure import StepMeter, control_traffic, measured_profile, throughput_of
+from shardwise.train.measure import StepMeter, control_traffic, measured_profile
 from shardwise.train.metrics import Tracker, memory_now, open_trackers
 from shardwise.train.start import start
 
@@ -155,7 +155,10 @@ class _Recorder:
         }
         if settled:
             median = quantile(settled, 0.5)
-            rates = throughput_of(self._predicted, median, self._peak_flops)
+            work = self._predicted.work
+            assert work is not None
+            devices = int(self._predicted.cluster["devices"])
+            rates = throughput_of(work, median, devices, self._peak_flops)
             values |= {
                 "step_s": median,
                 "step_s_p10": quantile(settled, 0.1),

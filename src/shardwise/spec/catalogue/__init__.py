@@ -87,6 +87,12 @@ def find_device(name: str) -> DeviceSpec:
     return _DEVICES[folded[name.lower()]]
 
 
+def step_coefficients(family: str) -> dict[str, float]:
+    """Fitted coefficients of the step time of a family of devices, by name."""
+    entry = _entry("coefficients.toml", f"step-{family}")
+    return {name: float(fitted["value"]) for name, fitted in entry.items()}
+
+
 def coefficient(name: str) -> tuple[float, float]:
     """The interval of a figure that is neither arithmetic nor data sheet."""
     entry = _entry("coefficients.toml", name)

@@ -1,0 +1,190 @@
+"""Published training runs as the predictor sees them: units, strategy, hardware, tokens per second.
+
+Reads the folder of measured runs that lies beside the project; nothing of it is copied in.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardwise.predict.configurations import Configurations
+from shardwise.predict.cost import Coefficients, Hardware, durations, rules
+from shardwise.predict.simulate import simulate
+from shardwise.predict.work import predict_work
+from shardwise.spec import ModelSpec, Strategy
+from shardwise.spec.catalogue import find_device
+from shardwise.units.decoder import decoder_units
+from shardwise.units.unit import ModelUnits
+
+FOLDER = Path(__file__).resolve().parents[2] / "shared" / "validation"
+# The names of devices in the table, in the words of the catalogue.
+DEVICES = {
+    "A100": "A100-80GB",
+    "A100-40GB": "A100-40GB",
+    "A100-40GB-SXM": "A100-40GB",
+    "A100-80GB": "A100-80GB",
+    "A100-80GB-SXM": "A100-80GB",
+    "A100-80GB-SXM-400W": "A100-80GB",
+    "H100": "H100-SXM",
+    "H100-80GB": "H100-SXM",
+    "H100-80GB-SXM": "H100-SXM",
+    "H100-96GB-HBM2e-500W": "H100-96GB-500W",
+    "H200-141GB-SXM": "H200-SXM",
+}
+RECOMPUTE: dict[str, Any] = {
+    "": "none",
+    "none": "none",
+    "full": "full",
+    "selective": 0.5,  # every n-th block, n not published
+    "selective-2": 0.5,
+    "selective-op": "selective",
+}
+# Where a source names no network: what nodes of that kind usually have, per device.
+USUAL_NETWORK = {"A100": 25e9, "H100": 50e9}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Row:
+    """One published run."""
+
+    id: str
+    source: str
+    split: str
+    family: str
+    devices: int
+    units: ModelUnits
+    strategy: Strategy
+    columns: Configurations
+    hardware: Hardware
+    tokens_per_s: float  # per device
+
+    @property
+    def tokens(self) -> int:
+        return self.strategy.micro_batch * self.strategy.accumulate * self.units.seq_len
+
+
+def read_rows(splits: tuple[str, ...] = ("fit", "heldout")) -> tuple[list[Row], list[str]]:
+    """The rows of these splits, and a sentence for each that cannot be described."""
+    with (FOLDER / "measured_runs.csv").open(encoding="utf-8") as file:
+        raw = [row for row in csv.DictReader(file) if row["split"] in splits]
+    found, left_out = [], []
+    for row in raw:
+        if row["gpu"] not in DEVICES:
+            left_out.append(f"{row['id']}: no coefficients for {row['gpu']}")
+        elif not row["tokens_per_s_per_gpu"]:
+            left_out.append(f"{row['id']}: no tokens per second")
+        else:
+            found.append(_read(row))
+    return found, left_out
+
+
+def _whole(text: str, otherwise: int = 0) -> int:
+    return int(float(text)) if text else otherwise
+
+
+def _read(row: dict[str, str]) -> Row:
+    width, heads = _whole(row["d_model"]), _whole(row["n_heads"])
+    model = ModelSpec.read(
+        {
+            "family": "mpt" if row["mlp"] == "gelu" else "llama",
+            "layers": _whole(row["n_layers"]),
+            "hidden": width,
+            "heads": heads,
+            "kv_heads": _whole(row["n_kv_heads"], heads),
+            "head_dim": width // heads,
+            "ffn": _whole(row["d_ff"]),
+            "vocab": _whole(row["vocab"]),
+            "max_positions": _whole(row["seq_len"]),
+            "tied": row["tied_embeddings"] == "true",
+        }
+    )
+    devices = _whole(row["gpus_total"])
+    per_node = min(devices, _whole(row["gpus_per_node"], 8))
+    strategy = _strategy(row, devices, per_node)
+    columns = Configurations.of([strategy])
+    if row["allgather_dtype"] == "fp32":
+        # Gathered in fp32, computed in bf16: only the traffic knows.
+        columns.param_bytes = np.asarray([4])
+    device = find_device(DEVICES[row["gpu"]])
+    family = "A100" if "A100" in row["gpu"] else "H100"
+    network = row["inter_node_gbps_per_gpu"]
+    peak = device.peak_flops("bf16")
+    assert peak is not None
+    return Row(
+        id=row["id"],
+        source=row["source"],
+        split=row["split"],
+        family=family,
+        devices=devices,
+        units=decoder_units(
+            model, _whole(row["seq_len"]), "bf16", compiled=row["torch_compile"] == "true"
+        ),
+        strategy=strategy,
+        columns=columns,
+        hardware=Hardware(
+            peak_flops=peak,
+            memory_bandwidth=device.memory_bandwidth,
+            link_bandwidth=device.link_bandwidth,
+            network_bandwidth=float(network) * 1e9 / 8 if network else USUAL_NETWORK[family],
+            devices_per_node=per_node,
+        ),
+        tokens_per_s=float(row["tokens_per_s_per_gpu"]),
+    )
+
+
+def _strategy(row: dict[str, str], devices: int, per_node: int) -> Strategy:
+    kind = "zero3" if row["strategy"] == "hybrid" else row["strategy"]
+    fields: dict[str, Any] = {
+        "kind": kind if devices > 1 else "single",
+        "micro_batch": max(1, _whole(row["micro_batch"], 1)),
+        "accumulate": max(1, _whole(row["grad_accum"], 1)),
+        "recompute": RECOMPUTE[row["activation_ckpt"]],
+    }
+    group = _whole(row["shard_group_size"], per_node if row["strategy"] == "hybrid" else devices)
+    if kind == "zero3" and 1 < group < devices:
+        fields["shard"] = group
+    if row["grad_sync"] in ("every-microbatch", "last-microbatch"):
+        fields["grad_sync"] = row["grad_sync"].partition("-")[0]
+    if row["reduce_dtype"] in ("bf16", "fp32"):
+        fields["reduce_dtype"] = row["reduce_dtype"]
+    return Strategy.read(fields).resolve(devices, per_node)
+
+
+def predict(rows: list[Row], coefficients: dict[str, Coefficients]) -> np.ndarray[Any, Any]:
+    """Tokens per second and device; rows of equal depth are simulated together."""
+    priced = [(durations(r.units, r.columns, r.hardware, coefficients[r.family]), r) for r in rows]
+    found = np.empty(len(rows))
+    for depth in {d.blocks for d, _ in priced}:
+        chosen = [i for i, (d, _) in enumerate(priced) if d.blocks == depth]
+        together = _stack([priced[i][0] for i in chosen])
+        obeyed = _stack([rules(priced[i][1].columns, coefficients[rows[i].family]) for i in chosen])
+        tokens = np.asarray([rows[i].tokens for i in chosen])
+        found[chosen] = tokens / simulate(together, obeyed).step_s
+    return found
+
+
+def _stack(parts: list[Any]) -> Any:
+    """Rows of several tables under each other."""
+    names = list(vars(parts[0]))
+    return type(parts[0])(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    )
+
+
+def constant_efficiency(fit: list[Row], rows: list[Row]) -> np.ndarray[Any, Any]:
+    """The bar to beat: one share of the peak for each family of devices."""
+
+    def ideal(row: Row) -> float:
+        work = predict_work(row.units, row.columns)
+        return float(row.hardware.peak_flops * work.tokens[0] / work.hardware_flops[0])
+
+    share = {
+        family: float(np.median([r.tokens_per_s / ideal(r) for r in fit if r.family == family]))
+        for family in {row.family for row in fit}
+    }
+    return np.asarray([share[row.family] * ideal(row) for row in rows])

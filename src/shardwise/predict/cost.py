@@ -1,0 +1,212 @@
+"""Seconds of every piece of a step: what a device computes, copies and sends.
+
+The forms are physics and the coefficients are fitted: a matmul's efficiency rises with its size,
+element-wise work runs at memory bandwidth, nothing is faster than the launches it needs, and a
+collective takes a latency per hop and its bytes over what the slowest link on its way gives.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwise.predict.configurations import Configurations, Floats, Ints
+from shardwise.predict.simulate import Durations, Rules
+from shardwise.predict.traffic import units_padded
+from shardwise.predict.work import recomputed_blocks
+from shardwise.units.unit import ModelUnits, Policy, Stage
+
+
+class Coefficients(NamedTuple):
+    """Shares of what a data sheet promises, and the floors below which nothing gets."""
+
+    # Of the dense peak: large matmuls; those of a pass that would take `matmul_half_s` at the
+    # peak reach half of it.
+    matmul_efficiency: float
+    matmul_half_s: float
+    attention_efficiency: float
+    # Bytes really moved per byte that element-wise operations read and write.
+    elementwise_factor: float
+    launch_s: float
+    # Of the link inside a node, and of the network between nodes.
+    link_efficiency: float
+    network_efficiency: float
+    hop_latency_s: float
+    network_latency_s: float
+    contention: float
+    # Passes over parameters, gradients and states in an optimizer step.
+    optimizer_factor: float
+
+
+class Hardware(NamedTuple):
+    """What a cost needs to know of a cluster; rates in bytes or FLOP per second."""
+
+    peak_flops: float
+    memory_bandwidth: float
+    link_bandwidth: float
+    # Per device, one way; what the link gives where nothing is known.
+    network_bandwidth: float
+    devices_per_node: int
+
+
+def durations(
+    units: ModelUnits, c: Configurations, hardware: Hardware, k: Coefficients, states: int = 2
+) -> Durations:
+    """Price every piece of every row."""
+    padded = np.asarray([units_padded(units, int(f)) for f in c.shard], dtype=np.float64)
+    blocks, root = padded[:, :-1], padded[:, -1]
+    count = len(units.blocks)
+    tokens = c.micro_batch * float(units.seq_len)
+    kinds = {id(block): block.stage for block in units.blocks}
+    forward = {key: _forward(stage, tokens, hardware, k) for key, stage in kinds.items()}
+    again = {key: _again(stage, tokens, hardware, k) for key, stage in kinds.items()}
+    backward = {key: _backward(stage, tokens, hardware, k) for key, stage in kinds.items()}
+    order = [id(block) for block in units.blocks]
+    recomputed = np.arange(count)[None, :] < recomputed_blocks(c, count)[:, None]
+    full = np.stack([again[key][0] for key in order], axis=1)
+    selective = np.stack([again[key][1] for key in order], axis=1)
+    extra = np.where(recomputed, full, np.where(c.selective[:, None], selective, 0.0))
+
+    gathers = c.sharded & (c.shard > 1)
+    reshards = (gathers & c.reshard_forward)[:, None]
+    group = np.where(c.reshard_group > 0, c.reshard_group, c.shard)
+    param, reduced = c.param_bytes[:, None], c.reduce_bytes[:, None]
+    on = gathers[:, None]
+    gather = np.where(on, _ring(blocks * param, c.shard, hardware, k), 0.0)
+    regather = np.where(reshards, _ring(blocks * param, group, hardware, k), 0.0)
+    scatter = np.where(on, _ring(blocks * reduced, c.shard, hardware, k), 0.0)
+    across = c.replicate > 1
+    reduce = np.where(across[:, None], _all_reduce(blocks * reduced, c, hardware, k), 0.0)
+
+    def rooted(size: Floats) -> Floats:
+        return size[:, 0]
+
+    root2 = root[:, None]
+    bandwidth = hardware.memory_bandwidth
+    # Read and written once each.
+    copy_out = np.where(on, 2.0 * blocks * param / bandwidth, 0.0)
+    copy_in = np.where(on, blocks * (param + reduced) / bandwidth, 0.0)
+    state = padded.sum(axis=1) / c.shard * c.master_bytes * (2 + states)
+    return Durations(
+        forward=np.stack([forward[key] for key in order], axis=1),
+        backward=np.stack([backward[key] for key in order], axis=1) + extra,
+        gather=gather,
+        gather_again=regather,
+        scatter=scatter,
+        reduce=reduce,
+        copy_out=copy_out,
+        copy_in=copy_in,
+        root_forward=_forward(units.root.stage, tokens, hardware, k),
+        root_backward=_backward(units.root.stage, tokens, hardware, k),
+        root_gather=np.where(gathers, rooted(_ring(root2 * param, c.shard, hardware, k)), 0.0),
+        root_scatter=np.where(gathers, rooted(_ring(root2 * reduced, c.shard, hardware, k)), 0.0),
+        root_reduce=np.where(across, rooted(_all_reduce(root2 * reduced, c, hardware, k)), 0.0),
+        root_copy_out=np.where(gathers, 2.0 * root * c.param_bytes / bandwidth, 0.0),
+        root_copy_in=np.where(gathers, root * (c.param_bytes + c.reduce_bytes) / bandwidth, 0.0),
+        optimizer=k.optimizer_factor * state / bandwidth,
+    )
+
+
+def rules(c: Configurations, k: Coefficients) -> Rules:
+    rows = len(c)
+    return Rules(
+        prefetch=c.prefetch,
+        forward_prefetch=np.zeros(rows, dtype=np.int64),
+        separate=np.zeros(rows, dtype=np.bool_),
+        contention=np.full(rows, k.contention),
+        accumulate=c.accumulate,
+        gathers_every=c.reshard_backward,
+        scatters_every=c.shard_sync_every,
+        reduces_every=c.replicate_sync_every,
+    )
+
+
+# ---- compute --------------------------------------------------------------------------------
+
+
+def _seconds(
+    matmul: Floats, attention: Floats, moved: Floats, kernels: float, h: Hardware, k: Coefficients
+) -> Floats:
+    efficiency = k.matmul_efficiency * matmul / (matmul + k.matmul_half_s * h.peak_flops)
+    product = np.where(matmul > 0, matmul / (h.peak_flops * np.maximum(efficiency, 1e-9)), 0.0)
+    # A causal kernel does half of what is counted.
+    scores = 0.5 * attention / (h.peak_flops * k.attention_efficiency)
+    rest = k.elementwise_factor * moved / h.memory_bandwidth
+    seconds: Floats = np.maximum(product + scores + rest, kernels * k.launch_s)
+    return seconds
+
+
+def _forward(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Floats:
+    return _seconds(
+        stage.matmul_flops * tokens,
+        stage.attention_flops * tokens,
+        stage.elementwise_bytes * tokens,
+        stage.kernels,
+        h,
+        k,
+    )
+
+
+def _backward(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Floats:
+    """Twice the matmuls; an attention kernel's backward does two and a half times its forward."""
+    return _seconds(
+        2.0 * stage.matmul_flops * tokens,
+        2.5 * stage.attention_flops * tokens,
+        2.0 * stage.elementwise_bytes * tokens,
+        2.0 * stage.kernels,
+        h,
+        k,
+    )
+
+
+def _again(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> tuple[Floats, Floats]:
+    """What full and selective recomputation add to a backward."""
+
+    def priced(policy: Policy) -> Floats:
+        kept = stage.kept[policy]
+        return _seconds(
+            kept.recomputed_matmul_flops * tokens,
+            kept.recomputed_attention_flops * tokens,
+            stage.elementwise_bytes * tokens,
+            stage.kernels,
+            h,
+            k,
+        )
+
+    return priced("full"), priced("selective")
+
+
+# ---- communication --------------------------------------------------------------------------
+
+
+def _bus_bandwidth(size: Ints, h: Hardware, k: Coefficients) -> Floats:
+    """Bytes per second of a ring: its slowest link. A node's devices send to the next together."""
+    inside = h.link_bandwidth * k.link_efficiency
+    between = h.network_bandwidth * h.devices_per_node * k.network_efficiency
+    return np.where(size > h.devices_per_node, min(inside, between), inside)
+
+
+def _latency(size: Ints, h: Hardware, k: Coefficients) -> Floats:
+    nodes = np.maximum(1.0, size / h.devices_per_node)
+    within = np.minimum(size, h.devices_per_node) - 1.0
+    return k.hop_latency_s * within + k.network_latency_s * np.log2(nodes)
+
+
+def _ring(message: Floats, size: Ints, h: Hardware, k: Coefficients) -> Floats:
+    """All-gather or reduce-scatter of a whole group's message."""
+    n = size[:, None].astype(np.float64)
+    wire = message * (n - 1) / n / _bus_bandwidth(size, h, k)[:, None]
+    return wire + _latency(size, h, k)[:, None]
+
+
+def _all_reduce(message: Floats, c: Configurations, h: Hardware, k: Coefficients) -> Floats:
+    """Across replicas: of whole gradients (DDP), or of shards, each over its own network port."""
+    n = c.replicate[:, None].astype(np.float64)
+    shard = c.shard[:, None]
+    between = h.network_bandwidth * k.network_efficiency
+    # Replicas of a shard lie in different nodes; every device of a node sends its own shard.
+    hybrid = np.where(c.shard >= h.devices_per_node, between, h.link_bandwidth * k.link_efficiency)
+    bandwidth = np.where(c.shard > 1, hybrid, _bus_bandwidth(c.replicate, h, k))[:, None]
+    wire = 2.0 * message / shard * (n - 1) / n / bandwidth
+    return wire + 2.0 * _latency(c.replicate, h, k)[:, None]

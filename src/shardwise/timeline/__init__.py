@@ -1,0 +1,1 @@
+"""Spans on lanes: the one shape of a step, simulated or measured."""

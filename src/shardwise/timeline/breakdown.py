@@ -1,0 +1,57 @@
+"""Where the time of a step went: four parts that sum to the window.
+
+K are compute spans, C communication, M copies, U(·) the union over all lanes of a device, T the
+window: compute = |U(K)|, exposed communication = |U(C) \\ U(K)|, exposed copies =
+|(U(M) \\ U(K)) \\ U(C)|, idle = T - |U(K, C, M)|.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwise.timeline.intervals import Nanoseconds, both, minus, overlap, union
+from shardwise.timeline.spans import Kind, Timeline
+
+
+class Breakdown(NamedTuple):
+    """Nanoseconds; the first four sum to `window_ns`."""
+
+    compute_ns: int
+    exposed_communication_ns: int
+    exposed_copy_ns: int
+    idle_ns: int
+    window_ns: int
+    communication_ns: int
+    overlapped_ns: int
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of communication hidden behind compute; unknown where nothing moved."""
+        return self.overlapped_ns / self.communication_ns if self.communication_ns else None
+
+
+def breakdown(timeline: Timeline, window: tuple[int, int] | None = None) -> Breakdown:
+    """Split `window`, by default the whole timeline, into its four parts."""
+    begin, end = window or timeline.window
+    start = np.clip(timeline.start_ns, begin, end)
+    stop = np.clip(timeline.end_ns, begin, end)
+
+    def covered(kind: Kind) -> tuple[Nanoseconds, Nanoseconds]:
+        chosen = timeline.of_kind(kind)
+        return start[chosen], stop[chosen]
+
+    compute = union(*covered("compute"))
+    communication = union(*covered("communication"))
+    copies = union(*covered("copy"))
+    busy = both(compute, communication)
+    return Breakdown(
+        compute_ns=compute.length,
+        exposed_communication_ns=minus(communication, compute),
+        exposed_copy_ns=minus(copies, busy),
+        idle_ns=end - begin - both(busy, copies).length,
+        window_ns=end - begin,
+        communication_ns=communication.length,
+        overlapped_ns=overlap(compute, communication),
+    )

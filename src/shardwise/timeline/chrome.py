@@ -1,0 +1,65 @@
+"""A timeline as a Chrome trace, which Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shardwise.timeline.spans import KINDS, Timeline
+
+
+def chrome_events(
+    timeline: Timeline, process: str = "rank 0", pid: int = 0
+) -> list[dict[str, Any]]:
+    """Lanes as threads, spans as complete events, memory as a counter; microseconds."""
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}}
+    ]
+    for number, lane in enumerate(timeline.lanes):
+        shared = {"ph": "M", "pid": pid, "tid": number}
+        events.append({**shared, "name": "thread_name", "args": {"name": lane}})
+        events.append({**shared, "name": "thread_sort_index", "args": {"sort_index": number}})
+    columns = zip(
+        timeline.lane.tolist(),
+        timeline.start_ns.tolist(),
+        timeline.end_ns.tolist(),
+        timeline.kind.tolist(),
+        timeline.name.tolist(),
+        timeline.unit.tolist(),
+        timeline.bytes.tolist(),
+        strict=True,
+    )
+    for lane_number, start, end, kind, name, unit, size in columns:
+        about: dict[str, Any] = {}
+        if unit >= 0:
+            about["unit"] = timeline.units[unit]
+        if size:
+            about["bytes"] = size
+        events.append(
+            {
+                "ph": "X",
+                "pid": pid,
+                "tid": lane_number,
+                "ts": start / 1000,
+                "dur": (end - start) / 1000,
+                "cat": KINDS[kind],
+                "name": timeline.names[name],
+                **({"args": about} if about else {}),
+            }
+        )
+    memory = zip(timeline.memory_ns.tolist(), timeline.memory_bytes.tolist(), strict=True)
+    events.extend(
+        {"ph": "C", "pid": pid, "name": "memory", "ts": when / 1000, "args": {"bytes": size}}
+        for when, size in memory
+    )
+    return events
+
+
+def write_chrome(path: Path, timeline: Timeline, about: Mapping[str, Any] | None = None) -> None:
+    """Write a trace file; a name that ends with .gz is compressed."""
+    trace = {"traceEvents": chrome_events(timeline), "otherData": dict(about or {})}
+    text = json.dumps(trace, allow_nan=False).encode()
+    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)

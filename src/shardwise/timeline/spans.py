@@ -1,0 +1,98 @@
+"""A step as columns of spans: who was busy, from when to when, with what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.timeline.intervals import Nanoseconds
+
+Kind = Literal["compute", "communication", "copy"]
+KINDS: tuple[Kind, ...] = ("compute", "communication", "copy")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Timeline:
+    """Spans in any order. Texts are dictionary-encoded: a column of numbers into a list.
+
+    `unit` is -1 where a span belongs to none; `bytes` is 0 where nothing moves.
+    """
+
+    lane: npt.NDArray[np.int32]
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    kind: npt.NDArray[np.int8]
+    name: npt.NDArray[np.int32]
+    unit: npt.NDArray[np.int32]
+    bytes: npt.NDArray[np.int64]
+    lanes: Sequence[str]
+    names: Sequence[str]
+    units: Sequence[str]
+    # A counter on the same clock: (time, bytes) wherever memory changes.
+    memory_ns: Nanoseconds = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    memory_bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """From the first start to the last end."""
+        if not len(self):
+            return (0, 0)
+        return int(self.start_ns.min()), int(self.end_ns.max())
+
+    def of_kind(self, kind: Kind) -> npt.NDArray[np.bool_]:
+        chosen: npt.NDArray[np.bool_] = self.kind == KINDS.index(kind)
+        return chosen
+
+
+class TimelineBuilder:
+    """Collects spans one by one."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, int, int, int, int, int, int]] = []
+        self._lanes: dict[str, int] = {}
+        self._names: dict[str, int] = {}
+        self._units: dict[str, int] = {}
+
+    def add(
+        self,
+        lane: str,
+        start_s: float,
+        end_s: float,
+        kind: Kind,
+        name: str,
+        unit: str | None = None,
+        moved_bytes: int = 0,
+    ) -> None:
+        self._rows.append(
+            (
+                self._lanes.setdefault(lane, len(self._lanes)),
+                round(start_s * 1e9),
+                round(end_s * 1e9),
+                KINDS.index(kind),
+                self._names.setdefault(name, len(self._names)),
+                -1 if unit is None else self._units.setdefault(unit, len(self._units)),
+                moved_bytes,
+            )
+        )
+
+    def build(self) -> Timeline:
+        columns = np.asarray(self._rows, dtype=np.int64).reshape(-1, 7)
+        return Timeline(
+            lane=columns[:, 0].astype(np.int32),
+            start_ns=columns[:, 1],
+            end_ns=columns[:, 2],
+            kind=columns[:, 3].astype(np.int8),
+            name=columns[:, 4].astype(np.int32),
+            unit=columns[:, 5].astype(np.int32),
+            bytes=columns[:, 6],
+            lanes=list(self._lanes),
+            names=list(self._names),
+            units=list(self._units),
+        )
