@@ -56,8 +56,9 @@ def test_json_has_the_documented_shape() -> None:
     assert {"fits", "capacity_bytes", "peak_reserved_bytes"} <= set(memory)
     for collective in profile["traffic"]:
         assert {"op", "group", "calls", "bytes"} <= set(collective)
-    # Not predicted yet, so absent: no null, no zero.
-    assert not {"time", "throughput", "bottleneck"} & set(profile)
+    assert {"step_s", "compute_s", "exposed_communication_s"} <= set(profile["time"])
+    assert {"tokens_per_s", "mfu", "hfu", "mfu_convention"} <= set(profile["throughput"])
+    assert profile["bottleneck"] in ("memory", "bandwidth", "latency", "compute")
     assert "null" not in json.dumps(profile)
 
 
