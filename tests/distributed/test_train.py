@@ -300,14 +300,30 @@ def test_a_signal_stops_all_ranks_at_one_step(tmp_path: Path, number: int) -> No
     assert running.returncode == 128 + number
 
 
-def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
-    running = started(tmp_path)
-    workers = subprocess.run(
+def workers_of(running: subprocess.Popen[str]) -> list[int]:
+    found = subprocess.run(
         ["pgrep", "-P", str(running.pid)], capture_output=True, text=True, check=True
     )
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def test_nobody_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    running = started(tmp_path)
+    workers = workers_of(running)
+    assert len(workers) == 2
+    running.kill()
+    running.communicate(timeout=60)
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < deadline, "a worker was left behind"
+        time.sleep(0.2)
+
+
+def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
+    running = started(tmp_path)
     victims = [
-        int(pid)
-        for pid in workers.stdout.split()
+        pid
+        for pid in workers_of(running)
         if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
     ]
     os.kill(victims[0], signal.SIGKILL)

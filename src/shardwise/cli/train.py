@@ -47,11 +47,16 @@ def train(
         arguments += ["--steps", str(steps)] if steps else []
         arguments += ["--json"] if as_json else []
         raise typer.Exit(launch.launch(arguments, processes, folder / "logs"))
-    _work(described, run, name, steps, as_json)
+    _work(described, run, name, steps, as_json, joined)
 
 
 def _work(
-    described: RunSpec, file: Path, name: str | None, steps: int | None, as_json: bool
+    described: RunSpec,
+    file: Path,
+    name: str | None,
+    steps: int | None,
+    as_json: bool,
+    joined: bool,
 ) -> None:
     """Be one of the processes."""
     from shardwise.cli.long import speak_for_all
@@ -61,6 +66,8 @@ def _work(
     from shardwise.train.run import run_training
 
     leads = os.environ.get("RANK", "0") == "0"
+    if joined and launch.FOLDER in os.environ:
+        launch.end_with_launcher()
     folder = Path(os.environ.get(launch.FOLDER, "."))
     if leads and launch.FOLDER not in os.environ:
         folder = _folder(described, file, name)

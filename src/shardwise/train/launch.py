@@ -7,6 +7,7 @@ process becomes the launcher of its own copies.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -21,6 +22,18 @@ FOLDER = "SHARDWISE_RUN_FOLDER"
 def is_worker(environment: Mapping[str, str]) -> bool:
     """Whether a launcher has already made this process one of several."""
     return "RANK" in environment and "WORLD_SIZE" in environment
+
+
+def end_with_launcher() -> None:
+    """Ask the kernel to stop this process when the one that launched it dies, however it dies."""
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    set_parent_death_signal = 1
+    ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGTERM)
+    if os.getppid() == 1:  # it was gone before the request was made
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def adopt_slurm(environment: MutableMapping[str, str]) -> bool:
