@@ -105,8 +105,9 @@ def _processes(described: RunSpec, nproc: int | None) -> int:
 
     from shardwise.spec.record import SpecError
     from shardwise.spec.train import TrainSettings
+    from shardwise.train.start import device_kind
 
-    device = (described.train or TrainSettings()).device
+    device = device_kind(described, described.train or TrainSettings())
     cuda = torch.cuda.is_available() and device != "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise SpecError('train.device: torch sees no CUDA device here; use "auto" or "cpu"')

@@ -60,6 +60,8 @@ class CollectiveCounter(TorchDispatchMode):
         self._add(name, message, dist.ProcessGroup.unbox(group))
 
     def _add(self, name: str, message: torch.Tensor, group: dist.ProcessGroup) -> None:
+        if group.size() == 1:
+            return  # alone, nothing moves
         key = (name, group.size())
         before = self.found.get(key, Counted(0, 0))
         self.found[key] = Counted(before.calls + 1, before.bytes + message.nbytes)

@@ -32,7 +32,7 @@ def start(run: RunSpec) -> tuple[RunSpec, Training]:
     Returns the run as it is on the processes that are running, and the Training.
     """
     settings = run.train or TrainSettings()
-    device = local_device(settings.device)
+    device = local_device(device_kind(run, settings))
     _set_threads(settings, device)
     join(device)
     run = on_this_world(run._replace(train=settings, data=run.data or DataSettings()), device)
@@ -58,6 +58,13 @@ def start(run: RunSpec) -> tuple[RunSpec, Training]:
     return run._replace(strategy=strategy_of(model)), training
 
 
+def device_kind(run: RunSpec, settings: TrainSettings) -> str:
+    """A cluster of CPUs means CPUs, also where a GPU is."""
+    if settings.device == "auto" and run.cluster.device.is_cpu:
+        return "cpu"
+    return settings.device
+
+
 def open_data(data: DataSettings, layout: Layout, vocab: int | None, seed: int) -> Batches:
     """One process of a machine tokenizes; the others wait and then read what it wrote."""
     if data.path and layout.world > 1:
@@ -75,17 +82,14 @@ def on_this_world(run: RunSpec, device: torch.device) -> RunSpec:
     if device.type == "cpu":
         spec = this_machine(per_node)
     elif spec.is_cpu:
-        raise SpecError("cluster: names CPUs but a GPU is here; set train.device or the cluster")
+        raise SpecError('cluster: names CPUs but train.device is "cuda"; change one of the two')
     cluster = ClusterSpec(
         device=spec,
         nodes=size // per_node,
         devices_per_node=per_node,
         network=run.cluster.network,
     )
-    strategy = run.strategy
-    if size == 1 and (strategy.shard or 1) == 1 and (strategy.replicate or 1) == 1:
-        strategy = strategy.but(kind="single") if strategy.kind == "ddp" else strategy
-    strategy = strategy.resolve(size, per_node)
+    strategy = run.strategy.resolve(size, per_node)
     run = run._replace(cluster=cluster, strategy=strategy)
     check_batch(run)
     return run.resolved()
