@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwise.predict.simulate import Durations, Rules, simulate
+from shardwise.predict.simulate import Durations, Rules, Times, simulate
 
 # ---- the reference: operations with a stream and with what they wait for -----------------------
 
@@ -142,7 +142,7 @@ def configuration(draw: Any, blocks: int) -> tuple[dict[str, Any], dict[str, Any
         "forward_prefetch": draw(st.integers(0, 2)),
         "separate": draw(st.booleans()),
         "contention": 0.0,
-        "accumulate": draw(st.integers(1, 2)),
+        "accumulate": draw(st.integers(1, 6)),
         "gathers_every": draw(st.booleans()),
         "scatters_every": draw(st.booleans()),
         "reduces_every": draw(st.booleans()),
@@ -168,6 +168,42 @@ def test_it_is_what_an_event_queue_finds(
     parts = times.compute_s + times.copy_s + times.exposed_communication_s + times.optimizer_s
     assert parts == pytest.approx(times.step_s, rel=1e-12)
     assert (times.exposed_communication_s >= -1e-9).all()
+
+
+@st.composite
+def repeated(draw: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A few kinds of blocks, each many times over, as models have them."""
+    kinds = draw(st.integers(1, 3))
+    d, r = draw(configuration(kinds))
+    counts = [draw(st.integers(1, 25)) for _ in range(kinds)]
+    for name in PER_BLOCK:
+        d[name] = [
+            value for value, count in zip(d[name], counts, strict=True) for _ in range(count)
+        ]
+    return d, r
+
+
+@settings(max_examples=150)
+@given(repeated())
+def test_blocks_that_repeat_are_not_played_one_by_one_and_nothing_changes(
+    row: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    times = simulate(*columns([row]))
+    assert times.step_s[0] == pytest.approx(reference(*row), rel=1e-9)
+
+
+@settings(max_examples=60)
+@given(repeated(), st.floats(0.0, 0.5))
+def test_skipping_is_exact_under_contention_too(
+    row: tuple[dict[str, Any], dict[str, Any]], contention: float
+) -> None:
+    d, r = columns([(row[0], {**row[1], "contention": contention})])
+    spans: list[str] = []
+    quick, slow = simulate(d, r), simulate(d, r, lambda lane, *_: spans.append(lane))
+    for term in fields(Times):
+        one, other = getattr(quick, term.name)[0], getattr(slow, term.name)[0]
+        assert one == pytest.approx(other, rel=1e-9, abs=1e-9 * slow.step_s[0])
+    assert "compute" in spans
 
 
 # ---- laws ----------------------------------------------------------------------------------

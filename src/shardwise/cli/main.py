@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import typer
 
-from shardwise.cli.catalog import catalog
-from shardwise.cli.doctor import doctor
-from shardwise.cli.estimate import estimate
-from shardwise.cli.train import train
 from shardwise.spec.record import SpecError
 from shardwise.version import __version__
 
@@ -21,10 +18,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(estimate)
-app.command()(train)
-app.command()(doctor)
-app.command()(catalog)
+# In the order of --help; each is the function of its name in the module of its name.
+COMMANDS = ("estimate", "train", "doctor", "catalog")
 
 
 def _print_version(wanted: bool) -> None:
@@ -44,6 +39,9 @@ def _options(
 
 def run() -> None:
     """Exit codes: 0 done, 1 done and the answer is no, 2 bad input."""
+    # Describing every command's options to typer takes longer than the answer of one.
+    for name in sys.argv[1:2] if set(sys.argv[1:2]) & set(COMMANDS) else COMMANDS:
+        app.command()(getattr(import_module(f"shardwise.cli.{name}"), name))
     try:
         app()
     except SpecError as error:

@@ -12,12 +12,15 @@ What waits for what, as torch 2.13 issues it (the host runs ahead of the device)
   finished.
 - Compute that runs beside a collective is slowed by a share of the time they overlap.
 
-Every step of the recurrence is a numpy operation over all configurations.
+Every step of the recurrence is a numpy operation over all configurations. Blocks repeat: as soon as
+one equal block after another moves every stream by the same time, the rest of them is a product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -53,6 +56,17 @@ class Durations:
     def blocks(self) -> int:
         return int(self.forward.shape[1])
 
+    def runs(self) -> list[tuple[int, int]]:
+        """For each block the first and the last of the equal blocks around it."""
+        columns = [self.forward, self.backward, self.gather, self.gather_again]
+        columns += [self.scatter, self.reduce, self.copy_out, self.copy_in]
+        count = self.blocks
+        differs = np.zeros(max(count - 1, 0), dtype=np.bool_)
+        for column in columns:
+            differs |= (column[:, 1:] != column[:, :-1]).any(axis=0)
+        edges = [0, *(np.flatnonzero(differs) + 1).tolist(), count]
+        return [(a, b - 1) for a, b in pairwise(edges) for _ in range(a, b)]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Rules:
@@ -83,33 +97,123 @@ class Times:
     communication_s: Floats
 
 
+# Micro-batches in the middle of a step after which each is like the one before.
+SETTLED = 3
+
+# Called with lane, start, end, name and block (-1 is the root) of everything the first row does.
+Recorder = Callable[[str, float, float, str, int], None]
+
+_TIMES = ("compute", "gather", "scatter", "reduce", "returned", "fetched", "copied_out")
+_SPENT = ("computed", "copied", "moved")
+_FIELDS = (*_TIMES, *_SPENT)
+
+
 class _Streams:
     """When each stream is free, and what has been spent on what."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, recorder: Recorder | None = None) -> None:
         zero: Floats = np.zeros(rows)
         self.compute = self.gather = self.scatter = self.reduce = zero
+        # When the last reduce-scatter gave its input back, the last gather was done, and the last
+        # gathered unit had been copied out.
+        self.returned = self.fetched = self.copied_out = zero
         self.computed = self.copied = self.moved = zero
+        self.recorder = recorder
+
+    def copy(self) -> _Streams:
+        result = _Streams(len(self.compute), self.recorder)
+        for name in _FIELDS:
+            setattr(result, name, getattr(self, name))
+        return result
+
+    def stack(self) -> Floats:
+        return np.stack([getattr(self, name) for name in _FIELDS])
+
+    def advance(self, by: Floats) -> None:
+        """Move every field on; `by` has a row for each."""
+        for name, change in zip(_FIELDS, by, strict=True):
+            setattr(self, name, getattr(self, name) + change)
+
+    def record(self, lane: str, end: Floats, seconds: Floats, name: str, block: int) -> None:
+        if self.recorder is not None and seconds[0] > 0:
+            self.recorder(lane, float(end[0] - seconds[0]), float(end[0]), name, block)
 
 
-def simulate(d: Durations, rules: Rules) -> Times:
-    """Play all micro-batches; equal ones in the middle are played once and repeated."""
+class _Watch:
+    """Sees when block after block moves all streams alike."""
+
+    def __init__(self, streams: _Streams, depth: int) -> None:
+        self.streams, self.depth = streams, depth
+        self.last: Floats | None = None
+        self.change: Floats | None = None
+        self.seen = 0
+
+    def skip(self, blocks: int) -> int:
+        """Whether the next `blocks`, equal to the last one, can be skipped; moves the streams."""
+        if blocks < 1 or self.streams.recorder is not None:
+            return 0
+        now = self.streams.stack()
+        change = None if self.last is None else now - self.last
+        near = 1e-13 * now[0]
+        alike = (
+            change is not None
+            and self.change is not None
+            and bool((np.abs(change - self.change) <= near).all())
+            and self._keeps(now, change, near)
+        )
+        self.seen = self.seen + 1 if alike else 0
+        self.last, self.change = now, change
+        # Units gathered ahead must have been issued by alike blocks too.
+        if self.seen <= self.depth:
+            return 0
+        assert change is not None
+        self.streams.advance(change * blocks)
+        self.last = self.change = None
+        self.seen = 0
+        return blocks
+
+    @staticmethod
+    def _keeps(now: Floats, change: Floats, near: Floats) -> bool:
+        """Who is ahead stays ahead: all move together, or one stands still behind, or the
+        all-reduces, for which nobody waits, run away.
+        """
+        compute, moved = now[0], change[0]
+        for index, name in enumerate(_TIMES[1:], start=1):
+            together = np.abs(change[index] - moved) <= near
+            behind = (change[index] == 0) & (now[index] <= compute)
+            away = (change[index] > moved) & (now[index] >= compute) & (name == "reduce")
+            if not (together | behind | away).all():
+                return False
+        return True
+
+
+def simulate(d: Durations, rules: Rules, recorder: Recorder | None = None) -> Times:
+    """Play all micro-batches; equal ones in the middle are played once and repeated.
+
+    With a `recorder`, which sees the first row, each is played.
+    """
     rows = len(d.optimizer)
-    streams = _Streams(rows)
+    none, every = np.zeros(rows, dtype=np.bool_), np.ones(rows, dtype=np.bool_)
+    runs = d.runs()
     k = rules.accumulate
-    first = _micro_batch(d, rules, streams, first=True, final=k == 1)
-    # From the second on, all but the last are alike.
+    streams = _Streams(rows, recorder)
+    _micro_batch(d, rules, streams, runs, first=True, final=k == 1)
+    # From the second on all but the last are alike; after a few so is what they find.
     middle = np.maximum(k - 2, 0)
-    if (k > 2).any():
-        second = _micro_batch(d, rules, first, first=False, final=np.zeros(rows, dtype=np.bool_))
-        streams = _advanced(first, second, middle)
-    else:
-        streams = first
+    played = int(middle.max()) if recorder is not None else min(int(middle.max()), SETTLED)
+    for number in range(1, played + 1):
+        after = streams.copy()
+        _micro_batch(d, rules, after, runs, first=False, final=none)
+        repeats = middle - played + 1 if number == played else np.ones_like(middle)
+        repeats = np.where(middle >= number, np.maximum(repeats, 1), 0)
+        streams.advance((after.stack() - streams.stack()) * repeats)
     if (k > 1).any():
-        last = _micro_batch(d, rules, streams, first=False, final=np.ones(rows, dtype=np.bool_))
-        streams = _choose(k > 1, last, streams)
+        last = streams.copy()
+        _micro_batch(d, rules, last, runs, first=False, final=every)
+        streams.advance(np.where(k > 1, last.stack() - streams.stack(), 0.0))
     end = np.maximum.reduce([streams.compute, streams.gather, streams.scatter, streams.reduce])
     step = end + d.optimizer
+    streams.record("optimizer", step, d.optimizer, "optimizer step", -1)
     return Times(
         step_s=step,
         compute_s=streams.computed,
@@ -120,149 +224,169 @@ def simulate(d: Durations, rules: Rules) -> Times:
     )
 
 
-_FIELDS = ("compute", "gather", "scatter", "reduce", "computed", "copied", "moved")
-
-
-def _advanced(before: _Streams, after: _Streams, times: Ints) -> _Streams:
-    """`before`, moved on by `times` repetitions of what led to `after`."""
-    result = _Streams(len(times))
-    for name in _FIELDS:
-        start, end = getattr(before, name), getattr(after, name)
-        setattr(result, name, start + (end - start) * times)
-    return result
-
-
-def _choose(where: Bools, one: _Streams, other: _Streams) -> _Streams:
-    result = _Streams(len(where))
-    for name in _FIELDS:
-        setattr(result, name, np.where(where, getattr(one, name), getattr(other, name)))
-    return result
-
-
-def _copy(streams: _Streams) -> _Streams:
-    result = _Streams(len(streams.compute))
-    for name in _FIELDS:
-        setattr(result, name, getattr(streams, name))
-    return result
-
-
 def _micro_batch(
-    d: Durations, rules: Rules, before: _Streams, *, first: bool, final: Bools
-) -> _Streams:
-    s = _copy(before)
+    d: Durations,
+    rules: Rules,
+    s: _Streams,
+    runs: list[tuple[int, int]],
+    *,
+    first: bool,
+    final: Bools,
+) -> None:
     gathers = np.ones_like(final) if first else rules.gathers_every
     scatters = final | rules.scatters_every
     reduces = final | rules.reduces_every
     # A micro-batch begins when the one before has computed; its communication may still run.
-    _forward(d, rules, s, gathers)
-    _backward(d, rules, s, scatters, reduces)
-    return s
+    _forward(d, rules, s, runs, gathers)
+    _backward(d, rules, s, runs, scatters, reduces)
 
 
-def _gather(s: _Streams, ready: Floats, seconds: Floats) -> Floats:
+def _gather(s: _Streams, ready: Floats, seconds: Floats, block: int) -> Floats:
     """Queue a gather; returns when it is done."""
     end = np.maximum(s.gather, ready) + seconds
     # What takes no time is not queued.
     s.gather = np.where(seconds > 0, end, s.gather)
     s.moved = s.moved + seconds
+    s.record("all-gather", end, seconds, "all-gather", block)
     return np.where(seconds > 0, end, ready)
 
 
-def _forward(d: Durations, rules: Rules, s: _Streams, gathers: Bools) -> None:
+def _copy_out(s: _Streams, done: Floats, seconds: Floats, block: int) -> None:
+    s.compute = np.maximum(s.compute, done) + seconds
+    s.copied = s.copied + seconds
+    s.copied_out = s.compute
+    s.record("copy", s.compute, seconds, "copy out", block)
+
+
+def _forward(
+    d: Durations, rules: Rules, s: _Streams, runs: list[tuple[int, int]], gathers: Bools
+) -> None:
     n = d.blocks
-    done = _gather(s, s.compute, np.where(gathers, d.root_gather, 0.0))
-    copy = np.where(gathers, d.root_copy_out, 0.0)
-    s.compute = np.maximum(s.compute, done) + copy
-    s.copied = s.copied + copy
-    copied_out = [s.compute]
-    for i in range(n):
+    s.fetched = _gather(s, s.compute, np.where(gathers, d.root_gather, 0.0), -1)
+    _copy_out(s, s.fetched, np.where(gathers, d.root_copy_out, 0.0), -1)
+    out = {0: s.copied_out}
+    near, far = int(rules.forward_prefetch.min()), int(rules.forward_prefetch.max())
+    watch = _Watch(s, far)
+    i = 0
+    while i < n:
         # The gather of unit i waits until the unit `1 + forward_prefetch` before it is copied out.
-        reach = np.maximum(i - rules.forward_prefetch, 0)
-        ready = _pick(copied_out, reach)
-        done = _gather(s, ready, np.where(gathers, d.gather[:, i], 0.0))
-        copy = np.where(gathers, d.copy_out[:, i], 0.0)
-        s.compute = np.maximum(s.compute, done) + copy
-        s.copied = s.copied + copy
-        copied_out.append(s.compute)
-        beside = np.where(gathers, d.gather[:, i + 1], 0.0) if i + 1 < n else 0.0 * copy
-        busy = np.where(beside > 0, np.maximum(s.gather, s.compute) + beside, s.gather)
-        _compute(s, d.forward[:, i], busy, rules)
-    _compute(s, d.root_forward, s.gather, rules)
+        ready = out[max(i - near, 0)]
+        if near != far:
+            reach = np.maximum(i - rules.forward_prefetch, 0)
+            for depth in range(near + 1, far + 1):
+                index = max(i - depth, 0)
+                ready = np.where(reach == index, out[index], ready)
+        s.fetched = _gather(s, ready, np.where(gathers, d.gather[:, i], 0.0), i)
+        _copy_out(s, s.fetched, np.where(gathers, d.copy_out[:, i], 0.0), i)
+        out[i + 1] = s.copied_out
+        if i + 1 < n:
+            beside = np.where(gathers, d.gather[:, i + 1], 0.0)
+            busy = np.where(beside > 0, np.maximum(s.gather, s.compute) + beside, s.gather)
+        else:
+            busy = s.gather
+        _compute(s, d.forward[:, i], busy, rules, "forward", i)
+        i += 1
+        before = s.compute
+        # Blocks whose next one is equal too.
+        skipped = watch.skip(runs[i - 1][1] - i)
+        if skipped:
+            moved = s.compute - before
+            out = {j + skipped: t + moved for j, t in out.items() if j >= i - far}
+            i += skipped
+    _compute(s, d.root_forward, s.gather, rules, "forward", -1)
 
 
-def _pick(columns: list[Floats], index: Ints) -> Floats:
-    """Row by row the column that `index` names."""
-    low, high = int(index.min()), int(index.max())
-    return columns[low] if low == high else np.choose(index - low, columns[low : high + 1])
-
-
-def _compute(s: _Streams, seconds: Floats, busy_until: Floats, rules: Rules) -> None:
+def _compute(
+    s: _Streams, seconds: Floats, busy_until: Floats, rules: Rules, name: str, block: int
+) -> None:
     """Compute beside whatever moves until `busy_until`."""
     beside = np.clip(np.minimum(busy_until, s.compute + seconds) - s.compute, 0.0, None)
     taken = seconds + rules.contention * beside
     s.compute = s.compute + taken
     s.computed = s.computed + taken
+    s.record("compute", s.compute, taken, name, block)
 
 
-def _backward(d: Durations, rules: Rules, s: _Streams, scatters: Bools, reduces: Bools) -> None:
+def _backward(
+    d: Durations,
+    rules: Rules,
+    s: _Streams,
+    runs: list[tuple[int, int]],
+    scatters: Bools,
+    reduces: Bools,
+) -> None:
     n = d.blocks
     ahead: dict[int, Floats] = {}
 
     def issue(index: int, rows: Bools) -> None:
         """Queue the gather of block `index` for some rows, now."""
         seconds = np.where(rows, d.gather_again[:, index], 0.0)
-        done = _gather(s, s.compute, seconds)
+        done = _gather(s, s.compute, seconds, index)
         ahead[index] = np.where(rows, done, ahead.get(index, s.compute))
+        s.fetched = np.where(rows, done, s.fetched)
 
-    depths = [int(depth) for depth in np.unique(rules.prefetch) if depth > 0]
-    for step in range(1, max(depths, default=0) + 1):
-        if n - step >= 0:
-            issue(n - step, rules.prefetch >= step)
-    _compute(s, d.root_backward, s.gather, rules)
-    returned = s.scatter
-    for i in reversed(range(n)):
-        if (rules.prefetch == 0).any():
-            issue(i, rules.prefetch == 0)
-        s.compute = np.maximum(s.compute, ahead.get(i, s.compute))
-        again = d.gather_again[:, i] > 0
-        copy = np.where(again, d.copy_out[:, i], 0.0)
-        s.compute = s.compute + copy
-        s.copied = s.copied + copy
+    depths = sorted(set(rules.prefetch.tolist()) - {0})
+    deepest = max(depths, default=0)
+    for step in range(1, min(deepest, n) + 1):
+        issue(n - step, rules.prefetch >= step)
+    _compute(s, d.root_backward, s.gather, rules, "backward", -1)
+    s.returned = s.scatter
+    at_once = rules.prefetch == 0
+    watch = _Watch(s, deepest)
+    i = n - 1
+    while i >= 0:
+        if at_once.any():
+            issue(i, at_once)
+        copy = np.where(d.gather_again[:, i] > 0, d.copy_out[:, i], 0.0)
+        _copy_out(s, ahead.pop(i, s.compute), copy, i)
         # Those nearer were issued by the blocks before.
         for depth in depths:
             if i - depth >= 0:
                 issue(i - depth, rules.prefetch == depth)
         busy = np.maximum.reduce([s.gather, s.scatter, s.reduce])
-        _compute(s, d.backward[:, i], busy, rules)
-        returned = _reduce(
-            d.copy_in[:, i], d.scatter[:, i], d.reduce[:, i], rules, s, returned, scatters, reduces
-        )
-    _reduce(d.root_copy_in, d.root_scatter, d.root_reduce, rules, s, returned, scatters, reduces)
+        _compute(s, d.backward[:, i], busy, rules, "backward", i)
+        _reduce(
+            s, d.copy_in[:, i], d.scatter[:, i], d.reduce[:, i], rules, scatters, reduces, i
+        )  # fmt: skip
+        before = s.compute
+        # Blocks of which all that are gathered ahead are equal too.
+        skipped = watch.skip(i - deepest - runs[i][0])
+        if skipped:
+            moved = s.compute - before
+            ahead = {j - skipped: t + moved for j, t in ahead.items()}
+        i -= 1 + skipped
+    _reduce(
+        s, d.root_copy_in, d.root_scatter, d.root_reduce, rules, scatters, reduces, -1
+    )  # fmt: skip
 
 
 def _reduce(
+    s: _Streams,
     copy_in: Floats,
     scatter: Floats,
     reduce: Floats,
     rules: Rules,
-    s: _Streams,
-    returned: Floats,
     scatters: Bools,
     reduces: Bools,
-) -> Floats:
-    """Copy gradients in, scatter, all-reduce; returns when the scatter's input is free again."""
+    block: int,
+) -> None:
+    """Copy gradients in, scatter, all-reduce."""
     copy = np.where(scatters, copy_in, 0.0)
     seconds = np.where(scatters, scatter, 0.0)
-    s.compute = np.where(seconds > 0, np.maximum(s.compute, returned), s.compute) + copy
+    moves = seconds > 0
+    # The input buffer of the scatter before must have come back.
+    s.compute = np.where(moves, np.maximum(s.compute, s.returned), s.compute) + copy
     s.copied = s.copied + copy
+    s.record("copy", s.compute, copy, "copy in", block)
     free = np.where(rules.separate, s.scatter, np.maximum(s.gather, s.scatter))
     end = np.maximum(free, s.compute) + seconds
-    moves = seconds > 0
     s.scatter = np.where(moves, end, s.scatter)
     s.gather = np.where(moves & ~rules.separate, end, s.gather)
     s.moved = s.moved + seconds
+    s.record("reduce-scatter", end, seconds, "reduce-scatter", block)
     across = np.where(reduces, reduce, 0.0)
     finished = np.maximum(s.reduce, np.where(moves, s.scatter, s.compute)) + across
     s.reduce = np.where(across > 0, finished, s.reduce)
     s.moved = s.moved + across
-    return np.where(moves, s.scatter, returned)
+    s.record("all-reduce", finished, across, "all-reduce", block)
+    s.returned = np.where(moves, s.scatter, s.returned)
