@@ -17,6 +17,8 @@ from shardwise.step import StepProfile
 from shardwise.units.load import load_units
 
 if TYPE_CHECKING:
+    from shardwise.plan.money import Budget
+    from shardwise.plan.plan import Objective, Plan
     from shardwise.predict.fit import Change
 
 
@@ -40,6 +42,71 @@ def estimate_run(run: RunSpec) -> StepProfile:
     units = load_units(run.model, run.job.seq_len, run.strategy)
     origin = "formulas" if isinstance(run.model, ModelSpec) else "traced module"
     return price(units, run.strategy, run.cluster, run.job, origin)
+
+
+def plan(
+    model: str | Model | None = None, cluster: str | ClusterSpec | None = None, **settings: Any
+) -> Plan:
+    """The best configuration, its rivals and the reasons. `settings` are those of `plan_run`."""
+    return plan_run(model, cluster, **settings)[0]
+
+
+def plan_run(
+    model: str | Model | None = None,
+    cluster: str | ClusterSpec | None = None,
+    *,
+    run: str | Path | RunSpec | None = None,
+    objective: Objective = "throughput",
+    low_precision_reduce: bool = False,
+    budget: Budget | None = None,
+    **settings: Any,
+) -> tuple[Plan, RunSpec | None]:
+    """A plan, and the run it asks for (None where nothing fits).
+
+    `settings` are those of `describe_run`; where a `run` is given, its strategy is compared with.
+    """
+    from shardwise.plan.plan import make_plan
+    from shardwise.plan.problem import Problem
+    from shardwise.plan.space import Space
+
+    described = describe_run(model, cluster, run=run, **settings)
+    problem = Problem(described.model, described.cluster, described.job, described.strategy)
+    dtypes = ("fp32", described.strategy.param_dtype) if low_precision_reduce else ("fp32",)
+    space = Space(reduce_dtypes=tuple(dict.fromkeys(dtypes)))
+    current = None if run is None else described.strategy
+    found = make_plan(problem, objective=objective, space=space, current=current, budget=budget)
+    if found.winner is None:
+        return found, None
+    chosen = described._replace(
+        strategy=found.winner.strategy, job=found.problem.job, cluster=found.problem.cluster
+    )
+    return found, chosen
+
+
+def read_budget(
+    tokens: str | int | None = None, price: float | None = None, deadline_days: float | None = None
+) -> Budget:
+    """A budget as people write it: `1T` tokens, a price per device-hour, days."""
+    from shardwise.plan.money import DAY, Budget
+    from shardwise.spec.quantity import QuantityError, parse_count
+
+    if deadline_days is not None and tokens is None:
+        raise SpecError("deadline: needs --tokens, such as --tokens 1T")
+    try:
+        count = parse_count(str(tokens)) if tokens is not None else None
+    except QuantityError as error:
+        raise SpecError(f"tokens: {error}") from None
+    return Budget(count, price, None if deadline_days is None else deadline_days * DAY)
+
+
+def start_command(cluster: ClusterSpec, run: Path) -> str:
+    """What to type to start a run on a cluster."""
+    if cluster.nodes == 1:
+        return f"shardwise train {run} --nproc {cluster.devices_per_node}"
+    return (
+        f"torchrun --nnodes {cluster.nodes} --nproc-per-node {cluster.devices_per_node} "
+        f"--rdzv-backend c10d --rdzv-endpoint HOST:29400 -m shardwise train {run}"
+    )
 
 
 def ways_for(run: RunSpec) -> list[Change]:

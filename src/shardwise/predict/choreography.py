@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.predict.configurations import Bools, Configurations, Floats, Ints
-from shardwise.predict.traffic import units_padded
+from shardwise.predict.traffic import padded_rows
 from shardwise.predict.work import recomputed_blocks
 from shardwise.units.unit import ModelUnits, Policy, Unit
 
@@ -61,7 +61,7 @@ class Step:
     def __init__(self, units: ModelUnits, c: Configurations, optimizer_states: int) -> None:
         self.units, self.c = units, c
         self.rows = len(c)
-        padded = np.asarray([units_padded(units, int(f)) for f in c.shard], dtype=np.float64)
+        padded = padded_rows(units, c.shard).astype(np.float64)
         self.blocks, self.root = padded[:, :-1], padded[:, -1]
         self.all_blocks = self.blocks.sum(axis=1)
         self.whole = padded.sum(axis=1)
@@ -79,6 +79,10 @@ class Step:
         self.recomputed = np.arange(count)[None, :] < recomputed_blocks(c, count)[:, None]
         self.kept = self._kept_per_block()
         self.kept_below = np.cumsum(self.kept, axis=1) - self.kept
+        # Elements of the blocks below the first, the second, ... and of all; and of those among
+        # them that do not recompute.
+        self.elements_below = _sums_below(self.blocks)
+        self.kept_elements_below = _sums_below(np.where(self.recomputed, 0.0, self.blocks))
         self.head = units.root.stage
         self.head_elements = max(m.gradient_elements for m in self.head.backward)
         self.micro_batches = self._micro_batches()
@@ -170,7 +174,9 @@ class Step:
         unless the block recomputes and copies again; `first` blocks are still to come, all of
         them by default.
         """
-        kept = np.where(self.recomputed, 0.0, self.blocks)[:, :first].sum(axis=1)
+        if not self.replicated.any():
+            return gathered * self.c.param_bytes
+        kept = self.kept_elements_below[:, -1 if first is None else first]
         if first is not None and first:
             kept = kept + np.where(self.recomputed, self.blocks, 0.0)[:, first - 1]
         looked_up = 0.0 if self.units.tied else self.units.embedding_gradient_elements
@@ -286,8 +292,8 @@ class Step:
     def _block_backward(self, m: MicroBatch, index: int) -> Iterator[Ledger]:
         c, block = self.c, self.units.blocks[index]
         size = self.blocks[:, index]
-        above = self.blocks[:, index + 1 :].sum(axis=1)
-        below = self.blocks[:, :index].sum(axis=1)
+        above = self.all_blocks - self.elements_below[:, index + 1]
+        below = self.elements_below[:, index]
         following = self.blocks[:, index + 1] if index + 1 < len(self.units.blocks) else 0.0 * size
         syncs = self._reduces(m)
         in_flight = np.where(syncs, following, 0.0) * c.reduce_bytes
@@ -427,6 +433,11 @@ class Step:
         return self._ledger(
             gradients=np.where(self.c.offload, 0.0, state), other=np.zeros(self.rows)
         )
+
+
+def _sums_below(columns: Floats) -> Floats:
+    nothing = np.zeros((len(columns), 1))
+    return np.concatenate([nothing, np.cumsum(columns, axis=1)], axis=1)
 
 
 def _larger(one: Ledger, other: Ledger, eligible: Bools) -> Ledger:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class Configurations:
     shard_sync_every: Bools
     replicate_sync_every: Bools
     prefetch: Ints
+    forward_prefetch: Ints
     offload: Bools
     # Blocks from the first on that recompute everything; 1.0 under "full", 0.0 under "none".
     full_recompute: Floats
@@ -76,6 +77,7 @@ class Configurations:
             shard_sync_every=bools([s.grad_sync != "last" for s in strategies]),
             replicate_sync_every=bools([s.grad_sync == "every" for s in strategies]),
             prefetch=ints([s.prefetch for s in strategies]),
+            forward_prefetch=ints([s.forward_prefetch for s in strategies]),
             offload=bools([s.offload for s in strategies]),
             full_recompute=np.asarray(
                 [s.full_recompute_share for s in strategies], dtype=np.float64
@@ -86,3 +88,8 @@ class Configurations:
 
     def __len__(self) -> int:
         return len(self.shard)
+
+    def take(self, rows: Ints) -> Configurations:
+        """These rows, in this order, any of them more than once."""
+        columns = {f.name: getattr(self, f.name)[rows] for f in fields(self)}
+        return Configurations(**columns)

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardwise.predict.configurations import Configurations, Floats, Ints
 from shardwise.predict.simulate import Durations, Rules
-from shardwise.predict.traffic import units_padded
+from shardwise.predict.traffic import padded_rows
 from shardwise.predict.work import recomputed_blocks
 from shardwise.units.unit import ModelUnits, Policy, Stage
 
@@ -48,13 +48,16 @@ class Hardware(NamedTuple):
     # Per device, one way; what the link gives where nothing is known.
     network_bandwidth: float
     devices_per_node: int
+    # Between a device and its host, and the host memory's share of a device: offload.
+    host_link: float = 20e9
+    host_memory: float = 15e9
 
 
 def durations(
     units: ModelUnits, c: Configurations, hardware: Hardware, k: Coefficients, states: int = 2
 ) -> Durations:
     """Price every piece of every row."""
-    padded = np.asarray([units_padded(units, int(f)) for f in c.shard], dtype=np.float64)
+    padded = padded_rows(units, c.shard).astype(np.float64)
     blocks, root = padded[:, :-1], padded[:, -1]
     count = len(units.blocks)
     tokens = c.micro_batch * float(units.seq_len)
@@ -78,6 +81,13 @@ def durations(
     scatter = np.where(on, _ring(blocks * reduced, c.shard, hardware, k), 0.0)
     across = c.replicate > 1
     reduce = np.where(across[:, None], _all_reduce(blocks * reduced, c, hardware, k), 0.0)
+
+    # Offloaded shards come from the host before each gather and go back after each scatter.
+    shards = blocks / c.shard[:, None]
+    away = c.offload[:, None]
+    gather = gather + np.where(away, shards * param / hardware.host_link, 0.0)
+    regather = regather + np.where(away & reshards, shards * param / hardware.host_link, 0.0)
+    scatter = scatter + np.where(away, shards * reduced / hardware.host_link, 0.0)
 
     def rooted(size: Floats) -> Floats:
         return size[:, 0]
@@ -104,7 +114,7 @@ def durations(
         root_reduce=np.where(across, rooted(_all_reduce(root2 * reduced, c, hardware, k)), 0.0),
         root_copy_out=np.where(gathers, 2.0 * root * c.param_bytes / bandwidth, 0.0),
         root_copy_in=np.where(gathers, root * (c.param_bytes + c.reduce_bytes) / bandwidth, 0.0),
-        optimizer=k.optimizer_factor * state / bandwidth,
+        optimizer=k.optimizer_factor * state / np.where(c.offload, hardware.host_memory, bandwidth),
     )
 
 
@@ -112,7 +122,7 @@ def rules(c: Configurations, k: Coefficients) -> Rules:
     rows = len(c)
     return Rules(
         prefetch=c.prefetch,
-        forward_prefetch=np.zeros(rows, dtype=np.int64),
+        forward_prefetch=c.forward_prefetch,
         separate=np.zeros(rows, dtype=np.bool_),
         contention=np.full(rows, k.contention),
         accumulate=c.accumulate,

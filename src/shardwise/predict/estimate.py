@@ -8,7 +8,7 @@ from shardwise.predict.choreography import sum_terms
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.memory import PHASES, Memory, predict_memory
 from shardwise.predict.simulate import Times
-from shardwise.predict.time import predict_time
+from shardwise.predict.time import error_interval, predict_time
 from shardwise.predict.traffic import predict_traffic
 from shardwise.predict.work import MFU_CONVENTION, predict_work
 from shardwise.spec.catalogue import coefficient
@@ -94,13 +94,13 @@ def _timed(
     if times is None:
         return {}
     step = float(times.step_s[0])
-    low, high = coefficient("step-interval")
+    low, high = error_interval(cluster.device)
     exposed = float(times.exposed_communication_s[0])
     peak = cluster.device.peak_flops(strategy.param_dtype)
     return {
         "time": TimeProfile(
             step_s=step,
-            step_s_interval=(step / (1 + high), step / (1 + low)),
+            step_s_interval=(step * (1 + low), step * (1 + high)),
             compute_s=float(times.compute_s[0]),
             exposed_communication_s=exposed,
             exposed_copy_s=float(times.copy_s[0]),

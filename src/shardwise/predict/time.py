@@ -5,19 +5,36 @@ from __future__ import annotations
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.cost import Coefficients, Hardware, durations, rules
 from shardwise.predict.simulate import Times, simulate
-from shardwise.spec.catalogue import step_coefficients
+from shardwise.spec.catalogue import coefficient, figure, step_coefficients
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.dtype import DType
 from shardwise.units.unit import ModelUnits
 
 # Devices that share the silicon a coefficient was fitted on.
 _FAMILIES = {"A100": "A100", "A800": "A100", "H100": "H100", "H200": "H100", "H800": "H100"}
+# Others are taken for relatives of the one or the other, by their dense half-precision peak.
+_NEWER_PEAK = 500e12
+
+
+def fitted_family(device: DeviceSpec) -> str | None:
+    """The family whose measured runs a device's coefficients come from, if there is one."""
+    return _FAMILIES.get(device.name.partition("-")[0].upper())
 
 
 def coefficients_for(device: DeviceSpec) -> Coefficients | None:
-    """Fitted coefficients of a device's family; None where nothing was fitted."""
-    family = _FAMILIES.get(device.name.partition("-")[0].upper())
-    return Coefficients(**step_coefficients(family)) if family else None
+    """Coefficients of a device's family, or of the nearest one; None for a CPU."""
+    if device.is_cpu:
+        return None
+    peak = device.peak_flops("bf16") or device.peak_flops("fp16") or 0.0
+    nearest = "H100" if peak >= _NEWER_PEAK else "A100"
+    fitted = Coefficients(**step_coefficients(fitted_family(device) or nearest))
+    # Published runs used optimizers of many small kernels; the engine's are fused.
+    return fitted._replace(optimizer_factor=figure("fused_optimizer"))
+
+
+def error_interval(device: DeviceSpec) -> tuple[float, float]:
+    """How far predicted tokens/s lie off the measured ones, in nine of ten runs."""
+    return coefficient("step-interval" if fitted_family(device) else "step-interval-other")
 
 
 def hardware_of(cluster: ClusterSpec, dtype: DType) -> Hardware | None:
@@ -31,6 +48,8 @@ def hardware_of(cluster: ClusterSpec, dtype: DType) -> Hardware | None:
         link_bandwidth=cluster.device.link_bandwidth,
         network_bandwidth=cluster.network or cluster.device.link_bandwidth,
         devices_per_node=cluster.devices_per_node,
+        host_link=figure("host_link") * 1e9,
+        host_memory=figure("host_memory") * 1e9,
     )
 
 
@@ -39,7 +58,6 @@ def predict_time(
 ) -> Times | None:
     """Times of rows that share units and cluster; None where they cannot be known."""
     k, hardware = coefficients_for(cluster.device), hardware_of(cluster, dtype)
-    # What moves between host and device under offload is not priced yet.
-    if k is None or hardware is None or bool(c.offload.any()):
+    if k is None or hardware is None:
         return None
     return simulate(durations(units, c, hardware, k, states), rules(c, k))

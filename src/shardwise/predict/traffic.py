@@ -31,7 +31,7 @@ class Collective(NamedTuple):
 
 def predict_traffic(units: ModelUnits, c: Configurations) -> list[Collective]:
     """What one rank takes part in, by operation and by group of the device mesh."""
-    padded = np.asarray([units_padded(units, int(f)) for f in c.shard], dtype=np.int64)
+    padded = padded_rows(units, c.shard)
     count = len(units.blocks) + 1
     whole, blocks = padded.sum(axis=1), padded[:, :-1].sum(axis=1)
     k = c.accumulate
@@ -92,6 +92,14 @@ def predict_traffic(units: ModelUnits, c: Configurations) -> list[Collective]:
         )
     )
     return [collective for collective in found if collective.calls.any()]
+
+
+def padded_rows(units: ModelUnits, shard: Ints) -> Ints:
+    """Padded elements of each unit (columns, the root last) for each row's degree."""
+    degrees = sorted(set(shard.tolist()))
+    table = np.asarray([units_padded(units, degree) for degree in degrees], dtype=np.int64)
+    rows: Ints = table[np.searchsorted(degrees, shard)]
+    return rows
 
 
 @lru_cache(maxsize=4096)

@@ -76,7 +76,7 @@ def print_estimate(
         out.print(_time(run, profile))
     if memory.verdict != "fits":
         out.print()
-        _print_ways(out, ways, safely=memory.verdict == "at risk")
+        print_ways(out, ways, safely=memory.verdict == "at risk")
 
 
 def _reshard(strategy: Strategy) -> str:
@@ -247,7 +247,7 @@ def show_seconds(value: float) -> str:
     return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:,.1f} ms"
 
 
-def _print_ways(out: Console, ways: Sequence[Change], safely: bool) -> None:
+def print_ways(out: Console, ways: Sequence[Change], safely: bool) -> None:
     if not ways:
         out.print(
             "No change of settings makes it fit; it takes a shorter sequence, a larger device, or "

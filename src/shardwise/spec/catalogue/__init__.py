@@ -93,6 +93,11 @@ def step_coefficients(family: str) -> dict[str, float]:
     return {name: float(fitted["value"]) for name, fitted in entry.items()}
 
 
+def figure(name: str) -> float:
+    """The value of a figure that is neither arithmetic nor data sheet."""
+    return float(_entry("coefficients.toml", name)["value"])
+
+
 def coefficient(name: str) -> tuple[float, float]:
     """The interval of a figure that is neither arithmetic nor data sheet."""
     entry = _entry("coefficients.toml", name)

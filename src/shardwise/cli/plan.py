@@ -1,0 +1,101 @@
+"""`shardwise plan`: what to run, and why."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardwise.cli.output import JsonOption, print_json
+
+
+class Goal(StrEnum):
+    """What a plan optimises."""
+
+    throughput = "throughput"
+    memory = "memory"
+    sequence = "sequence"
+    money = "money"
+
+
+def plan(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A run.toml to start from; its strategy is compared.", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Preset, config.json, model folder, or package.module:factory."),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="4x8xH100-SXM@400Gbps, 8xA100-80GB, or a TOML file.")
+    ] = None,
+    seq_len: Annotated[
+        str | None, typer.Option(help="Tokens per sequence; 4096, or what the model allows.")
+    ] = None,
+    global_batch: Annotated[
+        str | None, typer.Option(help="Tokens per step over all devices, such as 4M.")
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="adamw, adam, lion, momentum or sgd.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16 (default), fp16 or fp32.")] = None,
+    objective: Annotated[
+        Goal, typer.Option(help="What to optimise: speed, memory, sequence length or money.")
+    ] = Goal.throughput,
+    tokens: Annotated[
+        str | None, typer.Option(help="Tokens to train on, such as 1T: tells time and cost.")
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option(help="Of one device for one hour, in any currency.", min=0.0)
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Days all tokens may take, with --objective money.", min=0)
+    ] = None,
+    low_precision_reduce: Annotated[
+        bool,
+        typer.Option("--allow-low-precision-reduce", help="Gradients may be reduced in bf16."),
+    ] = False,
+    compile_: Annotated[
+        bool | None, typer.Option("--compile", help="Blocks go through torch.compile.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="Layouts to show.", min=1, max=50)] = 5,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the chosen run.toml here.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search for the best configuration, and say why it is the best.
+
+    Exits with 1 if nothing fits.
+    """
+    from shardwise.api import plan_run, read_budget, start_command
+    from shardwise.report.plan import print_plan
+    from shardwise.spec.run import write_run
+
+    found, chosen = plan_run(
+        model,
+        cluster,
+        run=run,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        optimizer=None if optimizer is None else optimizer.lower(),
+        precision=None if precision is None else precision.lower(),
+        compile=compile_,
+        objective=objective.value,
+        low_precision_reduce=low_precision_reduce,
+        budget=read_budget(tokens, price, deadline),
+    )
+    if output is not None and chosen is not None:
+        output.write_text(write_run(chosen), encoding="utf-8")
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        command = start_command(found.problem.cluster, output or Path("run.toml"))
+        print_plan(found, top=top, written=str(output) if output else None, command=command)
+    if found.winner is None:
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""Search for the best configuration, explain it, and ask what would change it."""

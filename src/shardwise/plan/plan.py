@@ -1,0 +1,271 @@
+"""A plan: the configuration to run, its rivals, and why."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from shardwise.plan.explain import limits_in_words, reasons
+from shardwise.plan.limits import Limits, limits_of
+from shardwise.plan.money import Budget, cheapest
+from shardwise.plan.price import price_one
+from shardwise.plan.problem import Problem, Units
+from shardwise.plan.rows import Candidate
+from shardwise.plan.search import Found, Nearest, Search
+from shardwise.plan.sequence import longest
+from shardwise.plan.space import Space
+from shardwise.predict.fit import Change, ways_to_fit
+from shardwise.predict.time import coefficients_for, error_interval, fitted_family, hardware_of
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
+
+Objective = Literal["throughput", "memory", "sequence", "money"]
+OBJECTIVES: tuple[Objective, ...] = ("throughput", "memory", "sequence", "money")
+# What the objective "memory" may give up in speed.
+FAST_ENOUGH = 0.9
+
+
+class Baseline(NamedTuple):
+    """A configuration to compare with; no speed where it does not fit."""
+
+    name: str
+    strategy: Strategy
+    peak_bytes: float
+    candidate: Candidate | None
+
+
+class Plan(NamedTuple):
+    """The answer of `plan`. `winner` is None where nothing fits; then `ways` says what would."""
+
+    problem: Problem
+    objective: Objective
+    # What the objective found before the search, in a sentence.
+    aim: str
+    budget: Budget
+    winner: Candidate | None
+    # The best of each layout, the fastest first.
+    layouts: list[Candidate]
+    baselines: list[Baseline]
+    rejected: list[Nearest]
+    front: list[Candidate]
+    why: list[str]
+    limits: Limits | None
+    limits_why: list[str]
+    tips: list[str]
+    ways: list[Change]
+    considered: int
+    fitting: int
+    limit_bytes: int
+    # Of tokens/s; and whether it was fitted for this family of devices.
+    interval: tuple[float, float]
+    fitted: bool
+
+    def indistinguishable(self) -> int:
+        """How many layouts lie within the error of the prediction of the winner."""
+        if self.winner is None:
+            return 0
+        low, high = self.interval
+        reach = (1 + low) / (1 + high)
+        speeds = [c.tokens_per_s / self.winner.tokens_per_s for c in self.layouts]
+        return sum(1 for speed in speeds if reach <= speed <= 1 / reach)
+
+    def cost(self, candidate: Candidate) -> dict[str, float | None]:
+        """Seconds, device-hours and money of the budget's tokens, or of a billion."""
+        devices, speed = self.problem.cluster.devices, candidate.tokens_per_s
+        return {
+            "seconds": self.budget.seconds(speed),
+            "device_hours": self.budget.device_hours(speed, devices),
+            "money": self.budget.money(speed, devices),
+        }
+
+    def mfu(self, candidate: Candidate) -> float:
+        strategy, cluster = candidate.strategy, self.problem.cluster
+        peak = cluster.device.peak_flops(strategy.param_dtype)
+        per_token = 3.0 * Units(self.problem).of(strategy).forward_flops()
+        assert peak is not None
+        return candidate.tokens_per_s * per_token / (peak * cluster.devices)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+
+        def told(candidate: Candidate) -> dict[str, Any]:
+            plain = {k: v for k, v in candidate._asdict().items() if k != "strategy"}
+            strategy = candidate.strategy.model_dump(mode="json", exclude={"within_node"})
+            return {**plain, "mfu": self.mfu(candidate), "strategy": strategy}
+
+        return {
+            "schema": 1,
+            "kind": "predicted",
+            "model": self.problem.model.name,
+            "cluster": str(self.problem.cluster),
+            "job": self.problem.job.model_dump(mode="json", exclude_none=True),
+            "objective": self.objective,
+            "aim": self.aim,
+            "cost": self.cost(self.winner) if self.winner else None,
+            "winner": told(self.winner) if self.winner else None,
+            "layouts": [told(c) for c in self.layouts],
+            "baselines": [
+                {
+                    "name": b.name,
+                    "peak_bytes": b.peak_bytes,
+                    **({"tokens_per_s": b.candidate.tokens_per_s} if b.candidate else {}),
+                }
+                for b in self.baselines
+            ],
+            "rejected": [
+                {"layout": str(r.strategy), "least_peak_bytes": r.peak_bytes} for r in self.rejected
+            ],
+            "pareto": [told(c) for c in self.front],
+            "why": self.why,
+            "binding": self.limits.binding if self.limits else "memory",
+            "slack": {
+                "memory_bytes": self.limits.free_bytes,
+                "network_factor": self.limits.network_slack,
+            }
+            if self.limits
+            else None,
+            "tips": self.tips,
+            "would_fit": [way._asdict() for way in self.ways],
+            "considered": self.considered,
+            "fitting": self.fitting,
+            "limit_bytes": self.limit_bytes,
+            "error_interval": list(self.interval),
+            "fitted": self.fitted,
+        }
+
+
+def check(problem: Problem) -> None:
+    """Say what keeps the time from being known."""
+    cluster, dtype = problem.cluster, problem.base.param_dtype
+    if cluster.nodes > 1 and cluster.network is None:
+        raise SpecError(
+            f"cluster: {cluster.nodes} nodes need a network between them to be planned; write it "
+            f"per device, such as {cluster}@400Gbps"
+        )
+    if coefficients_for(cluster.device) is None:
+        raise SpecError(
+            "cluster: step times of CPUs are not known; 'shardwise estimate' tells their memory"
+        )
+    if hardware_of(cluster, dtype) is None:
+        known = ", ".join(cluster.device.peak) or "none"
+        raise SpecError(
+            f"precision: {cluster.device.name} has no known peak for {dtype}; known are {known}"
+        )
+
+
+def make_plan(
+    problem: Problem,
+    *,
+    objective: Objective = "throughput",
+    space: Space | None = None,
+    current: Strategy | None = None,
+    budget: Budget | None = None,
+) -> Plan:
+    """Search, choose by the objective, and explain.
+
+    For `sequence` and `money` the answer has a sequence length or a cluster of its own.
+    """
+    check(problem)
+    aim = ""
+    if objective == "sequence":
+        problem, aim = _longest(problem)
+    elif objective == "money":
+        problem, aim = _cheapest(problem, budget)
+    if problem.base.devices != problem.cluster.devices:
+        current = None
+    search = Search(problem, space)
+    found = search.run()
+    winner = chosen(found, objective)
+    units = search.units
+    limits = limits_of(problem, units, found, winner) if winner else None
+    return Plan(
+        problem=problem,
+        objective=objective,
+        aim=aim,
+        budget=budget or Budget(),
+        winner=winner,
+        layouts=found.layouts(),
+        baselines=_baselines(problem, units, found, current),
+        rejected=found.rejected(),
+        front=found.front(),
+        why=reasons(problem, units, found, winner) if winner else [],
+        limits=limits,
+        limits_why=limits_in_words(problem, winner, limits) if winner and limits else [],
+        tips=_tips(problem, units, winner) if winner else [],
+        ways=[] if winner else _ways(problem, units, found),
+        considered=found.considered,
+        fitting=found.fitting,
+        limit_bytes=found.limit_bytes,
+        interval=error_interval(problem.cluster.device),
+        fitted=fitted_family(problem.cluster.device) is not None,
+    )
+
+
+def _longest(problem: Problem) -> tuple[Problem, str]:
+    length = longest(problem)
+    if length is None:
+        return problem, ""
+    aim = f"The longest sequence that fits is {length:,} tokens"
+    positions = getattr(problem.model, "max_positions", None)
+    if positions is not None and length > positions:
+        aim += f"; the model itself was made for {positions:,}"
+    return problem._replace(job=problem.job.but(seq_len=length)), aim + "."
+
+
+def _cheapest(problem: Problem, budget: Budget | None) -> tuple[Problem, str]:
+    found = cheapest(problem, budget or Budget())
+    if found is None:
+        return problem, "No part of the cluster is in time; this is all of it."
+    cluster, _ = found
+    aim = f"A token costs least on {cluster.devices} of the {problem.cluster.devices} devices."
+    if cluster.devices == problem.cluster.devices:
+        aim = "No part of the cluster trains a token for less than all of it."
+    return problem._replace(cluster=cluster), aim
+
+
+def chosen(found: Found, objective: Objective) -> Candidate | None:
+    best = found.best()
+    if best is None or objective != "memory":
+        return best
+    return found.smallest(FAST_ENOUGH * best.tokens_per_s)
+
+
+def _baselines(
+    problem: Problem, units: Units, found: Found, current: Strategy | None
+) -> list[Baseline]:
+    baselines = []
+    if "ddp" in found.nearest:
+        nearest = found.nearest["ddp"]
+        best = found.best("ddp") if "ddp" in found.table.layouts else None
+        strategy = best.strategy if best else nearest.strategy
+        peak = best.peak_bytes if best else nearest.peak_bytes
+        baselines.append(Baseline("ddp", strategy, peak, best))
+    if current is not None:
+        priced = price_one(problem, units, current)
+        fits = priced.peak_bytes <= found.limit_bytes
+        baselines.append(Baseline("now", current, priced.peak_bytes, priced if fits else None))
+    return baselines
+
+
+def _tips(problem: Problem, units: Units, winner: Candidate) -> list[str]:
+    """What lies outside the space and would bring more."""
+    tips = []
+    strategy = winner.strategy
+    if strategy.sharded and strategy.reduce_dtype == "fp32" and strategy.param_dtype != "fp32":
+        low = price_one(problem, units, strategy.but(reduce_dtype=strategy.param_dtype))
+        gain = low.tokens_per_s / winner.tokens_per_s - 1
+        if gain > 0.01:
+            tips.append(
+                f"Reducing gradients in {strategy.param_dtype} would bring {gain:.0%}, and change "
+                "the arithmetic: --allow-low-precision-reduce."
+            )
+    if problem.job.global_batch is None:
+        tips.append("With --global-batch, accumulation is searched too.")
+    return tips
+
+
+def _ways(problem: Problem, units: Units, found: Found) -> list[Change]:
+    """From the configuration that comes nearest."""
+    if not found.nearest:
+        return []
+    nearest = min(found.nearest.values(), key=lambda n: n.peak_bytes)
+    return ways_to_fit(units.of(nearest.strategy), nearest.strategy, problem.cluster, problem.job)

@@ -1,0 +1,38 @@
+"""One configuration, priced as the search prices thousands; and the same on another cluster."""
+
+from __future__ import annotations
+
+from shardwise.plan.problem import Problem, Units, peaks, times
+from shardwise.plan.rows import Candidate
+from shardwise.predict.configurations import Configurations
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.strategy import Strategy
+
+
+def price_one(
+    problem: Problem, units: Units, strategy: Strategy, cluster: ClusterSpec | None = None
+) -> Candidate:
+    """What a resolved strategy takes, on the problem's cluster or one of the same size."""
+    whole, columns = units.of(strategy), Configurations.of([strategy])
+    where = cluster or problem.cluster
+    found = times(whole, columns, where, strategy.param_dtype, problem.states)
+    step = float(found.step_s[0])
+    return Candidate(
+        strategy=strategy,
+        peak_bytes=float(peaks(whole, columns, problem)[0]),
+        tokens_per_s=problem.job.tokens_per_step(strategy) / step,
+        step_s=step,
+        compute_s=float(found.compute_s[0]),
+        copy_s=float(found.copy_s[0]),
+        exposed_s=float(found.exposed_communication_s[0]),
+        optimizer_s=float(found.optimizer_s[0]),
+    )
+
+
+def scaled_network(cluster: ClusterSpec, factor: float) -> ClusterSpec:
+    """The cluster with its slowest way between devices made `factor` times as fast."""
+    if cluster.nodes > 1:
+        assert cluster.network is not None
+        return cluster.but(network=cluster.network * factor)
+    device = cluster.device
+    return cluster.but(device=device.but(link_bandwidth=device.link_bandwidth * factor))

@@ -1,0 +1,214 @@
+"""The search: price every configuration of the space, keep what fits, refine the fastest.
+
+Two passes. The first prices every placement with every batch and every share of recomputation; it
+settles what matters. The second varies what matters less (prefetch, blocks per unit, the dtype of
+reductions) around the fastest of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwise.plan.problem import Problem, Units, most_bytes, peaks, times
+from shardwise.plan.rows import Candidate, Rows, Table
+from shardwise.plan.space import Space, batches, placements
+from shardwise.predict.configurations import Ints
+from shardwise.spec.strategy import Strategy
+
+# Rows beyond the device that are priced all the same: they say what more memory would bring.
+WITH_MORE_MEMORY = 1.25
+# How many of the fastest the second pass starts from.
+REFINED = 24
+# Speeds closer than this are decided by simplicity, among so many of the fastest.
+TIE = 0.025
+TIED = 64
+# Not sharding at all is so much simpler that it may be this much slower, well within the error of
+# any prediction.
+UNSHARDED_TIE = 0.1
+
+
+class Nearest(NamedTuple):
+    """The configuration of a layout that takes the least memory."""
+
+    strategy: Strategy
+    peak_bytes: float
+
+
+class Found(NamedTuple):
+    """The outcome of a search."""
+
+    table: Table
+    # By layout.
+    nearest: dict[str, Nearest]
+    considered: int
+    fitting: int
+    limit_bytes: int
+
+    def best(self, layout: str | None = None, memory: float = 1.0) -> Candidate | None:
+        """The simplest of the fastest, of one layout or of all.
+
+        Where nothing needs to be sharded and little is lost, nothing is.
+
+        `memory` is what it may take, as a multiple of what a device can safely give.
+        """
+        eligible = self._within(memory)
+        if layout is not None:
+            eligible &= self.table.layout == self.table.layouts.index(layout)
+        rows = np.flatnonzero(eligible)
+        if not len(rows):
+            return None
+        speed = self.table.tokens_per_s[rows]
+        order = np.argsort(-speed, kind="stable")[:TIED]
+        near = rows[order][speed[order] >= (1 - TIE) * speed[order[0]]]
+        tied = [self.table.candidate(int(row)) for row in near]
+        simplest = min(tied, key=lambda c: (complexity(c.strategy), -c.tokens_per_s))
+        if layout is None and simplest.strategy.sharded and "ddp" in self.table.layouts:
+            unsharded = self.best("ddp", memory)
+            if unsharded and unsharded.tokens_per_s >= (1 - UNSHARDED_TIE) * float(speed.max()):
+                return unsharded
+        return simplest
+
+    def smallest(self, at_least: float) -> Candidate | None:
+        """The one that takes the least memory of those with at least this many tokens/s."""
+        rows = np.flatnonzero(self._within(1.0) & (self.table.tokens_per_s >= at_least))
+        if not len(rows):
+            return None
+        peaks_ = self.table.peak_bytes[rows]
+        near = rows[peaks_ <= peaks_.min() * (1 + TIE)][:TIED]
+        tied = [self.table.candidate(int(row)) for row in near]
+        return min(tied, key=lambda c: (complexity(c.strategy), -c.tokens_per_s))
+
+    def front(self, most: int = 5) -> list[Candidate]:
+        """The fastest of all, then of those that take less memory, and so on down."""
+        found: list[Candidate] = []
+        memory = 1.0
+        while len(found) < most:
+            candidate = self.best(memory=memory)
+            if candidate is None:
+                break
+            found.append(candidate)
+            # Steps of a few percent of the device, so that neighbours differ in earnest.
+            memory = min(candidate.peak_bytes / self.limit_bytes - 0.05, memory * 0.85)
+        return found
+
+    def layouts(self) -> list[Candidate]:
+        """The best of every layout of which something fits, the fastest first."""
+        each = (self.best(layout) for layout in self.table.layouts)
+        return sorted((c for c in each if c), key=lambda c: -c.tokens_per_s)
+
+    def rejected(self) -> list[Nearest]:
+        """The layouts of which nothing fits, the nearest first."""
+        misses = [n for n in self.nearest.values() if n.peak_bytes > self.limit_bytes]
+        return sorted(misses, key=lambda n: n.peak_bytes)
+
+    def _within(self, memory: float) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        eligible: np.ndarray[tuple[int], np.dtype[np.bool_]] = (
+            self.table.peak_bytes <= self.limit_bytes * memory
+        )
+        return eligible
+
+
+def complexity(strategy: Strategy) -> int:
+    """How many things a person has to know to understand it."""
+    usual = ("every", "local") if strategy.kind != "zero1" else ("last",)
+    share = strategy.recompute
+    return sum(
+        (
+            strategy.sharded,
+            strategy.hybrid,
+            strategy.kind == "zero1",
+            not isinstance(strategy.reshard_after_forward, bool),
+            strategy.sharded and strategy.grad_sync not in usual and strategy.accumulate > 1,
+            share != "none",
+            isinstance(share, float),
+            strategy.prefetch != 1,
+            strategy.forward_prefetch != 0,
+            strategy.blocks_per_unit != 1,
+            2 * (strategy.reduce_dtype != "fp32"),
+            2 * strategy.offload,
+        )
+    )
+
+
+class Search:
+    """One search; `run` gives its outcome."""
+
+    def __init__(self, problem: Problem, space: Space | None = None) -> None:
+        self.problem, self.space = problem, space or Space()
+        self.units = Units(problem)
+        self.limit = most_bytes(problem.cluster.device, "fits")
+        self.table = Table()
+        self.nearest: dict[str, Nearest] = {}
+        self.considered = self.fitting = 0
+
+    def run(self) -> Found:
+        problem, space = self.problem, self.space
+        sizes = batches(problem.job, problem.cluster, space)
+        accumulates = any(count > 1 for _, count in sizes)
+        chosen = placements(problem.cluster, problem.base, accumulates)
+        if space.offload:
+            chosen = [s.but(offload=True) for s in chosen if s.sharded]
+        for autocast in (True, False):
+            alike = [s for s in chosen if s.autocast == autocast]
+            if alike:
+                self._price(Rows.product(alike, sizes, space.recompute))
+        by_units: dict[tuple[bool, int], list[Strategy]] = {}
+        for strategy in self._variants(self._fastest()):
+            key = (strategy.autocast, strategy.blocks_per_unit)
+            by_units.setdefault(key, []).append(strategy)
+        for strategies in by_units.values():
+            self._price(Rows.each(strategies))
+        return Found(self.table, self.nearest, self.considered, self.fitting, self.limit)
+
+    def _price(self, rows: Rows) -> None:
+        strategy = rows.strategies[0]
+        units = self.units.of(strategy)
+        peak = peaks(units, rows.columns, self.problem)
+        self.considered += len(peak)
+        self.fitting += int((peak <= self.limit).sum())
+        for index, one in enumerate(rows.strategies):
+            mine = np.flatnonzero(rows.which == index)
+            row = int(mine[peak[mine].argmin()])
+            known = self.nearest.get(str(one))
+            if known is None or peak[row] < known.peak_bytes:
+                self.nearest[str(one)] = Nearest(rows.strategy(row), float(peak[row]))
+        kept: Ints = np.flatnonzero(peak <= self.limit * WITH_MORE_MEMORY)
+        if len(kept):
+            cluster, states = self.problem.cluster, self.problem.states
+            found = times(units, rows.columns.take(kept), cluster, strategy.param_dtype, states)
+            self.table.add(rows, kept, peak[kept], found, self.problem.job.seq_len)
+
+    def _fastest(self) -> list[Candidate]:
+        """Of what fits, and of what nearly does: less prefetch may let it."""
+        found: list[Candidate] = []
+        peak, speed = self.table.peak_bytes, self.table.tokens_per_s
+        for eligible in (peak <= self.limit, (peak > self.limit) & (peak <= self.limit * 1.1)):
+            rows = np.flatnonzero(eligible)
+            order = np.argsort(-speed[rows], kind="stable")[:REFINED]
+            found += [self.table.candidate(int(row)) for row in rows[order]]
+        return found
+
+    def _variants(self, candidates: Iterable[Candidate]) -> Iterable[Strategy]:
+        space = self.space
+        tried = set()
+        for candidate in candidates:
+            strategy = candidate.strategy
+            if not strategy.sharded or strategy.shard == 1:
+                continue
+            for prefetch, forward, blocks, dtype in product(
+                space.prefetch, space.forward_prefetch, space.blocks_per_unit, space.reduce_dtypes
+            ):
+                changed = strategy.but(
+                    prefetch=prefetch,
+                    forward_prefetch=forward,
+                    blocks_per_unit=blocks,
+                    reduce_dtype=dtype,
+                )
+                text = repr(changed)
+                if text not in tried and changed != strategy:
+                    tried.add(text)
+                    yield changed

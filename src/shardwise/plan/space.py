@@ -1,0 +1,119 @@
+"""What a plan may choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.job import Job
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
+
+Recompute = str | float
+RECOMPUTE: tuple[Recompute, ...] = (
+    *("none", "selective"),
+    *(0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875),
+    "full",
+)
+MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+# A step may miss the asked-for batch by this share; otherwise the nearest is taken.
+BATCH_TOLERANCE = 0.02
+
+
+class Space(NamedTuple):
+    """The values of each setting that are tried; kinds and degrees follow from the cluster."""
+
+    recompute: tuple[Recompute, ...] = RECOMPUTE
+    micro_batches: tuple[int, ...] = MICRO_BATCHES
+    prefetch: tuple[int, ...] = (0, 1, 2)
+    forward_prefetch: tuple[int, ...] = (0, 1)
+    blocks_per_unit: tuple[int, ...] = (1, 2, 4)
+    # Only what does not change the arithmetic, unless asked for.
+    reduce_dtypes: tuple[str, ...] = ("fp32",)
+    offload: bool = False
+
+
+def placements(cluster: ClusterSpec, base: Strategy, accumulates: bool) -> list[Strategy]:
+    """Every way to lay the state out over the devices, resolved, the simplest first.
+
+    `base` gives what a plan does not choose: dtypes and compilation.
+    """
+    found: list[Strategy] = []
+    for fields in _fields(cluster, accumulates):
+        try:
+            strategy = base.but(**_UNSET, **fields)
+            resolved = strategy.resolve(cluster.devices, cluster.devices_per_node)
+        except SpecError:
+            continue
+        if resolved not in found:
+            found.append(resolved)
+    return found
+
+
+_UNSET: dict[str, object] = {
+    "replicate": None,
+    "within_node": False,
+    "micro_batch": 1,
+    "accumulate": 1,
+    "recompute": "none",
+    "prefetch": 1,
+    "forward_prefetch": 0,
+    "blocks_per_unit": 1,
+    "offload": False,
+    "ddp_bucket_mib": None,
+    "reshard_after_backward": None,
+}
+
+
+def _fields(cluster: ClusterSpec, accumulates: bool) -> Iterator[dict[str, object]]:
+    def placed(kind: str, shard: int | None = None, **more: object) -> dict[str, object]:
+        unset = {"reshard_after_forward": None, "grad_sync": None}
+        return {"kind": kind, "shard": shard, **unset, **more}
+
+    if cluster.devices == 1:
+        yield placed("single")
+        return
+    yield placed("ddp")
+    for shard in group_sizes(cluster):
+        if accumulates:
+            yield placed("zero1", shard)
+        yield placed("zero2", shard)
+        yield placed("zero3", shard)
+        if accumulates:
+            yield placed("zero3", shard, grad_sync="last")
+        if accumulates and shard < cluster.devices:
+            yield placed("zero3", shard, grad_sync="every")
+        if shard > cluster.devices_per_node > 1:
+            yield placed("zero3", shard, reshard_after_forward=cluster.devices_per_node)
+
+
+def group_sizes(cluster: ClusterSpec) -> list[int]:
+    """Degrees of sharding: all devices, then whole nodes and parts of one, by halves."""
+    sizes = {cluster.devices}
+    nodes = cluster.nodes
+    while nodes >= 1:
+        if cluster.nodes % nodes == 0:
+            sizes.add(nodes * cluster.devices_per_node)
+        nodes //= 2
+    sizes.add(cluster.devices_per_node)
+    part = cluster.devices_per_node
+    while part > 1:
+        if cluster.devices_per_node % part == 0:
+            sizes.add(part)
+        part //= 2
+    return sorted((size for size in sizes if size > 1), reverse=True)
+
+
+def batches(job: Job, cluster: ClusterSpec, space: Space) -> list[tuple[int, int]]:
+    """Micro-batch and accumulation of every way to make the step's batch."""
+    if job.global_batch is None:
+        return [(size, 1) for size in space.micro_batches]
+    wanted = job.global_batch / (job.seq_len * cluster.devices)
+    # Says what to change where even one sequence per device is far too much.
+    job.split(Strategy(kind="ddp", shard=1, replicate=cluster.devices))
+    pairs = [(size, round(wanted / size)) for size in space.micro_batches]
+    pairs = [(size, count) for size, count in pairs if count >= 1]
+    off = {pair: abs(pair[0] * pair[1] / wanted - 1) for pair in pairs}
+    allowed = max(BATCH_TOLERANCE, min(off.values()) + 1e-9)
+    return [pair for pair in pairs if off[pair] <= allowed]

@@ -1,0 +1,249 @@
+"""A plan as advice for a person: what to run, why, and what else was looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import fill
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shardwise.plan.explain import show_recompute
+from shardwise.plan.money import DAY, HOUR, Budget
+from shardwise.plan.plan import Plan
+from shardwise.plan.rows import Candidate
+from shardwise.report.estimate import WIDTH, plain_table, print_ways, show_seconds
+from shardwise.spec.quantity import show_count, show_gib
+from shardwise.spec.strategy import Strategy
+
+GIB = 2**30
+
+
+def print_plan(
+    plan: Plan, *, top: int, written: str | None, command: str, console: Console | None = None
+) -> None:
+    """One screen of at most 80 columns. `written` is the run.toml that was made, if one was."""
+    out = console or Console(highlight=False, markup=False, emoji=False)
+    out.width = min(WIDTH, out.width)
+    problem = plan.problem
+    cluster, job = problem.cluster, problem.job
+    batch = f", {show_count(job.global_batch)} tokens a step" if job.global_batch else ""
+    out.print(
+        Text(f"{problem.model.name}", style="bold")
+        + Text(f" on {cluster}, sequences of {job.seq_len:,}{batch}, predicted")
+    )
+    if plan.aim:
+        out.print(plan.aim)
+    out.print()
+    if plan.winner is None:
+        _print_nothing_fits(out, plan)
+        return
+    _print_winner(out, plan, plan.winner)
+    out.print()
+    out.print(Text("Why", style="bold"))
+    for sentence in (*plan.why, *plan.limits_why):
+        _bullet(out, sentence)
+    out.print()
+    out.print(_table(plan, top))
+    _print_notes(out, plan, top)
+    _print_front(out, plan)
+    out.print()
+    if written:
+        out.print(f"Written to {written}. Start it with", style="bold")
+    else:
+        out.print("Write it with -o run.toml, then start it with", style="bold")
+    out.print(f"  {command}", soft_wrap=True)
+
+
+def _bullet(out: Console, sentence: str) -> None:
+    out.print(
+        fill(sentence, out.width, initial_indent="- ", subsequent_indent="  "), soft_wrap=True
+    )
+
+
+def settings(strategy: Strategy, seq_len: int | None = None) -> str:
+    """What to set, in words."""
+    size = f"{strategy.micro_batch} x {seq_len:,} tokens" if seq_len else ""
+    times = f", {strategy.accumulate} times a step" if strategy.accumulate > 1 else ""
+    recompute = "no recomputation" if strategy.recompute == "none" else ""
+    group = strategy.reshard_after_forward
+    parts = [
+        str(strategy),
+        f"{size}{times} per device" if size else "",
+        recompute or f"recompute {show_recompute(strategy.recompute)}",
+        f"reshard in {group}s" if type(group) is int else "",
+        f"prefetch {strategy.prefetch}" if strategy.prefetch != 1 and strategy.sharded else "",
+        f"forward prefetch {strategy.forward_prefetch}" if strategy.forward_prefetch else "",
+        f"{strategy.blocks_per_unit} blocks per unit" if strategy.blocks_per_unit > 1 else "",
+        f"gradients reduced {strategy.grad_sync}"
+        if strategy.accumulate > 1 and strategy.sharded and strategy.grad_sync != "every"
+        else "",
+        f"reduce in {strategy.reduce_dtype}" if strategy.reduce_dtype != "fp32" else "",
+        "offloaded" if strategy.offload else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
+    cluster = plan.problem.cluster
+    low, high = plan.interval
+    out.print(
+        Text("Run ") + Text(settings(winner.strategy, plan.problem.job.seq_len), "bold green")
+    )
+    between = (
+        f"{show_seconds(winner.step_s * (1 + low))} to {show_seconds(winner.step_s * (1 + high))}"
+    )
+    per_device = winner.tokens_per_s / cluster.devices
+    out.print(
+        f"A step takes {show_seconds(winner.step_s)} ({between}): {per_device:,.0f} tokens/s per "
+        f"device, {show_count(winner.tokens_per_s)} in all, MFU {plan.mfu(winner):.0%}. Tensors "
+        f"peak at {show_gib(winner.peak_bytes)} of {show_gib(cluster.device.capacity)}."
+    )
+    cost = cost_in_words(plan.budget, winner.tokens_per_s, cluster.devices)
+    if cost:
+        out.print(cost)
+    if not plan.fitted:
+        out.print(
+            f"No run on {cluster.device.name} was ever compared with its prediction; times assume "
+            "the efficiency of a relative."
+        )
+
+
+def cost_in_words(budget: Budget, tokens_per_s: float, devices: int) -> str:
+    """Time and money of the budget, or nothing where none was given."""
+    if budget.tokens is None and budget.price is None:
+        return ""
+    tokens = show_count(budget.tokens or 1e9)
+    hours = budget.device_hours(tokens_per_s, devices)
+    seconds = budget.seconds(tokens_per_s)
+    money = budget.money(tokens_per_s, devices)
+    parts = [
+        f"{show_long(seconds)}" if seconds is not None else "",
+        f"{hours:,.0f} device-hours",
+        f"{money:,.0f} at {budget.price:g} each" if money is not None else "",
+    ]
+    return f"{tokens} tokens take " + ", ".join(part for part in parts if part) + "."
+
+
+def show_long(seconds: float) -> str:
+    """Days or hours."""
+    days = seconds / DAY
+    return f"{days:,.1f} days" if days >= 1 else f"{seconds / HOUR:,.1f} hours"
+
+
+def _table(plan: Plan, top: int) -> Table:
+    table = plain_table()
+    table.add_column("", no_wrap=True)
+    table.add_column("layout")
+    table.add_column("batch", justify="right", no_wrap=True)
+    table.add_column("recompute", no_wrap=True)
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("tokens/s", justify="right", no_wrap=True)
+    table.add_column("MFU", justify="right", no_wrap=True)
+    table.add_column("GiB", justify="right", no_wrap=True)
+    shown = ranked(plan, top)
+    for number, candidate in enumerate(shown, start=1):
+        _add(table, plan, str(number), candidate, style="bold" if number == 1 else "")
+    for baseline in plan.baselines:
+        if baseline.candidate is not None:
+            if not any(c.strategy == baseline.strategy for c in shown):
+                _add(table, plan, baseline.name, baseline.candidate)
+        else:
+            size = f"{baseline.peak_bytes / GIB:,.1f}"
+            table.add_row(
+                baseline.name,
+                layout_words(baseline.strategy),
+                _batch(baseline.strategy),
+                show_recompute(baseline.strategy.recompute),
+                *("does not fit", "", "", size),
+            )
+    return table
+
+
+def ranked(plan: Plan, top: int) -> list[Candidate]:
+    """The winner, then the best of the other layouts."""
+    assert plan.winner is not None
+    others = [c for c in plan.layouts if c.layout != plan.winner.layout]
+    return [plan.winner, *others][:top]
+
+
+def layout_words(strategy: Strategy) -> str:
+    return f"{strategy.kind} x {strategy.shard}" if strategy.hybrid else str(strategy)
+
+
+def _batch(strategy: Strategy) -> str:
+    return f"{strategy.micro_batch}" + (
+        f" x {strategy.accumulate}" if strategy.accumulate > 1 else ""
+    )
+
+
+def _add(table: Table, plan: Plan, name: str, c: Candidate, style: str = "") -> None:
+    table.add_row(
+        name,
+        layout_words(c.strategy),
+        _batch(c.strategy),
+        show_recompute(c.strategy.recompute),
+        show_seconds(c.step_s),
+        show_count(c.tokens_per_s),
+        f"{plan.mfu(c):.0%}",
+        f"{c.peak_bytes / GIB:,.1f}",
+        style=style,
+    )
+
+
+def _print_notes(out: Console, plan: Plan, top: int) -> None:
+    alike = plan.indistinguishable()
+    low, high = plan.interval
+    if alike > 1:
+        out.print(
+            f"{alike} layouts are indistinguishable: they lie within the error of the prediction "
+            f"({low:+.0%} to {high:+.0%}). The simplest of the fastest comes first."
+        )
+    out.print(
+        f"{plan.considered:,} configurations priced, {plan.fitting:,} fit." + _rejected(plan),
+        style="dim",
+    )
+    for tip in plan.tips:
+        out.print(tip, style="dim")
+
+
+def _rejected(plan: Plan) -> str:
+    kinds: dict[str, float] = {}
+    for miss in plan.rejected:
+        kind = layout_words(miss.strategy)
+        kinds[kind] = min(kinds.get(kind, miss.peak_bytes), miss.peak_bytes)
+    if not kinds:
+        return ""
+    listed = [f"{kind} ({size / GIB:,.0f} GiB)" for kind, size in list(kinds.items())[:4]]
+    more = f" and {len(kinds) - 4} more" if len(kinds) > 4 else ""
+    return f" Never fit: {', '.join(listed)}{more}."
+
+
+def _print_front(out: Console, plan: Plan) -> None:
+    front: Sequence[Candidate] = [c for c in plan.front if plan.winner and c != plan.winner]
+    if not front:
+        return
+    assert plan.winner is not None
+    out.print()
+    out.print(Text("To take less memory", style="bold"))
+    for candidate in front[:3]:
+        loss = candidate.tokens_per_s / plan.winner.tokens_per_s - 1
+        out.print(
+            f"  {candidate.peak_bytes / GIB:5.1f} GiB, {loss:+.0%}: "
+            f"{settings(candidate.strategy)}, micro-batch {candidate.strategy.micro_batch}"
+        )
+
+
+def _print_nothing_fits(out: Console, plan: Plan) -> None:
+    out.print(Text("Nothing fits.", style="bold red"))
+    if plan.rejected:
+        nearest = plan.rejected[0]
+        out.print(
+            f"The nearest is {settings(nearest.strategy, plan.problem.job.seq_len)}: it peaks at "
+            f"{show_gib(nearest.peak_bytes)}, and a device can safely give "
+            f"{show_gib(plan.limit_bytes)}."
+        )
+    out.print(f"{plan.considered:,} configurations priced." + _rejected(plan), style="dim")
+    out.print()
+    print_ways(out, plan.ways, safely=False)
