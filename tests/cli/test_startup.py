@@ -15,7 +15,9 @@ ESTIMATE = ["estimate", "--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--r
 def test_planning_loads_no_torch(arguments: list[str]) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "shardwise", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    loaded = {
+        line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()
+    }
     assert "typer" in loaded
     assert not loaded & HEAVY
 

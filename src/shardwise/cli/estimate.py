@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from shardwise.cli.output import JsonOption, print_json
+from shardwise.cli.values import flag_or_size, lowered, number_or_word
 
 
 def estimate(
@@ -75,13 +76,13 @@ def estimate(
         run=run,
         seq_len=seq_len,
         global_batch=global_batch,
-        optimizer=_lower(optimizer),
-        precision=_lower(precision),
+        optimizer=lowered(optimizer),
+        precision=lowered(precision),
         micro_batch=micro_batch,
         accumulate=accumulate,
-        recompute=_number_or_word(recompute),
-        grad_sync=_lower(grad_sync),
-        reshard_after_forward=_flag_or_size(reshard_after_forward),
+        recompute=number_or_word(recompute),
+        grad_sync=lowered(grad_sync),
+        reshard_after_forward=flag_or_size(reshard_after_forward),
         blocks_per_unit=blocks_per_unit,
         prefetch=prefetch,
         offload=offload,
@@ -95,20 +96,3 @@ def estimate(
         print_estimate(described, profile, [] if fits else ways_for(described))
     if not profile.known_memory.fits:
         raise typer.Exit(1)
-
-
-def _number_or_word(text: str | None) -> object:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return _lower(text)
-
-
-def _lower(text: str | None) -> str | None:
-    return None if text is None else text.lower()
-
-
-def _flag_or_size(text: str | None) -> object:
-    if text is None or not text.isdigit():
-        return {"true": True, "false": False}.get((text or "").lower(), text)
-    return int(text)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from shardwise.cli.output import JsonOption, print_json
+from shardwise.cli.values import lowered
 
 
 class Goal(StrEnum):
@@ -83,8 +84,8 @@ def plan(
         run=run,
         seq_len=seq_len,
         global_batch=global_batch,
-        optimizer=None if optimizer is None else optimizer.lower(),
-        precision=None if precision is None else precision.lower(),
+        optimizer=lowered(optimizer),
+        precision=lowered(precision),
         compile=compile_,
         objective=objective.value,
         low_precision_reduce=low_precision_reduce,

@@ -6,15 +6,16 @@ from shardwise.plan.limits import Limits, crossover
 from shardwise.plan.price import price_one
 from shardwise.plan.problem import Problem, Units
 from shardwise.plan.rows import Candidate
-from shardwise.plan.search import Found
+from shardwise.plan.search import Found, Search
 from shardwise.spec.quantity import show_gib, write_rate
 from shardwise.spec.strategy import Strategy
 
 
-def reasons(problem: Problem, units: Units, found: Found, winner: Candidate) -> list[str]:
+def reasons(search: Search, found: Found, winner: Candidate) -> list[str]:
     """From the layout to the batch."""
+    problem, units = search.problem, search.units
     sentences = [
-        *_layout(problem, units, found, winner),
+        *_layout(search, found, winner),
         *_recompute(problem, units, found, winner),
         *_batch(problem, units, found, winner),
     ]
@@ -33,18 +34,18 @@ def _slower(other: Candidate, winner: Candidate) -> str:
     return f"{_percent(ratio)} slower" if ratio < -0.0005 else "as fast"
 
 
-def _layout(problem: Problem, units: Units, found: Found, winner: Candidate) -> list[str]:
+def _layout(search: Search, found: Found, winner: Candidate) -> list[str]:
     strategy = winner.strategy
     if strategy.kind == "single":
         return ["One device: there is nothing to share."]
     if strategy.kind == "ddp":
-        return _not_sharded(problem, found, winner)
+        return _not_sharded(search.problem, found, winner)
     sentences = [_instead_of_ddp(found, winner)]
     if strategy.kind == "zero3":
         sentences.append(_instead_of(found, winner, "zero2"))
     else:
         sentences.append(_instead_of(found, winner, "zero3"))
-    sentences.append(_groups(problem, units, found, winner))
+    sentences.append(_groups(search, found, winner))
     return sentences
 
 
@@ -109,35 +110,33 @@ def _differs(strategy: Strategy, winner: Strategy) -> str:
     return f" ({', '.join(parts)} to fit)" if parts else ""
 
 
-def _groups(problem: Problem, units: Units, found: Found, winner: Candidate) -> str:
+def _groups(search: Search, found: Found, winner: Candidate) -> str:
     """Why the shards are spread as they are, and the network at which that changes."""
-    strategy, network = winner.strategy, problem.cluster.network
-    if problem.cluster.nodes == 1 or network is None:
+    strategy, network = winner.strategy, search.problem.cluster.network
+    if search.problem.cluster.nodes == 1 or network is None:
         return ""
+    turn = crossover(search, winner)
+    rate = write_rate(_rounded(network * turn.factor)) if turn else ""
     if strategy.hybrid:
         other = found.best(strategy.kind) if strategy.kind in found.table.layouts else None
         if other is None:
-            return ""
+            return f"Sharded over all {strategy.devices} devices it does not fit."
         text = (
             f"Groups of {strategy.shard} keep gathers near; over all {strategy.devices} devices "
-            f"it would be {_slower(other, winner)}"
+            f"it would be {_slower(other, winner)}."
         )
-        turn = "sharding over all is as fast"
-    else:
-        rivals = [c for c in found.layouts() if c.strategy.hybrid]
-        if not rivals:
-            return "Smaller groups do not fit."
-        # The smallest groups differ most; those near to all devices are the same thing.
-        other = min(rivals, key=lambda c: c.strategy.shard or 1)
-        text = f"Groups of {other.strategy.shard}, the smallest that fit, would be "
-        text += _slower(other, winner) + _differs(other.strategy, strategy)
-        turn = "they are as fast"
-    where = crossover(problem, units, winner, other)
-    if where is None or abs(where - 1) < 0.02:
-        return text + "."
-    rate = write_rate(_rounded(network * where))
-    direction = "up" if where > 1 else "down"
-    return f"{text}; from {rate} per device {direction} {turn}."
+        return text + (f" From {rate} per device on, that would be the choice." if turn else "")
+    rivals = [c for c in found.layouts() if c.strategy.hybrid]
+    if not rivals:
+        return "Smaller groups do not fit."
+    if turn:
+        shard = turn.choice.strategy.shard
+        rivals = [c for c in rivals if c.strategy.shard == shard] or rivals
+    # The smallest groups differ most; those near to all devices are the same thing.
+    other = min(rivals, key=lambda c: c.strategy.shard or 1)
+    text = f"Groups of {other.strategy.shard} would be {_slower(other, winner)}"
+    text += _differs(other.strategy, strategy) + "."
+    return text + (f" Below {rate} per device, they would be the choice." if turn else "")
 
 
 def _rounded(rate: float) -> float:
@@ -208,5 +207,5 @@ def limits_in_words(problem: Problem, winner: Candidate, limits: Limits) -> list
 def _with_memory(winner: Candidate, limits: Limits) -> str:
     if limits.with_memory is None:
         return ""
-    changed = _differs(limits.with_memory.strategy, winner.strategy)
-    return changed.replace(" to fit)", ")")
+    changed = _differs(limits.with_memory.strategy, winner.strategy).replace(" to fit)", ")")
+    return changed or f" ({limits.with_memory.layout})"

@@ -8,13 +8,15 @@ from typing import NamedTuple
 from shardwise.plan.price import price_one, scaled_network
 from shardwise.plan.problem import Problem, Units
 from shardwise.plan.rows import Candidate
-from shardwise.plan.search import WITH_MORE_MEMORY, Found
+from shardwise.plan.search import WITH_MORE_MEMORY, Found, Search
 from shardwise.step import Bottleneck
 
 # A step this much longer counts as slower.
 NOTICED = 0.05
 # Twice the network has to bring this much for the network to be what limits.
 WORTH = 0.03
+# How far from today's network another is looked for.
+MOST_DOUBLINGS = 6
 
 
 class Limits(NamedTuple):
@@ -66,7 +68,7 @@ def _network_slack(problem: Problem, units: Units, winner: Candidate) -> float |
 
 
 def first_true(holds: Callable[[float], bool], low: float, high: float) -> float | None:
-    """The least value between two at which something begins to hold, to a percent.
+    """The least value between two at which something begins to hold, to two percent.
 
     None where it does not hold at `high`; `low` where it holds there already.
     """
@@ -74,25 +76,45 @@ def first_true(holds: Callable[[float], bool], low: float, high: float) -> float
         return low
     if not holds(high):
         return None
-    while high / low > 1.01:
+    while high / low > 1.02:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
 
 
-def crossover(problem: Problem, units: Units, winner: Candidate, other: Candidate) -> float | None:
-    """The network, as a multiple of today's, at which `other` becomes as fast as `winner`.
+class Crossover(NamedTuple):
+    """A network, as a multiple of today's, and what would be chosen there."""
 
-    Above 1 it takes a faster one, below 1 a slower; None where neither does it.
+    factor: float
+    choice: Candidate
+
+
+def crossover(search: Search, winner: Candidate) -> Crossover | None:
+    """Where the choice between all devices and groups of them changes; None where it does not.
+
+    Slower networks ask for groups and faster ones for all devices, but the slowest may ask for
+    yet another way; so the nearest change is looked for step by step.
     """
+    cluster = search.problem.cluster
+    direction = 1 if winner.strategy.hybrid else -1
 
-    def overtaken(factor: float) -> bool:
-        cluster = scaled_network(problem.cluster, factor)
-        one = price_one(problem, units, winner.strategy, cluster).tokens_per_s
-        return price_one(problem, units, other.strategy, cluster).tokens_per_s >= one
+    def choice(power: float) -> Candidate | None:
+        network = scaled_network(cluster, 2.0 ** (direction * power))
+        best = search.retimed(network).best()
+        changed = best is not None and best.strategy.hybrid != winner.strategy.hybrid
+        return best if changed else None
 
-    faster = first_true(overtaken, 1.0, 64.0)
-    if faster is not None:
-        return faster
-    slower = first_true(lambda inverse: overtaken(1 / inverse), 1.0, 64.0)
-    return None if slower is None else 1 / slower
+    low = 0.0
+    for step in range(1, 2 * MOST_DOUBLINGS + 1):
+        high = step / 2
+        found = choice(high)
+        if found is not None:
+            break
+        low = high
+    else:
+        return None
+    while high - low > 0.03:
+        middle = (low + high) / 2
+        nearer = choice(middle)
+        low, high, found = (low, middle, nearer) if nearer else (middle, high, found)
+    return Crossover(2.0 ** (direction * high), found)

@@ -187,7 +187,7 @@ def make_plan(
         baselines=_baselines(problem, units, found, current),
         rejected=found.rejected(),
         front=found.front(),
-        why=reasons(problem, units, found, winner) if winner else [],
+        why=reasons(search, found, winner) if winner else [],
         limits=limits,
         limits_why=limits_in_words(problem, winner, limits) if winner and limits else [],
         tips=_tips(problem, units, winner) if winner else [],

@@ -16,7 +16,8 @@ import numpy as np
 from shardwise.plan.problem import Problem, Units, most_bytes, peaks, times
 from shardwise.plan.rows import Candidate, Rows, Table
 from shardwise.plan.space import Space, batches, placements
-from shardwise.predict.configurations import Ints
+from shardwise.predict.configurations import Floats, Ints
+from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.strategy import Strategy
 
 # Rows beyond the device that are priced all the same: they say what more memory would bring.
@@ -142,6 +143,8 @@ class Search:
         self.units = Units(problem)
         self.limit = most_bytes(problem.cluster.device, "fits")
         self.table = Table()
+        # Rows that were timed, with their peaks.
+        self._kept: list[tuple[Rows, Ints, Floats]] = []
         self.nearest: dict[str, Nearest] = {}
         self.considered = self.fitting = 0
 
@@ -165,8 +168,7 @@ class Search:
         return Found(self.table, self.nearest, self.considered, self.fitting, self.limit)
 
     def _price(self, rows: Rows) -> None:
-        strategy = rows.strategies[0]
-        units = self.units.of(strategy)
+        units = self.units.of(rows.strategies[0])
         peak = peaks(units, rows.columns, self.problem)
         self.considered += len(peak)
         self.fitting += int((peak <= self.limit).sum())
@@ -178,9 +180,26 @@ class Search:
                 self.nearest[str(one)] = Nearest(rows.strategy(row), float(peak[row]))
         kept: Ints = np.flatnonzero(peak <= self.limit * WITH_MORE_MEMORY)
         if len(kept):
-            cluster, states = self.problem.cluster, self.problem.states
-            found = times(units, rows.columns.take(kept), cluster, strategy.param_dtype, states)
-            self.table.add(rows, kept, peak[kept], found, self.problem.job.seq_len)
+            self._kept.append((rows, kept, peak[kept]))
+            self._time(self.table, *self._kept[-1], self.problem.cluster)
+
+    def _time(
+        self, table: Table, rows: Rows, kept: Ints, peak: Floats, cluster: ClusterSpec
+    ) -> None:
+        strategy, states = rows.strategies[0], self.problem.states
+        units, columns = self.units.of(strategy), rows.columns.take(kept)
+        found = times(units, columns, cluster, strategy.param_dtype, states)
+        table.add(rows, kept, peak, found, self.problem.job.seq_len)
+
+    def retimed(self, cluster: ClusterSpec) -> Found:
+        """What the search found, with the times of another network: memory stays as it is."""
+        table = Table()
+        for rows, kept, peak in self._kept:
+            fits = peak <= self.limit
+            if not fits.any():
+                continue
+            self._time(table, rows, kept[fits], peak[fits], cluster)
+        return Found(table, self.nearest, self.considered, self.fitting, self.limit)
 
     def _fastest(self) -> list[Candidate]:
         """Of what fits, and of what nearly does: less prefetch may let it."""

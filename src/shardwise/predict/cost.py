@@ -190,33 +190,37 @@ def _again(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> tuple[
 # ---- communication --------------------------------------------------------------------------
 
 
-def _bus_bandwidth(size: Ints, h: Hardware, k: Coefficients) -> Floats:
-    """Bytes per second of a ring: its slowest link. A node's devices send to the next together."""
+def _bus_bandwidth(size: Ints, in_node: Ints, h: Hardware, k: Coefficients) -> Floats:
+    """Bytes per second of a ring: its slowest link.
+
+    Members in one node send to the next node together, each over its own port.
+    """
     inside = h.link_bandwidth * k.link_efficiency
-    between = h.network_bandwidth * h.devices_per_node * k.network_efficiency
-    return np.where(size > h.devices_per_node, min(inside, between), inside)
+    between = h.network_bandwidth * in_node * k.network_efficiency
+    return np.where(size > in_node, np.minimum(inside, between), inside)
 
 
-def _latency(size: Ints, h: Hardware, k: Coefficients) -> Floats:
-    nodes = np.maximum(1.0, size / h.devices_per_node)
-    within = np.minimum(size, h.devices_per_node) - 1.0
+def _latency(size: Ints, in_node: Ints, h: Hardware, k: Coefficients) -> Floats:
+    nodes = np.maximum(1.0, size / in_node)
+    within = np.minimum(size, in_node) - 1.0
     return k.hop_latency_s * within + k.network_latency_s * np.log2(nodes)
 
 
 def _ring(message: Floats, size: Ints, h: Hardware, k: Coefficients) -> Floats:
-    """All-gather or reduce-scatter of a whole group's message."""
+    """All-gather or reduce-scatter of a whole group's message; a group fills node after node."""
     n = size[:, None].astype(np.float64)
-    wire = message * (n - 1) / n / _bus_bandwidth(size, h, k)[:, None]
-    return wire + _latency(size, h, k)[:, None]
+    in_node = np.full_like(size, h.devices_per_node)
+    wire = message * (n - 1) / n / _bus_bandwidth(size, in_node, h, k)[:, None]
+    return wire + _latency(size, in_node, h, k)[:, None]
 
 
 def _all_reduce(message: Floats, c: Configurations, h: Hardware, k: Coefficients) -> Floats:
-    """Across replicas: of whole gradients (DDP), or of shards, each over its own network port."""
+    """Across replicas: of whole gradients (DDP), or of shards, every device its own.
+
+    Replicas of a shard lie one shard group apart: several to a node, or one in every few.
+    """
     n = c.replicate[:, None].astype(np.float64)
-    shard = c.shard[:, None]
-    between = h.network_bandwidth * k.network_efficiency
-    # Replicas of a shard lie in different nodes; every device of a node sends its own shard.
-    hybrid = np.where(c.shard >= h.devices_per_node, between, h.link_bandwidth * k.link_efficiency)
-    bandwidth = np.where(c.shard > 1, hybrid, _bus_bandwidth(c.replicate, h, k))[:, None]
-    wire = 2.0 * message / shard * (n - 1) / n / bandwidth
-    return wire + 2.0 * _latency(c.replicate, h, k)[:, None]
+    in_node = np.maximum(1, h.devices_per_node // c.shard)
+    bandwidth = _bus_bandwidth(c.replicate, in_node, h, k)[:, None]
+    wire = 2.0 * message / c.shard[:, None] * (n - 1) / n / bandwidth
+    return wire + 2.0 * _latency(c.replicate, in_node, h, k)[:, None]

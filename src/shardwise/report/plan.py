@@ -154,7 +154,7 @@ def _table(plan: Plan, top: int) -> Table:
             table.add_row(
                 baseline.name,
                 layout_words(baseline.strategy),
-                _batch(baseline.strategy),
+                batch_words(baseline.strategy),
                 show_recompute(baseline.strategy.recompute),
                 *("does not fit", "", "", size),
             )
@@ -172,7 +172,7 @@ def layout_words(strategy: Strategy) -> str:
     return f"{strategy.kind} x {strategy.shard}" if strategy.hybrid else str(strategy)
 
 
-def _batch(strategy: Strategy) -> str:
+def batch_words(strategy: Strategy) -> str:
     return f"{strategy.micro_batch}" + (
         f" x {strategy.accumulate}" if strategy.accumulate > 1 else ""
     )
@@ -182,7 +182,7 @@ def _add(table: Table, plan: Plan, name: str, c: Candidate, style: str = "") -> 
     table.add_row(
         name,
         layout_words(c.strategy),
-        _batch(c.strategy),
+        batch_words(c.strategy),
         show_recompute(c.strategy.recompute),
         show_seconds(c.step_s),
         show_count(c.tokens_per_s),

@@ -1,0 +1,162 @@
+"""What-if tables, what changed from row to row, and thresholds, for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from textwrap import fill
+
+from rich.console import Console
+from rich.text import Text
+
+from shardwise.plan.explain import show_recompute
+from shardwise.plan.money import Budget
+from shardwise.plan.problem import Problem
+from shardwise.plan.whatif import Point, Solved, changes
+from shardwise.report.estimate import WIDTH, plain_table, show_seconds
+from shardwise.report.plan import batch_words, layout_words, show_long
+from shardwise.spec.quantity import show_count
+
+BAR = 20
+GIB = 2**30
+_NAMES = {"seq-len": "sequence", "global-batch": "batch"}
+
+
+def _console(console: Console | None) -> Console:
+    out = console or Console(highlight=False, markup=False, emoji=False)
+    out.width = min(WIDTH, out.width)
+    return out
+
+
+def print_heading(problem: Problem, fixed: bool, console: Console | None = None) -> None:
+    out = _console(console)
+    job = problem.job
+    batch = f", {show_count(job.global_batch)} tokens a step" if job.global_batch else ""
+    how = "the same configuration everywhere" if fixed else "planned anew at each point"
+    out.print(
+        Text(problem.model.name, style="bold")
+        + Text(f" on {problem.cluster}, sequences of {job.seq_len:,}{batch}, predicted; {how}")
+    )
+
+
+def print_study(
+    name: str, points: Sequence[Point], budget: Budget, console: Console | None = None
+) -> None:
+    """One row per value, and what made the difference between neighbours."""
+    out = _console(console)
+    table = plain_table()
+    table.add_column(_NAMES.get(name, name), justify="right", no_wrap=True)
+    table.add_column("layout", no_wrap=True)
+    table.add_column("batch", justify="right", no_wrap=True)
+    table.add_column("recompute", no_wrap=True)
+    for column in ("step", "tokens/s", "MFU", "GiB"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("limit", no_wrap=True)
+    for point in points:
+        c = point.candidate
+        if c is None:
+            table.add_row(point.value, "nothing fits")
+            continue
+        table.add_row(
+            point.value,
+            layout_words(c.strategy),
+            batch_words(c.strategy),
+            show_recompute(c.strategy.recompute).removesuffix(" of blocks"),
+            show_seconds(c.step_s),
+            show_count(c.tokens_per_s),
+            f"{point.mfu:.1%}",
+            f"{c.peak_bytes / GIB:,.1f}",
+            {"bandwidth": "network"}.get(point.binding, point.binding),
+        )
+    out.print()
+    out.print(table)
+    if name == "devices":
+        _print_scaling(out, points)
+    sentences = [
+        f"{before.value} to {after.value}: {changes(before, after)}"
+        for before, after in pairwise(points)
+        if changes(before, after)
+    ]
+    if sentences:
+        out.print()
+    for sentence in sentences:
+        out.print(
+            fill(sentence, out.width, initial_indent="- ", subsequent_indent="  "), soft_wrap=True
+        )
+    _print_costs(out, name, points, budget)
+
+
+def _print_scaling(out: Console, points: Sequence[Point]) -> None:
+    """Tokens/s per device, against the first that fits."""
+    fitting = [(p, p.candidate) for p in points if p.candidate]
+    if len(fitting) < 2:
+        return
+    out.print()
+    first, c = fitting[0]
+    alone = c.tokens_per_s / first.problem.cluster.devices
+    for point, candidate in fitting:
+        kept = candidate.tokens_per_s / point.problem.cluster.devices / alone
+        filled = max(0, min(BAR, round(kept * BAR)))
+        out.print(
+            Text(f"{point.value:>8} ")
+            + Text("█" * filled, style="cyan")
+            + Text("·" * (BAR - filled), style="dim")
+            + Text(f" {kept:.0%} of the speed per device")
+        )
+
+
+def _print_costs(out: Console, name: str, points: Sequence[Point], budget: Budget) -> None:
+    if budget.tokens is None and budget.price is None:
+        return
+    table = plain_table()
+    table.add_column(_NAMES.get(name, name), justify="right", no_wrap=True)
+    for column in ("time", "device-hours", "money"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for point in points:
+        if point.candidate is None:
+            continue
+        devices, speed = point.problem.cluster.devices, point.candidate.tokens_per_s
+        seconds, money = budget.seconds(speed), budget.money(speed, devices)
+        table.add_row(
+            point.value,
+            show_long(seconds) if seconds is not None else "",
+            f"{budget.device_hours(speed, devices):,.0f}",
+            f"{money:,.0f}" if money is not None else "",
+        )
+    out.print()
+    out.print(f"For {show_count(budget.tokens or 1e9)} tokens", style="bold")
+    out.print(table)
+
+
+def print_solved(solved: Solved, console: Console | None = None) -> None:
+    out = _console(console)
+    name = {"seq-len": "sequence", "global-batch": "batch"}.get(solved.name, solved.name)
+    out.print()
+    if solved.point is None or solved.point.candidate is None:
+        best = max((p for p in solved.tried if p.candidate), key=_speed, default=None)
+        nearest = ""
+        if best is not None and best.candidate is not None:
+            c = best.candidate
+            waits = c.exposed_s / c.step_s
+            nearest = (
+                f" The best was MFU {best.mfu:.0%} at {best.value}: {show_seconds(c.step_s)} "
+                f"a step, {waits:.1%} of it waiting for the network."
+            )
+        out.print(Text(f"No {name} in reach gives {solved.target}.", style="bold") + Text(nearest))
+        return
+    point, c = solved.point, solved.point.candidate
+    out.print(
+        Text(f"{point.value}", style="bold green")
+        + Text(f" is the least {name} for {solved.target}:")
+    )
+    per_device = c.strategy.micro_batch * c.strategy.accumulate * point.problem.job.seq_len
+    out.print(
+        f"{layout_words(c.strategy)}, {per_device:,} tokens per device and step, recompute "
+        f"{show_recompute(c.strategy.recompute)}: {show_seconds(c.step_s)} a step, MFU "
+        f"{point.mfu:.1%}, {c.exposed_s / c.step_s:.1%} of it waiting for the network, "
+        f"{c.peak_bytes / GIB:,.1f} GiB."
+    )
+
+
+def _speed(point: Point) -> float:
+    return point.candidate.tokens_per_s if point.candidate else 0.0

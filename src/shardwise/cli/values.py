@@ -1,0 +1,20 @@
+"""Texts of options that may mean more than one thing."""
+
+from __future__ import annotations
+
+
+def lowered(text: str | None) -> str | None:
+    return None if text is None else text.lower()
+
+
+def number_or_word(text: str | None) -> object:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return lowered(text)
+
+
+def flag_or_size(text: str | None) -> object:
+    if text is None or not text.isdigit():
+        return {"true": True, "false": False}.get((text or "").lower(), text)
+    return int(text)
