@@ -17,9 +17,10 @@ from shardwise.step import StepProfile
 from shardwise.units.load import load_units
 
 if TYPE_CHECKING:
-    from shardwise.plan.money import Budget
-    from shardwise.plan.plan import Objective, Plan
+    from shardwise.planning.money import Budget
+    from shardwise.planning.plan import Objective, Plan
     from shardwise.predict.fit import Change
+    from shardwise.timeline.spans import Timeline
 
 
 def estimate(
@@ -44,6 +45,14 @@ def estimate_run(run: RunSpec) -> StepProfile:
     return price(units, run.strategy, run.cluster, run.job, origin)
 
 
+def replay_run(run: RunSpec) -> Timeline | None:
+    """The simulated step of a run, stream by stream; None where its time cannot be known."""
+    from shardwise.predict.replay import replay
+
+    units = load_units(run.model, run.job.seq_len, run.strategy)
+    return replay(units, run.strategy, run.cluster, run.job)
+
+
 def plan(
     model: str | Model | None = None, cluster: str | ClusterSpec | None = None, **settings: Any
 ) -> Plan:
@@ -65,9 +74,9 @@ def plan_run(
 
     `settings` are those of `describe_run`; where a `run` is given, its strategy is compared with.
     """
-    from shardwise.plan.plan import make_plan
-    from shardwise.plan.problem import Problem
-    from shardwise.plan.space import Space
+    from shardwise.planning.plan import make_plan
+    from shardwise.planning.problem import Problem
+    from shardwise.planning.space import Space
 
     described = describe_run(model, cluster, run=run, **settings)
     problem = Problem(described.model, described.cluster, described.job, described.strategy)
@@ -87,7 +96,7 @@ def read_budget(
     tokens: str | int | None = None, price: float | None = None, deadline_days: float | None = None
 ) -> Budget:
     """A budget as people write it: `1T` tokens, a price per device-hour, days."""
-    from shardwise.plan.money import DAY, Budget
+    from shardwise.planning.money import DAY, Budget
     from shardwise.spec.quantity import QuantityError, parse_count
 
     if deadline_days is not None and tokens is None:

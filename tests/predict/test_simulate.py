@@ -192,7 +192,7 @@ def test_blocks_that_repeat_are_not_played_one_by_one_and_nothing_changes(
     assert times.step_s[0] == pytest.approx(reference(*row), rel=1e-9)
 
 
-@settings(max_examples=60)
+@settings(max_examples=400)
 @given(repeated(), st.floats(0.0, 0.5))
 def test_skipping_is_exact_under_contention_too(
     row: tuple[dict[str, Any], dict[str, Any]], contention: float

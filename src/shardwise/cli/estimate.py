@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardwise.cli.output import JsonOption, print_json
 from shardwise.cli.values import flag_or_size, lowered, number_or_word
+
+if TYPE_CHECKING:
+    from shardwise.spec.run import RunSpec
 
 
 def estimate(
@@ -60,6 +63,10 @@ def estimate(
     compile_: Annotated[
         bool | None, typer.Option("--compile", help="Blocks go through torch.compile.")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write the simulated step for Perfetto: step.json or step.json.gz."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Memory and traffic of one configuration, term by term.
@@ -89,6 +96,8 @@ def estimate(
         compile=compile_,
     )
     profile = estimate_run(described)
+    if trace is not None:
+        _write_trace(described, trace)
     if as_json:
         print_json(profile.to_dict())
     else:
@@ -96,3 +105,15 @@ def estimate(
         print_estimate(described, profile, [] if fits else ways_for(described))
     if not profile.known_memory.fits:
         raise typer.Exit(1)
+
+
+def _write_trace(run: RunSpec, path: Path) -> None:
+    from shardwise.api import replay_run
+    from shardwise.spec.record import SpecError
+    from shardwise.timeline.chrome import write_chrome
+
+    timeline = replay_run(run)
+    if timeline is None:
+        raise SpecError("trace: the time of this step is not known, so it cannot be drawn")
+    about = {"kind": "simulated", "model": run.model.name, "cluster": str(run.cluster)}
+    write_chrome(path, timeline, about)

@@ -65,9 +65,9 @@ def whatif(
 ) -> None:
     """Vary the hardware or the job and see what changes, or find the least that is enough."""
     from shardwise.api import describe_run, read_budget
-    from shardwise.plan.problem import Problem
-    from shardwise.plan.whatif import Point, parse_target, study
-    from shardwise.plan.whatif import least as find_least
+    from shardwise.planning.problem import Problem
+    from shardwise.planning.whatif import Point, parse_target, study
+    from shardwise.planning.whatif import least as find_least
     from shardwise.report.whatif import print_heading, print_solved, print_study
     from shardwise.spec.record import SpecError
 
@@ -133,7 +133,7 @@ def _asked(text: str) -> tuple[str, list[str]]:
 
 
 def _told(point: object) -> dict[str, object]:
-    from shardwise.plan.whatif import Point
+    from shardwise.planning.whatif import Point
 
     assert isinstance(point, Point)
     c = point.candidate

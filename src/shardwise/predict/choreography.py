@@ -111,7 +111,7 @@ class Step:
 
     # ---- terms ----------------------------------------------------------------------------
 
-    def _ledger(self, **terms: Floats) -> Ledger:
+    def ledger(self, **terms: Floats) -> Ledger:
         """What is alive at all times, and `terms`."""
         on_device = np.where(self.c.offload, 0.0, 1.0)
         state = self.whole / self.c.shard * self.c.master_bytes * on_device
@@ -229,11 +229,26 @@ class Step:
         gathered = np.where(self.c.reshard_forward, self.root, self.whole)
         gathered = gathered + self._post_forward_shards(self.all_blocks)
         nothing = np.zeros(self.rows)
-        return self._ledger(
+        return self.ledger(
             unsharded_parameters=self._working(gathered),
             gradients=self._gradients(m, nothing, 0.0),
             unsharded_gradients=self._accumulators(m, nothing),
             activations=self.kept.sum(axis=1) * self.tokens,
+        )
+
+    def block_forward(self, m: MicroBatch, index: int) -> Iterator[Ledger]:
+        """A block at work; the flat buffer it was gathered into is still there."""
+        size, below = self.blocks[:, index], self.elements_below[:, index]
+        gathers = (self.c.shard > 1) & (~m.earlier | self.c.reshard_backward)
+        buffer = np.where(self.c.sharded & gathers, size, 0.0)
+        before = np.where(self.c.reshard_forward, self._post_forward_shards(below), below)
+        nothing = np.zeros(self.rows)
+        working = self.units.blocks[index].stage.forward_peak.activation_bytes
+        yield self.ledger(
+            unsharded_parameters=self._working(self.root + size + buffer + before, index + 1),
+            gradients=self._gradients(m, nothing, 0.0),
+            unsharded_gradients=self._accumulators(m, nothing),
+            activations=(self.kept_below[:, index] + working) * self.tokens,
         )
 
     def end_of_forward(self, m: MicroBatch) -> Iterator[Ledger]:
@@ -270,7 +285,7 @@ class Step:
         if not self.units.blocks:
             yield self._around_the_head(m)
         for index in self._blocks_that_can_peak():
-            yield from self._block_backward(m, index)
+            yield from self.block_backward(m, index)
 
     def _blocks_that_can_peak(self) -> list[int]:
         """Among equal blocks memory changes evenly from one to the next, so the ends decide.
@@ -289,7 +304,7 @@ class Step:
             found |= set(range(edge - len(ends) - 1, edge + reach + 1))
         return sorted(index for index in found if 0 <= index < len(blocks))
 
-    def _block_backward(self, m: MicroBatch, index: int) -> Iterator[Ledger]:
+    def block_backward(self, m: MicroBatch, index: int) -> Iterator[Ledger]:
         c, block = self.c, self.units.blocks[index]
         size = self.blocks[:, index]
         above = self.all_blocks - self.elements_below[:, index + 1]
@@ -316,7 +331,7 @@ class Step:
 
         # Copied out of the flat buffer it was gathered into.
         buffer = np.where(c.reshard_forward & c.sharded & (c.shard > 1), size, 0.0)
-        yield self._ledger(
+        yield self.ledger(
             unsharded_parameters=self._working(others + size + buffer, index + 1),
             gradients=self._gradients(m, above, self.head_elements),
             unsharded_gradients=whole_sums + head,
@@ -327,7 +342,7 @@ class Step:
         others = others + prefetched
         for moment in block.stage.backward:
             made = moment.gradient_elements
-            yield self._ledger(
+            yield self.ledger(
                 unsharded_parameters=self._working(others + size, index + 1),
                 gradients=self._gradients(m, above, made + self.head_elements),
                 unsharded_gradients=whole_sums + head + self._new_gradients(m, block, made, size),
@@ -372,7 +387,7 @@ class Step:
         before = self._accumulators(m, done) + head
         scatter_input = np.where(syncs, size * c.reduce_bytes, 0.0)
         root_made = 0.0 if unit is self.units.root else self.head_elements
-        copying = self._ledger(
+        copying = self.ledger(
             unsharded_parameters=self._working(gathered, copied),
             gradients=self._gradients(m, np.where(syncs, done, done + size), root_made),
             unsharded_gradients=np.where(
@@ -408,7 +423,7 @@ class Step:
         in_place = self._added_in_place(m)
         alone = np.where(in_place, embedding + 2.0 * table, 2.0 * table)
         fresh = np.where(self.replicated, alone, embedding + table) * c.param_bytes
-        yield self._ledger(
+        yield self.ledger(
             unsharded_parameters=self._working(self.root + left, 0),
             gradients=self._gradients(m, self.all_blocks, float(root.numel)),
             unsharded_gradients=whole_sums + self._head_gradients(m) + fresh,
@@ -430,7 +445,7 @@ class Step:
     def optimizer_step(self) -> Ledger:
         """Fused optimizers update in place: no temporaries."""
         state = self.whole / self.c.shard * self.c.master_bytes
-        return self._ledger(
+        return self.ledger(
             gradients=np.where(self.c.offload, 0.0, state), other=np.zeros(self.rows)
         )
 

@@ -180,7 +180,8 @@ class _Watch:
         compute, moved = now[0], change[0]
         for index, name in enumerate(_TIMES[1:], start=1):
             together = np.abs(change[index] - moved) <= near
-            behind = (change[index] == 0) & (now[index] <= compute)
+            # Behind already when the last block began, so that it had no part in it.
+            behind = (change[index] == 0) & (now[index] <= compute - moved)
             away = (change[index] > moved) & (now[index] >= compute) & (name == "reduce")
             if not (together | behind | away).all():
                 return False

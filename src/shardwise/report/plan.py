@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.plan.explain import show_recompute
-from shardwise.plan.money import DAY, HOUR, Budget
-from shardwise.plan.plan import Plan
-from shardwise.plan.rows import Candidate
+from shardwise.planning.explain import show_recompute
+from shardwise.planning.money import DAY, HOUR, Budget
+from shardwise.planning.plan import Plan
+from shardwise.planning.rows import Candidate
 from shardwise.report.estimate import WIDTH, plain_table, print_ways, show_seconds
 from shardwise.spec.quantity import show_count, show_gib
 from shardwise.spec.strategy import Strategy

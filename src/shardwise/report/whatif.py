@@ -9,10 +9,10 @@ from textwrap import fill
 from rich.console import Console
 from rich.text import Text
 
-from shardwise.plan.explain import show_recompute
-from shardwise.plan.money import Budget
-from shardwise.plan.problem import Problem
-from shardwise.plan.whatif import Point, Solved, changes
+from shardwise.planning.explain import show_recompute
+from shardwise.planning.money import Budget
+from shardwise.planning.problem import Problem
+from shardwise.planning.whatif import Point, Solved, changes
 from shardwise.report.estimate import WIDTH, plain_table, show_seconds
 from shardwise.report.plan import batch_words, layout_words, show_long
 from shardwise.spec.quantity import show_count

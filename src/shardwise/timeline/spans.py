@@ -60,6 +60,10 @@ class TimelineBuilder:
         self._names: dict[str, int] = {}
         self._units: dict[str, int] = {}
 
+    def lane(self, name: str) -> int:
+        """The number of a lane; lanes are shown in the order in which they are first named."""
+        return self._lanes.setdefault(name, len(self._lanes))
+
     def add(
         self,
         lane: str,
@@ -72,7 +76,7 @@ class TimelineBuilder:
     ) -> None:
         self._rows.append(
             (
-                self._lanes.setdefault(lane, len(self._lanes)),
+                self.lane(lane),
                 round(start_s * 1e9),
                 round(end_s * 1e9),
                 KINDS.index(kind),

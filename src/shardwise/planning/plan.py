@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from shardwise.plan.explain import limits_in_words, reasons
-from shardwise.plan.limits import Limits, limits_of
-from shardwise.plan.money import Budget, cheapest
-from shardwise.plan.price import price_one
-from shardwise.plan.problem import Problem, Units
-from shardwise.plan.rows import Candidate
-from shardwise.plan.search import Found, Nearest, Search
-from shardwise.plan.sequence import longest
-from shardwise.plan.space import Space
+from shardwise.planning.explain import limits_in_words, reasons
+from shardwise.planning.limits import Limits, limits_of
+from shardwise.planning.money import Budget, cheapest
+from shardwise.planning.price import price_one
+from shardwise.planning.problem import Problem, Units
+from shardwise.planning.rows import Candidate
+from shardwise.planning.search import Found, Nearest, Search
+from shardwise.planning.sequence import longest
+from shardwise.planning.space import Space
 from shardwise.predict.fit import Change, ways_to_fit
 from shardwise.predict.time import coefficients_for, error_interval, fitted_family, hardware_of
 from shardwise.spec.record import SpecError

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shardwise.plan.problem import Problem
-from shardwise.plan.search import Search
-from shardwise.plan.space import Space
+from shardwise.planning.problem import Problem
+from shardwise.planning.search import Search
+from shardwise.planning.space import Space
 from shardwise.spec.record import SpecError
 
 # What takes the least memory; the rest is searched once the length is known.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shardwise.plan.price import price_one, scaled_network
-from shardwise.plan.problem import Problem, Units
-from shardwise.plan.rows import Candidate
-from shardwise.plan.search import WITH_MORE_MEMORY, Found, Search
+from shardwise.planning.price import price_one, scaled_network
+from shardwise.planning.problem import Problem, Units
+from shardwise.planning.rows import Candidate
+from shardwise.planning.search import WITH_MORE_MEMORY, Found, Search
 from shardwise.step import Bottleneck
 
 # A step this much longer counts as slower.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from shardwise.plan.explain import show_recompute
-from shardwise.plan.limits import limits_of
-from shardwise.plan.plan import check
-from shardwise.plan.price import price_one
-from shardwise.plan.problem import Problem, Units, most_bytes
-from shardwise.plan.rows import Candidate
-from shardwise.plan.search import Search
-from shardwise.plan.space import Space
+from shardwise.planning.explain import show_recompute
+from shardwise.planning.limits import limits_of
+from shardwise.planning.plan import check
+from shardwise.planning.price import price_one
+from shardwise.planning.problem import Problem, Units, most_bytes
+from shardwise.planning.rows import Candidate
+from shardwise.planning.search import Search
+from shardwise.planning.space import Space
 from shardwise.spec import catalogue
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import (

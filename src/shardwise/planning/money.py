@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shardwise.plan.problem import Problem
-from shardwise.plan.rows import Candidate
-from shardwise.plan.search import Search
-from shardwise.plan.space import Space
+from shardwise.planning.problem import Problem
+from shardwise.planning.rows import Candidate
+from shardwise.planning.search import Search
+from shardwise.planning.space import Space
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.record import SpecError
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.plan.space import Recompute
+from shardwise.planning.space import Recompute
 from shardwise.predict.configurations import Configurations, Floats, Ints
 from shardwise.predict.simulate import Times
 from shardwise.spec.strategy import Strategy

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.plan.problem import Problem, Units, most_bytes, peaks, times
-from shardwise.plan.rows import Candidate, Rows, Table
-from shardwise.plan.space import Space, batches, placements
+from shardwise.planning.problem import Problem, Units, most_bytes, peaks, times
+from shardwise.planning.rows import Candidate, Rows, Table
+from shardwise.planning.space import Space, batches, placements
 from shardwise.predict.configurations import Floats, Ints
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.strategy import Strategy

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardwise.plan.problem import Problem, Units, peaks, times
-from shardwise.plan.rows import Candidate
+from shardwise.planning.problem import Problem, Units, peaks, times
+from shardwise.planning.rows import Candidate
 from shardwise.predict.configurations import Configurations
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.strategy import Strategy

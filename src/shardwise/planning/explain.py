@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shardwise.plan.limits import Limits, crossover
-from shardwise.plan.price import price_one
-from shardwise.plan.problem import Problem, Units
-from shardwise.plan.rows import Candidate
-from shardwise.plan.search import Found, Search
+from shardwise.planning.limits import Limits, crossover
+from shardwise.planning.price import price_one
+from shardwise.planning.problem import Problem, Units
+from shardwise.planning.rows import Candidate
+from shardwise.planning.search import Found, Search
 from shardwise.spec.quantity import show_gib, write_rate
 from shardwise.spec.strategy import Strategy
 
@@ -78,7 +78,7 @@ def _instead_of_ddp(found: Found, winner: Candidate) -> str:
     if nearest is None:
         return ""
     return (
-        f"ddp needs {show_gib(nearest.peak_bytes)} per device at least: the state must be shared."
+        f"ddp needs at least {show_gib(nearest.peak_bytes)} per device: the state must be shared."
     )
 
 
@@ -91,8 +91,8 @@ def _instead_of(found: Found, winner: Candidate, kind: str) -> str:
         if nearest is None or kind == "zero3":
             return ""
         return (
-            f"{kind} keeps the whole model gathered: {show_gib(nearest.peak_bytes)} per device at "
-            "least."
+            f"{kind} keeps the whole model gathered: at least {show_gib(nearest.peak_bytes)} per "
+            "device."
         )
     if kind == "zero3":
         return f"{kind} would gather everything twice and be {_slower(candidate, winner)}."
@@ -174,9 +174,10 @@ def _batch(problem: Problem, units: Units, found: Found, winner: Candidate) -> l
     gain = winner.tokens_per_s / half.tokens_per_s - 1
     if gain < 0.005:
         return []
+    behind = ", and more work to hide communication behind" if strategy.devices > 1 else ""
     return [
         f"Micro-batch {strategy.micro_batch} instead of {smaller} brings {_percent(gain)}: larger "
-        "matmuls, and more work to hide communication behind."
+        f"matmuls{behind}."
     ]
 
 

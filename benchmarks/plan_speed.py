@@ -1,0 +1,93 @@
+"""How fast the simulator is, and how long a plan takes from start to answer.
+
+    python benchmarks/plan_speed.py [--json]
+
+Simulations are full steps of different configurations, priced and raced, on one core. Plans are
+whole commands in fresh interpreters; the median of several.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from shardwise.planning.rows import Rows
+from shardwise.planning.space import RECOMPUTE, placements
+from shardwise.predict.cost import durations, rules
+from shardwise.predict.simulate import simulate
+from shardwise.predict.time import coefficients_for, hardware_of
+from shardwise.spec.lookup import find_cluster, find_model
+from shardwise.spec.strategy import Strategy
+from shardwise.units.load import load_units
+
+SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
+PLANS = {
+    "70b_512": ("llama-3-70b", "64x8xH100-SXM@400Gbps"),
+    "405b_16384": ("llama-3.1-405b", "2048x8xH100-SXM@400Gbps"),
+}
+
+
+def simulations_per_s(model: str, rounds: int) -> float:
+    """Durations and race of every sharded placement, batch and policy; best of some rounds."""
+    cluster = find_cluster("64x8xH100-SXM@400Gbps")
+    base = Strategy(kind="zero3")
+    chosen = [s for s in placements(cluster, base, False) if s.sharded]
+    rows = Rows.product(chosen, [(size, 1) for size in (1, 2, 3, 4, 6, 8)], RECOMPUTE)
+    units = load_units(find_model(model), 4096, base)
+    k, hardware = coefficients_for(cluster.device), hardware_of(cluster, "bf16")
+    assert k is not None
+    assert hardware is not None
+    best = 0.0
+    for _ in range(rounds):
+        start = time.perf_counter()
+        done = simulate(durations(units, rows.columns, hardware, k), rules(rows.columns, k))
+        assert np.isfinite(done.step_s).all()
+        best = max(best, len(rows.which) / (time.perf_counter() - start))
+    return best
+
+
+def plan_s(model: str, cluster: str, rounds: int) -> float:
+    command = [SHARDWISE, "plan", "--model", model, "--cluster", cluster]
+    taken = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def measure(rounds: int) -> dict[str, dict[str, float]]:
+    return {
+        "simulations_per_s": {
+            "32_blocks": simulations_per_s("llama-3-8b", rounds),
+            "80_blocks": simulations_per_s("llama-3-70b", rounds),
+        },
+        "plan_s": {name: plan_s(*asked, rounds) for name, asked in PLANS.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found = measure(options.rounds)
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    for name, rate in found["simulations_per_s"].items():
+        print(f"{name.replace('_', ' ')}: {rate:,.0f} simulations per second on one core")
+    for name, seconds in found["plan_s"].items():
+        model, cluster = PLANS[name]
+        print(f"plan {model} on {cluster}: {seconds:.2f} s, start-up included")
+
+
+if __name__ == "__main__":
+    main()
