@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 import shardwise
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.lookup import find_cluster
 from shardwise.step import StepProfile
 
 
@@ -108,3 +110,25 @@ def test_groups_smaller_than_a_node_reduce_over_the_network_too() -> None:
         seconds(estimate(f"8x8xH100-SXM@{rate}Gbps", strategy="zero3:4")) for rate in (400, 10)
     )
     assert slow > 1.5 * fast
+
+
+def test_many_small_messages_are_bound_by_latency() -> None:
+    """A small model cut over thousands of devices waits for hops, not for bytes."""
+    tiny = shardwise.estimate("gpt2", "512x8xH100-SXM@400Gbps", "zero3", seq_len=128)
+    assert tiny.bottleneck == "latency"
+    slow = estimate("8x8xH100-SXM@10Gbps", strategy="zero3")
+    assert slow.bottleneck == "bandwidth"
+
+
+def test_groups_within_a_pod_do_not_see_what_lies_between_pods() -> None:
+    plain = find_cluster("16x8xH100-SXM@100Gbps")
+    pods = plain.but(pod_nodes=4, oversubscription=4.0)
+
+    def step(cluster: ClusterSpec, strategy: str) -> float:
+        return seconds(shardwise.estimate("llama-3-8b", cluster, strategy, seq_len=4096))
+
+    assert step(pods, "zero3") > 1.2 * step(plain, "zero3")
+    quarter = find_cluster("16x8xH100-SXM@25Gbps")
+    assert step(pods, "zero3") == pytest.approx(step(quarter, "zero3"), rel=1e-9)
+    # Groups of 32 are one pod: their gathers stay inside, only their all-reduce leaves it.
+    assert step(plain, "zero3:32") < step(pods, "zero3:32") < step(pods, "zero3")

@@ -48,6 +48,9 @@ class Hardware(NamedTuple):
     # Per device, one way; what the link gives where nothing is known.
     network_bandwidth: float
     devices_per_node: int
+    # Groups of more nodes than this share slower links.
+    pod_nodes: int = 2**30
+    oversubscription: float = 1.0
     # Between a device and its host, and the host memory's share of a device: offload.
     host_link: float = 20e9
     host_memory: float = 15e9
@@ -190,13 +193,17 @@ def _again(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> tuple[
 # ---- communication --------------------------------------------------------------------------
 
 
-def _bus_bandwidth(size: Ints, in_node: Ints, h: Hardware, k: Coefficients) -> Floats:
+def _bus_bandwidth(size: Ints, in_node: Ints, span: Ints, h: Hardware, k: Coefficients) -> Floats:
     """Bytes per second of a ring: its slowest link.
 
-    Members in one node send to the next node together, each over its own port.
+    Members in one node send to the next node together, each over its own port. `span` devices lie
+    between the first and the last member.
     """
     inside = h.link_bandwidth * k.link_efficiency
     between = h.network_bandwidth * in_node * k.network_efficiency
+    between = np.where(
+        span > h.pod_nodes * h.devices_per_node, between / h.oversubscription, between
+    )
     return np.where(size > in_node, np.minimum(inside, between), inside)
 
 
@@ -210,7 +217,7 @@ def _ring(message: Floats, size: Ints, h: Hardware, k: Coefficients) -> Floats:
     """All-gather or reduce-scatter of a whole group's message; a group fills node after node."""
     n = size[:, None].astype(np.float64)
     in_node = np.full_like(size, h.devices_per_node)
-    wire = message * (n - 1) / n / _bus_bandwidth(size, in_node, h, k)[:, None]
+    wire = message * (n - 1) / n / _bus_bandwidth(size, in_node, size, h, k)[:, None]
     return wire + _latency(size, in_node, h, k)[:, None]
 
 
@@ -221,6 +228,6 @@ def _all_reduce(message: Floats, c: Configurations, h: Hardware, k: Coefficients
     """
     n = c.replicate[:, None].astype(np.float64)
     in_node = np.maximum(1, h.devices_per_node // c.shard)
-    bandwidth = _bus_bandwidth(c.replicate, in_node, h, k)[:, None]
+    bandwidth = _bus_bandwidth(c.replicate, in_node, c.replicate * c.shard, h, k)[:, None]
     wire = 2.0 * message / c.shard[:, None] * (n - 1) / n / bandwidth
     return wire + 2.0 * _latency(c.replicate, in_node, h, k)[:, None]

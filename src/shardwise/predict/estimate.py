@@ -47,9 +47,9 @@ def price(
         hardware_flops=float(work.hardware_flops[0]),
         convention=MFU_CONVENTION,
     )
-    times = predict_time(
-        grouped, columns, cluster, strategy.param_dtype, OPTIMIZER_STATES[job.optimizer]
-    )
+    states, dtype = OPTIMIZER_STATES[job.optimizer], strategy.param_dtype
+    times = predict_time(grouped, columns, cluster, dtype, states)
+    without_latency = predict_time(grouped, columns, cluster, dtype, states, latency=False)
     weighed = _memory_profile(memory, cluster.device)
     sizes = {
         "shard": strategy.shard or 1,
@@ -79,19 +79,20 @@ def price(
             for collective in predict_traffic(grouped, columns)
         ),
         work=done,
-        **_timed(times, done, cluster, strategy, weighed),
+        **_timed(times, without_latency, done, cluster, strategy, weighed),
     )
 
 
 def _timed(
     times: Times | None,
+    without_latency: Times | None,
     work: WorkProfile,
     cluster: ClusterSpec,
     strategy: Strategy,
     memory: MemoryProfile,
 ) -> dict[str, Any]:
     """Time, throughput and bottleneck of the first row; nothing where they are not known."""
-    if times is None:
+    if times is None or without_latency is None:
         return {}
     step = float(times.step_s[0])
     low, high = error_interval(cluster.device)
@@ -107,15 +108,21 @@ def _timed(
             optimizer_s=float(times.optimizer_s[0]),
         ),
         "throughput": throughput_of(work, step, cluster.devices, peak),
-        "bottleneck": _bottleneck(memory, exposed / step),
+        "bottleneck": _bottleneck(memory, times, without_latency),
     }
 
 
-def _bottleneck(memory: MemoryProfile, exposed: float) -> Bottleneck:
+def _bottleneck(memory: MemoryProfile, times: Times, without_latency: Times) -> Bottleneck:
     """What to look at first: does it fit, does it wait for the network, or does it compute."""
     if not memory.fits:
         return "memory"
-    return "bandwidth" if exposed > EXPOSED_SHARE else "compute"
+    exposed = float(times.exposed_communication_s[0])
+    if exposed <= EXPOSED_SHARE * float(times.step_s[0]):
+        return "compute"
+    # Most of the waiting is gone when messages take no longer than their bytes.
+    if float(without_latency.exposed_communication_s[0]) < exposed / 2:
+        return "latency"
+    return "bandwidth"
 
 
 def reserved_interval(peak_bytes: int, device: DeviceSpec) -> tuple[int, int]:

@@ -48,16 +48,29 @@ def hardware_of(cluster: ClusterSpec, dtype: DType) -> Hardware | None:
         link_bandwidth=cluster.device.link_bandwidth,
         network_bandwidth=cluster.network or cluster.device.link_bandwidth,
         devices_per_node=cluster.devices_per_node,
+        pod_nodes=cluster.pod_nodes or cluster.nodes,
+        oversubscription=cluster.oversubscription,
         host_link=figure("host_link") * 1e9,
         host_memory=figure("host_memory") * 1e9,
     )
 
 
 def predict_time(
-    units: ModelUnits, c: Configurations, cluster: ClusterSpec, dtype: DType, states: int
+    units: ModelUnits,
+    c: Configurations,
+    cluster: ClusterSpec,
+    dtype: DType,
+    states: int,
+    *,
+    latency: bool = True,
 ) -> Times | None:
-    """Times of rows that share units and cluster; None where they cannot be known."""
+    """Times of rows that share units and cluster; None where they cannot be known.
+
+    Without `latency`, messages take no longer than their bytes.
+    """
     k, hardware = coefficients_for(cluster.device), hardware_of(cluster, dtype)
     if k is None or hardware is None:
         return None
+    if not latency:
+        k = k._replace(hop_latency_s=0.0, network_latency_s=0.0)
     return simulate(durations(units, c, hardware, k, states), rules(c, k))

@@ -64,12 +64,18 @@ class DeviceSpec(Record):
 
 
 class ClusterSpec(Record):
-    """`nodes` machines of `devices_per_node` equal devices; `network` is per device, one way."""
+    """`nodes` machines of `devices_per_node` equal devices; `network` is per device, one way.
+
+    Groups that span more than `pod_nodes` nodes share links between pods, which are
+    `oversubscription` times slower.
+    """
 
     device: DeviceSpec
     nodes: PositiveInt = 1
     devices_per_node: PositiveInt = 1
     network: Annotated[Rate, Field(gt=0)] | None = None
+    pod_nodes: PositiveInt | None = None
+    oversubscription: Annotated[float, Field(ge=1, le=1000)] = 1.0
 
     @property
     def devices(self) -> int:
