@@ -87,25 +87,28 @@ def _whole(text: str, otherwise: int = 0) -> int:
     return int(float(text)) if text else otherwise
 
 
-def _read(row: dict[str, str]) -> Row:
+def model_of(row: dict[str, str], **changes: Any) -> ModelSpec:
     width, heads = _whole(row["d_model"]), _whole(row["n_heads"])
-    model = ModelSpec.read(
-        {
-            "family": "mpt" if row["mlp"] == "gelu" else "llama",
-            "layers": _whole(row["n_layers"]),
-            "hidden": width,
-            "heads": heads,
-            "kv_heads": _whole(row["n_kv_heads"], heads),
-            "head_dim": width // heads,
-            "ffn": _whole(row["d_ff"]),
-            "vocab": _whole(row["vocab"]),
-            "max_positions": _whole(row["seq_len"]),
-            "tied": row["tied_embeddings"] == "true",
-        }
-    )
+    fields = {
+        "family": "mpt" if row["mlp"] == "gelu" else "llama",
+        "layers": _whole(row["n_layers"]),
+        "hidden": width,
+        "heads": heads,
+        "kv_heads": _whole(row["n_kv_heads"], heads),
+        "head_dim": width // heads,
+        "ffn": _whole(row["d_ff"]),
+        "vocab": _whole(row["vocab"]),
+        "max_positions": _whole(row["seq_len"]),
+        "tied": row["tied_embeddings"] == "true",
+    }
+    return ModelSpec.read({**fields, **changes})
+
+
+def _read(row: dict[str, str]) -> Row:
+    model = model_of(row)
     devices = _whole(row["gpus_total"])
     per_node = min(devices, _whole(row["gpus_per_node"], 8))
-    strategy = _strategy(row, devices, per_node)
+    strategy = strategy_of(row, devices, per_node)
     columns = Configurations.of([strategy])
     if row["allgather_dtype"] == "fp32":
         # Gathered in fp32, computed in bf16: only the traffic knows.
@@ -137,7 +140,7 @@ def _read(row: dict[str, str]) -> Row:
     )
 
 
-def _strategy(row: dict[str, str], devices: int, per_node: int) -> Strategy:
+def strategy_of(row: dict[str, str], devices: int, per_node: int, **changes: Any) -> Strategy:
     kind = "zero3" if row["strategy"] == "hybrid" else row["strategy"]
     fields: dict[str, Any] = {
         "kind": kind if devices > 1 else "single",
@@ -152,7 +155,7 @@ def _strategy(row: dict[str, str], devices: int, per_node: int) -> Strategy:
         fields["grad_sync"] = row["grad_sync"].partition("-")[0]
     if row["reduce_dtype"] in ("bf16", "fp32"):
         fields["reduce_dtype"] = row["reduce_dtype"]
-    return Strategy.read(fields).resolve(devices, per_node)
+    return Strategy.read({**fields, **changes}).resolve(devices, per_node)
 
 
 def predict(rows: list[Row], coefficients: dict[str, Coefficients]) -> np.ndarray[Any, Any]:

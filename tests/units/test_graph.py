@@ -43,9 +43,20 @@ def test_the_backward_walks_down() -> None:
     assert moments[-1].gradient_elements == 400
 
 
-def test_a_compiler_recomputes_the_activation() -> None:
-    kept = two_layers().stage(compiled=True).kept["none"]
-    assert kept.activation_bytes == 2 * (10 + 20)
+def test_a_compiler_keeps_what_a_matmul_reads() -> None:
+    # As torch's partitioner does: the second matmul's backward needs b in memory.
+    assert two_layers().stage(compiled=True).kept["none"].activation_bytes == 2 * (10 + 20 + 20)
+
+
+def test_a_compiler_recomputes_between_element_wise_operations() -> None:
+    graph = Graph(itemsize=2, input=Value(10, 2))
+    a = graph.linear(graph.input, "up", 20)
+    b = graph.pointwise(a, saves=(a,))
+    c = graph.pointwise(b, saves=(b,))
+    graph.linear(c, "down", 10)
+    # b is made again from a; the input, a and c are kept.
+    assert graph.stage().kept["none"].activation_bytes == 2 * (10 + 20 + 20 + 20)
+    assert graph.stage(compiled=True).kept["none"].activation_bytes == 2 * (10 + 20 + 20)
 
 
 def test_grouping_blocks_adds_up() -> None:

@@ -126,4 +126,7 @@ def test_a_compiler_saves_less_and_never_more() -> None:
         spec = reduced(family)
         eager = decoder_units(spec, SEQ).blocks[0].stage.kept["none"].activation_bytes
         compiled = decoder_units(spec, SEQ, "bf16", True).blocks[0].stage.kept["none"]
-        assert compiled.activation_bytes < eager
+        # Where norm and activation are single kernels there is nothing left to fuse.
+        assert compiled.activation_bytes <= eager
+        if spec.norm != "layernorm":
+            assert compiled.activation_bytes < eager

@@ -125,24 +125,30 @@ def _bottleneck(memory: MemoryProfile, times: Times, without_latency: Times) -> 
     return "bandwidth"
 
 
-def reserved_interval(peak_bytes: int, device: DeviceSpec) -> tuple[int, int]:
-    """What the allocator is likely to hold at that peak; a CPU has no caching allocator."""
+def reserved_interval(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> tuple[int, int]:
+    """What the allocator is likely to hold at that peak, where it has room.
+
+    `pooled` is what it keeps for other streams; a CPU has no caching allocator.
+    """
     if device.is_cpu:
         return peak_bytes, peak_bytes
-    low, high = coefficient("reserved_over_allocated")
-    return int(peak_bytes * low), int(peak_bytes * high)
+    low, high = coefficient("reserved_over_pools")
+    return int((peak_bytes + pooled) * low), int((peak_bytes + pooled) * high)
 
 
-def occupied_interval(peak_bytes: int, device: DeviceSpec) -> tuple[int, int]:
-    """What the process takes of the device: the reserve, and what lies outside the allocator."""
-    low, high = reserved_interval(peak_bytes, device)
+def occupied_interval(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> tuple[int, int]:
+    """What the process takes of the device: the reserve, and what lies outside the allocator.
+
+    Where room is short the allocator gives back what nothing uses, so the low end is the tensors.
+    """
+    _, high = reserved_interval(peak_bytes, device, pooled)
     outside_low, outside_high = coefficient("outside_allocator")
-    return low + int(outside_low * 2**30), high + int(outside_high * 2**30)
+    return peak_bytes + int(outside_low * 2**30), high + int(outside_high * 2**30)
 
 
-def verdict(peak_bytes: int, device: DeviceSpec) -> Verdict:
+def verdict(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> Verdict:
     """Compare both ends of the interval with what the device can give."""
-    low, high = occupied_interval(peak_bytes, device)
+    low, high = occupied_interval(peak_bytes, device, pooled)
     if low > device.capacity:
         return "does not fit"
     return "at risk" if high > device.capacity else "fits"
@@ -152,15 +158,16 @@ def _memory_profile(memory: Memory, device: DeviceSpec) -> MemoryProfile:
     terms = {term: round(size) for term, size in memory.terms_at_peak().items()}
     # Rounding each term keeps the sum exact by definition: the peak is the sum of the terms.
     peak = sum(terms.values())
-    judged = verdict(peak, device)
+    pooled = round(float(memory.pooled_bytes[0]))
+    judged = verdict(peak, device, pooled)
     host = round(float(memory.host_bytes[0]))
     return MemoryProfile(
         fits=judged != "does not fit",
         verdict=judged,
         capacity_bytes=device.capacity,
         peak_allocated_bytes=peak,
-        peak_reserved_bytes=reserved_interval(peak, device),
-        occupied_bytes=occupied_interval(peak, device),
+        peak_reserved_bytes=reserved_interval(peak, device, pooled),
+        occupied_bytes=occupied_interval(peak, device, pooled),
         peak_phase=memory.peak_phase(),
         terms=terms,
         phases={phase: round(float(sum_terms(memory.phases[phase])[0])) for phase in PHASES},

@@ -97,10 +97,10 @@ def _those_that_fit(
     )
     return [
         Change(options, round(float(peak)), round(float(host)))
-        for (options, _), peak, host in zip(
-            tried, memory.peak_bytes, memory.host_bytes, strict=True
+        for (options, _), peak, host, pooled in zip(
+            tried, memory.peak_bytes, memory.host_bytes, memory.pooled_bytes, strict=True
         )
-        if verdict(round(float(peak)), cluster.device) == "fits"
+        if verdict(round(float(peak)), cluster.device, round(float(pooled))) == "fits"
     ]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwise.predict.choreography import TERMS, Ledger, Step, sum_terms
-from shardwise.predict.configurations import Configurations, Floats
+from shardwise.predict.configurations import Bools, Configurations, Floats
 from shardwise.units.unit import ModelUnits
 
 PHASES = (
@@ -29,6 +29,10 @@ class Memory:
 
     phases: dict[str, Ledger]
     host_bytes: Floats
+    # Where gradients are scattered and parameters gathered on streams of their own, and how much
+    # the largest gather takes there.
+    streams: Bools
+    gather_bytes: Floats
 
     @property
     def totals(self) -> Floats:
@@ -39,6 +43,19 @@ class Memory:
     def peak_bytes(self) -> Floats:
         peak: Floats = self.totals.max(axis=0)
         return peak
+
+    @property
+    def pooled_bytes(self) -> Floats:
+        """What the allocator holds for other streams when the peak is reached.
+
+        torch's caching allocator keeps a pool per stream and never lends between them. Sharded
+        gradients lie in the scattering stream's pool and gathered buffers in the gathering one's;
+        both pools stay as large as they once were, also while their tensors are gone.
+        """
+        gradients = np.stack([ledger["gradients"] for ledger in self.phases.values()])
+        apart = (self.totals - gradients).max(axis=0) + gradients.max(axis=0)
+        pooled: Floats = np.where(self.streams, apart + self.gather_bytes - self.peak_bytes, 0.0)
+        return pooled
 
     def peak_phase(self, row: int = 0) -> str:
         return list(self.phases)[int(self.totals[:, row].argmax())]
@@ -64,4 +81,6 @@ def predict_memory(units: ModelUnits, c: Configurations, optimizer_states: int =
     }
     state = step.whole / c.shard * c.master_bytes
     host = np.where(c.offload, state * (2 + optimizer_states), 0.0)
-    return Memory(phases=phases, host_bytes=host)
+    streams = c.sharded & (c.shard > 1)
+    largest = np.maximum(step.root, step.blocks.max(axis=1, initial=0.0)) * c.param_bytes
+    return Memory(phases=phases, host_bytes=host, streams=streams, gather_bytes=largest)

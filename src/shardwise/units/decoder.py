@@ -37,7 +37,7 @@ def decoder_units(
     return ModelUnits(
         name=model.name,
         seq_len=seq_len,
-        root=_root(model, itemsize, stream, compiled),
+        root=_root(model, itemsize, stream),
         blocks=tuple(kinds[span] for span in spans),
         tied=model.tied,
         boundary_bytes=model.hidden * stream,
@@ -65,7 +65,8 @@ def _block(model: ModelSpec, span: int, itemsize: int, stream: int, compiled: bo
     return Unit(name="block", parameters=tuple(graph.parameters), stage=graph.stage(compiled))
 
 
-def _root(model: ModelSpec, itemsize: int, stream: int, compiled: bool) -> Unit:
+def _root(model: ModelSpec, itemsize: int, stream: int) -> Unit:
+    """Only blocks go through a compiler: head and loss run as they are written."""
     graph = Graph(itemsize=itemsize, input=Value(model.hidden, stream))
     normed = _norm(graph, model, graph.input, "final_norm")
     logits = graph.linear(
@@ -81,7 +82,7 @@ def _root(model: ModelSpec, itemsize: int, stream: int, compiled: bool) -> Unit:
     loss = Value(1, FP32)
     graph.pointwise(log_probabilities, output=loss)
     head = tuple(Parameter(name=p.name, shape=p.shape, after_blocks=True) for p in graph.parameters)
-    return Unit(name="root", parameters=(*_embeddings(model), *head), stage=graph.stage(compiled))
+    return Unit(name="root", parameters=(*_embeddings(model), *head), stage=graph.stage())
 
 
 def _embeddings(model: ModelSpec) -> tuple[Parameter, ...]:

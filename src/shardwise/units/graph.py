@@ -190,7 +190,8 @@ class Graph:
         """Per operation, what is held from forward to backward."""
         if not compiled:
             return [op.saves for op in self.ops]
-        # A compiler recomputes element-wise results in the backward from what made them.
+        # A compiler recomputes element-wise results in the backward from what made them, unless a
+        # matmul or attention reads them there: those have to be in memory, and are kept.
         made_by = {op.output: op for op in self.ops if op.pointwise}
 
         def origins(value: Value) -> tuple[Value, ...]:
@@ -201,7 +202,10 @@ class Graph:
             return tuple(dict.fromkeys(o for x in op.inputs for o in origins(x)))
 
         return [
-            tuple(dict.fromkeys(o for saved in op.saves for o in origins(saved))) for op in self.ops
+            tuple(dict.fromkeys(o for saved in op.saves for o in origins(saved)))
+            if op.pointwise
+            else op.saves
+            for op in self.ops
         ]
 
     def _kept(self, policy: Policy, saves: list[tuple[Value, ...]]) -> Kept:

@@ -1,0 +1,247 @@
+"""Published peaks of memory beside the predicted ones, and what ran beside what did not fit.
+
+What a column cannot say about a stack is said in `STACKS`: facts read in the stack's own code, not
+numbers fitted to its rows.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.validation import DEVICES, FOLDER, model_of, strategy_of
+from shardwise.predict.configurations import Configurations
+from shardwise.predict.estimate import occupied_interval, reserved_interval, verdict
+from shardwise.predict.memory import Memory, predict_memory
+from shardwise.spec.catalogue import find_device
+from shardwise.spec.cluster import DeviceSpec
+from shardwise.step import Verdict
+from shardwise.units.decoder import decoder_units
+from shardwise.units.unit import ModelUnits, Moment, Unit
+
+GIB = 2**30
+# Devices of which memory was published and time is not predicted.
+ALSO = {"A800-80GB": "A800-80GB", "MI300X": "MI300X", "B200-power-limited": "B200"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """What a training stack does that its row does not say."""
+
+    # RMSNorm as one kernel that keeps its input and nothing in fp32.
+    fused_norm: bool = False
+    # Bytes per logit at the loss; None is a loss in fp32 without fusion (12).
+    logit_bytes: int | None = None
+    # The embedding is a unit of its own, not part of the root.
+    embedding_apart: bool = False
+    # Gathers fp32 and computes under autocast.
+    autocast: bool = False
+    # Gradients are summed in fp32 copies, also with one micro-batch.
+    always_sums: bool = False
+    because: str = ""
+
+
+STACKS: dict[str, Stack] = {
+    "pytorch/torchtitan PR #165": Stack(
+        fused_norm=True, because="train_configs/llama_7b.toml of March 2024: fused_rmsnorm"
+    ),
+    # Measured in August 2025 (pytorch/ao PRs 2736 and 2777).
+    "pytorch/ao e2e training benchmarks MI300X": Stack(
+        logit_bytes=4,
+        embedding_apart=True,
+        because="torchtitan since April 2025: compiled loss (PR 1033), own units (issue 1091)",
+    ),
+    "KempnerInstitute/KempnerForge": Stack(
+        logit_bytes=8,
+        because="scripts/train.py: cross-entropy of bf16 logits, which keep their name",
+    ),
+    "intelligent-machine-learning/dlrover": Stack(
+        autocast=True, because="fsdp_llama2_entry.sh: --precision bf16_amp"
+    ),
+    "HF Ultra-Scale Playbook": Stack(
+        always_sums=True, because="ACCUMULATE_GRAD_IN_FP32=True in the notes of its rows"
+    ),
+}
+STACKS["pytorch/ao e2e training benchmarks B200"] = STACKS[
+    "pytorch/ao e2e training benchmarks MI300X"
+]
+
+
+def stack_of(row: dict[str, str]) -> Stack:
+    named = f"{row['source']} {row['gpu']}"
+    return next((stack for key, stack in STACKS.items() if named.startswith(key)), Stack())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """One configuration that was tried: what is predicted, and what was seen."""
+
+    id: str
+    source: str
+    split: str
+    kind: str
+    measured: float  # GiB, 0 where none was published
+    ran: bool
+    device: DeviceSpec
+    memory: Memory
+
+    @property
+    def peak(self) -> int:
+        return round(float(self.memory.peak_bytes[0]))
+
+    @property
+    def pooled(self) -> int:
+        return round(float(self.memory.pooled_bytes[0]))
+
+    @property
+    def predicted(self) -> float:
+        """GiB of the kind that was measured: tensors, or the middle of the reserve."""
+        if self.kind != "reserved":
+            return self.peak / GIB
+        low, high = reserved_interval(self.peak, self.device, self.pooled)
+        return (low + high) / 2 / GIB
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def verdict(self) -> Verdict:
+        return verdict(self.peak, self.device, self.pooled)
+
+    @property
+    def occupied(self) -> tuple[float, float]:
+        low, high = occupied_interval(self.peak, self.device, self.pooled)
+        return low / GIB, high / GIB
+
+
+def units_of(row: dict[str, str], stack: Stack, autocast: bool) -> ModelUnits:
+    changes = {"norm": "layernorm", "norm_parameters": "weight"} if stack.fused_norm else {}
+    units = decoder_units(
+        model_of(row, **changes),
+        int(float(row["seq_len"])),
+        "bf16",
+        compiled=row["torch_compile"] == "true",
+        autocast=autocast,
+    )
+    if stack.logit_bytes is not None:
+        units = _with_loss(units, stack.logit_bytes * float(row["vocab"]))
+    return _with_embedding_apart(units) if stack.embedding_apart else units
+
+
+def _with_loss(units: ModelUnits, most: float) -> ModelUnits:
+    """No moment of the loss holds more than `most` bytes of logits per token."""
+
+    def limited(moment: Moment) -> Moment:
+        return moment._replace(logit_bytes=min(moment.logit_bytes, most))
+
+    stage = units.root.stage
+    stage = replace(
+        stage,
+        forward_peak=limited(stage.forward_peak),
+        backward=tuple(limited(moment) for moment in stage.backward),
+    )
+    return replace(units, root=replace(units.root, stage=stage))
+
+
+def _with_embedding_apart(units: ModelUnits) -> ModelUnits:
+    tables = tuple(p for p in units.root.parameters if not p.after_blocks)
+    head = tuple(p for p in units.root.parameters if p.after_blocks)
+    return replace(
+        units,
+        root=replace(units.root, parameters=head),
+        blocks=(Unit(name="embedding", parameters=tables), *units.blocks),
+        embedding_gradient_elements=0.0,
+    )
+
+
+def _predict(row: dict[str, str]) -> Memory:
+    stack = stack_of(row)
+    devices = int(float(row["gpus_total"]))
+    changes: dict[str, Any] = {}
+    if row["master_dtype"]:
+        changes["master_dtype"] = row["master_dtype"]
+    if stack.always_sums:
+        changes["accumulate"] = max(2, int(float(row["grad_accum"] or 1)))
+    strategy = strategy_of(row, devices, min(devices, 8), **changes)
+    columns = Configurations.of([strategy])
+    if row["allgather_dtype"] == "fp32" or stack.autocast:
+        columns.param_bytes = np.asarray([4])
+    units = units_of(row, stack, autocast=strategy.autocast or stack.autocast)
+    return predict_memory(units, columns)
+
+
+def _described(row: dict[str, str]) -> bool:
+    """Whether memory follows from the columns: what is recomputed and the batch decide it."""
+    known = row["gpu"] in DEVICES or row["gpu"] in ALSO
+    return bool(known and row["micro_batch"] and row["activation_ckpt"] and row["vocab"])
+
+
+def _rows(name: str) -> Iterator[dict[str, str]]:
+    with (FOLDER / name).open(encoding="utf-8") as file:
+        yield from csv.DictReader(file)
+
+
+def _device(name: str) -> DeviceSpec:
+    return find_device(DEVICES.get(name) or ALSO[name])
+
+
+def _run(row: dict[str, str], ran: bool) -> Run:
+    judged = row["mem_split"] in ("fit", "heldout")
+    return Run(
+        id=row["id"],
+        source=row["source"],
+        split=row["mem_split"] if judged else "",
+        kind=row["mem_kind"] if judged else "",
+        measured=float(row["peak_mem_gib"]) if judged else 0.0,
+        ran=ran,
+        device=_device(row["gpu"]),
+        memory=_predict(row),
+    )
+
+
+def read_runs() -> tuple[list[Run], list[str]]:
+    """Every run of the splits whose memory can be described; the ids of those that cannot."""
+    found, left_out = [], []
+    for row in _rows("measured_runs.csv"):
+        if not {row["split"], row["mem_split"]} & {"fit", "heldout"}:
+            continue
+        if _described(row):
+            found.append(_run(row, ran=True))
+        else:
+            left_out.append(row["id"])
+    return found, left_out
+
+
+def read_failures() -> list[Run]:
+    """What crashed or ran out of memory, by its authors' account."""
+    found = []
+    for number, row in enumerate(_rows("did_not_fit.csv")):
+        stage = row["zero_stage"]
+        full = {
+            "id": f"failed-{number}",
+            "source": "HF Ultra-Scale Playbook interactive benchmark chart (nanotron)",
+            "strategy": "ddp" if stage == "0" else f"zero{stage}",
+            "tied_embeddings": row["tied"],
+            "activation_ckpt": "none",
+            "master_dtype": "fp32",
+            "reduce_dtype": "fp32",
+            "grad_sync": "last-microbatch",
+            "mlp": "swiglu",
+        }
+        blank = dict.fromkeys(
+            ("n_kv_heads", "torch_compile", "shard_group_size", "allgather_dtype", "mem_split"), ""
+        )
+        found.append(_run({**blank, **row, **full}, ran=False))
+    return found
+
+
+def grouped(runs: list[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return groups
