@@ -42,6 +42,8 @@ class Stack:
     autocast: bool = False
     # Gradients are summed in fp32 copies, also with one micro-batch.
     always_sums: bool = False
+    # Gradients stay in the dtype of the computation.
+    low_gradients: bool = False
     because: str = ""
 
 
@@ -54,6 +56,17 @@ STACKS: dict[str, Stack] = {
         logit_bytes=4,
         embedding_apart=True,
         because="torchtitan since April 2025: compiled loss (PR 1033), own units (issue 1091)",
+    ),
+    "mosaicml/llm-foundry": Stack(
+        logit_bytes=4, because="llmfoundry/models/mpt: loss_fn defaults to fused_crossentropy"
+    ),
+    "Dao-AILab/flash-attention": Stack(
+        logit_bytes=4, because="notes of its rows: fused MLP, layer norm and cross-entropy"
+    ),
+    "InternLM/InternEvo": Stack(
+        logit_bytes=4,
+        low_gradients=True,
+        because="FlashGPTLMLoss is a fused cross-entropy; bf16 gradients are kept as they are",
     ),
     "KempnerInstitute/KempnerForge": Stack(
         logit_bytes=8,
@@ -165,6 +178,12 @@ def _predict(row: dict[str, str]) -> Memory:
     changes: dict[str, Any] = {}
     if row["master_dtype"]:
         changes["master_dtype"] = row["master_dtype"]
+    if stack.low_gradients:
+        changes["reduce_dtype"] = "bf16"
+    if row["activation_ckpt"] == "selective" and row["hfu_pct"] and row["mfu_pct"]:
+        # Of which blocks recompute, only the work tells: a whole forward again is a third more.
+        again = 3.0 * (float(row["hfu_pct"]) / float(row["mfu_pct"]) - 1.0)
+        changes["recompute"] = min(1.0, max(0.0, again))
     if stack.always_sums:
         changes["accumulate"] = max(2, int(float(row["grad_accum"] or 1)))
     strategy = strategy_of(row, devices, min(devices, 8), **changes)
@@ -234,7 +253,11 @@ def read_failures() -> list[Run]:
             "mlp": "swiglu",
         }
         blank = dict.fromkeys(
-            ("n_kv_heads", "torch_compile", "shard_group_size", "allgather_dtype", "mem_split"), ""
+            (
+                *("n_kv_heads", "torch_compile", "shard_group_size", "allgather_dtype"),
+                *("mem_split", "hfu_pct", "mfu_pct"),
+            ),
+            "",
         )
         found.append(_run({**blank, **row, **full}, ran=False))
     return found

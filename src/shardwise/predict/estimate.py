@@ -137,13 +137,17 @@ def reserved_interval(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> t
 
 
 def occupied_interval(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> tuple[int, int]:
-    """What the process takes of the device: the reserve, and what lies outside the allocator.
+    """What the process takes of the device, with what lies outside the allocator.
 
     Where room is short the allocator gives back what nothing uses, so the low end is the tensors.
     """
-    _, high = reserved_interval(peak_bytes, device, pooled)
+    pooled = 0 if device.is_cpu else pooled
+    low, high = (1.0, 1.0) if device.is_cpu else coefficient("occupied_over_pools")
     outside_low, outside_high = coefficient("outside_allocator")
-    return peak_bytes + int(outside_low * 2**30), high + int(outside_high * 2**30)
+    return (
+        int(peak_bytes * low + outside_low * 2**30),
+        int((peak_bytes + pooled) * high + outside_high * 2**30),
+    )
 
 
 def verdict(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> Verdict:
