@@ -56,6 +56,7 @@ class Row:
     source: str
     split: str
     family: str
+    gpu: str
     devices: int
     units: ModelUnits
     strategy: Strategy
@@ -123,6 +124,7 @@ def _read(row: dict[str, str]) -> Row:
         source=row["source"],
         split=row["split"],
         family=family,
+        gpu=device.name,
         devices=devices,
         units=decoder_units(
             model, _whole(row["seq_len"]), "bf16", compiled=row["torch_compile"] == "true"

@@ -1,0 +1,31 @@
+"""What ships meets its promises on published runs that no coefficient has seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import memory
+from benchmarks.accuracy import judged_as_shipped
+from benchmarks.validation import FOLDER
+
+pytestmark = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason="the published runs lie beside the project, in ../shared/validation"
+)
+
+
+def test_time_of_held_out_runs() -> None:
+    found = judged_as_shipped()
+    assert found["rows"] >= 180
+    assert found["median_error"] <= 0.06
+    assert found["mean_error"] <= 0.09
+    assert found["p90_error"] <= 0.18
+    assert found["coverage90"] >= 0.88
+
+
+def test_memory_of_held_out_runs() -> None:
+    found = memory.study()
+    assert found["rows"] >= 35
+    assert found["median_error"] <= 0.05
+    assert found["refused"] == []
+    assert found["false_oom"] == 0
+    assert found["did_not_fit_caught"] >= 0.9
