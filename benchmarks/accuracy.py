@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import least_squares
 
 from benchmarks import memory
 from benchmarks.validation import FOLDER, Row, constant_efficiency, predict, read_rows
@@ -43,7 +42,8 @@ COVERED = 0.9
 def _pack(values: dict[str, Coefficients]) -> Numbers:
     own = [getattr(values[family], name) for family in FAMILIES for name in OWN]
     shared = [getattr(values["A100"], name) for name in Coefficients._fields if name not in OWN]
-    return np.log(np.asarray([*own, *shared]))
+    packed: Numbers = np.log(np.asarray([*own, *shared]))
+    return packed
 
 
 def _unpack(packed: Numbers) -> dict[str, Coefficients]:
@@ -64,6 +64,8 @@ def fit(
     rows: Sequence[Row], rounds: int = 12, start: dict[str, Coefficients] = PRIOR
 ) -> tuple[dict[str, Coefficients], Any]:
     """Least squares of log errors, robust against odd rows, with a weak pull to `start`."""
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]  # judging needs none
+
     chosen = list(rows)
     truth = np.log([row.tokens_per_s for row in chosen])
     prior = _pack(start)
@@ -81,7 +83,8 @@ def shipped() -> dict[str, Coefficients]:
 
 
 def errors(rows: Sequence[Row], predicted: Numbers) -> Numbers:
-    return predicted / np.asarray([row.tokens_per_s for row in rows]) - 1
+    relative: Numbers = predicted / np.asarray([row.tokens_per_s for row in rows]) - 1
+    return relative
 
 
 def summary(relative: Numbers) -> dict[str, float]:

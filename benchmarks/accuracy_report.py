@@ -195,6 +195,8 @@ def _time(result: dict[str, Any]) -> list[str]:
 
 def _memory(m: dict[str, Any]) -> list[str]:
     columns = ("median_error", "mean_error", "p90_error")
+    ratios = ", ".join(f"{ratio:g}" for ratio in m["by_ratio"])
+    medians = ", ".join(f"{error:.1%}" for error in m["by_ratio"].values())
 
     def row(name: str, r: dict[str, Any]) -> str:
         return f"| {name} | {r['rows']} | {_shares(r, *columns)} | {r['bias']:+.1%} |"
@@ -222,7 +224,8 @@ def _memory(m: dict[str, Any]) -> list[str]:
         "crashes of another kind.",
         "",
         "No published run that reports its reserve was there to fit on. The reserve follows from "
-        "how torch's allocator works (a pool per stream) and from a ratio found in other runs; the "
+        "how torch's allocator works (a pool per stream) and from a ratio found in other runs, of "
+        f"which the middle is taken; with {ratios} the median error is {medians}. The "
         f"high end of what a verdict compares was calibrated on {m['fit']['rows']} fitted rows "
         "(those of ATorch, explained below, apart).",
         "",

@@ -54,8 +54,8 @@ STACKS: dict[str, Stack] = {
     "pytorch/ao e2e training benchmarks MI300X": Stack(
         logit_bytes=4,
         embedding_apart=True,
-        because="measured in August 2025 (pytorch/ao PRs 2736, 2777): torchtitan had a compiled loss "
-        "(PR 1033, April) and units of their own for embedding and head (PR 1094, July)",
+        because="measured in August 2025 (pytorch/ao PRs 2736, 2777): torchtitan had a compiled "
+        "loss (PR 1033, April) and units of their own for embedding and head (PR 1094, July)",
     ),
     "mosaicml/llm-foundry": Stack(
         logit_bytes=4, because="llmfoundry/models/mpt: loss_fn defaults to fused_crossentropy"
@@ -323,6 +323,7 @@ def study() -> dict[str, Any]:
         "missed": len(missed),
         "missed_that_also_ran": sum(run.key in also_ran for run in missed),
         "columns_only": _summary(bare),
+        "by_ratio": {ratio: _by_ratio(known, ratio) for ratio in (1.0, 1.05, 1.1)},
         "factor": calibration(runs),
         "fit": _summary([run for run in runs if run.split == "fit"]),
         "kinds": {k: _summary(g) for k, g in grouped(held, lambda run: run.kind).items()},
@@ -342,6 +343,15 @@ def study() -> dict[str, Any]:
         "refused": [run.id for run in refused],
         "left_out": left_out,
     }
+
+
+def _by_ratio(runs: list[Run], ratio: float) -> float:
+    """The median error if the reserve were `ratio` times what the pools need."""
+    found = [
+        (run.peak + run.pooled) * ratio / GIB if run.kind == "reserved" else run.predicted
+        for run in runs
+    ]
+    return float(np.median([abs(f / run.measured - 1) for f, run in zip(found, runs, strict=True)]))
 
 
 def _summary(runs: list[Run]) -> dict[str, float]:

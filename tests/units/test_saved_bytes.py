@@ -130,3 +130,28 @@ def test_a_compiler_saves_less_and_never_more() -> None:
         assert compiled.activation_bytes <= eager
         if spec.norm != "layernorm":
             assert compiled.activation_bytes < eager
+
+
+def test_torch_keeps_what_a_matmul_reads_when_it_compiles() -> None:
+    # x (10) → linear → a (20) → gelu → b (20) → linear: b is not made again from a.
+    from functorch.compile import aot_module, make_boxed_func, min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    kept: list[tuple[int, ...]] = []
+
+    def forward(graph, _):  # type: ignore[no-untyped-def]
+        (output,) = graph.graph.find_nodes(op="output")
+        kept.extend(tuple(node.meta["val"].shape) for node in output.args[0][1:])
+        return make_boxed_func(graph.forward)
+
+    layers = [torch.nn.Linear(10, 20, bias=False), torch.nn.GELU(), torch.nn.Linear(20, 10, False)]
+    compiled = aot_module(
+        torch.nn.Sequential(*layers),
+        fw_compiler=forward,
+        bw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table(),
+    )
+    compiled(torch.randn(64, 10, requires_grad=True)).sum().backward()
+    tokens = sorted(width for rows, width in kept if rows == 64)
+    assert tokens == [10, 20, 20]
