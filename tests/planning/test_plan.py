@@ -39,7 +39,7 @@ def test_a_model_that_fits_no_device_is_sharded_and_told_why() -> None:
     (ddp,) = found.baselines
     assert ddp.candidate is None
     # 70.55 billion parameters at 16 bytes are 1,051 GiB.
-    assert ddp.peak_bytes > 1051 * 2**30
+    assert ddp.needed_bytes > 1051 * 2**30
     assert found.why[0].startswith("ddp needs at least 1.0")
     assert any("zero2 keeps the whole model gathered" in why for why in found.why)
 
@@ -86,7 +86,7 @@ def test_slack_is_what_is_left() -> None:
     found = plan("llama-3-8b", "8x8xH100-SXM@400Gbps")
     assert found.limits is not None
     assert found.limits.free_bytes == pytest.approx(
-        found.limit_bytes - winner(found).peak_bytes, rel=1e-9
+        found.limit_bytes - winner(found).needed_bytes, rel=1e-9
     )
     factor = found.limits.network_slack
     assert factor is not None
@@ -105,7 +105,7 @@ def test_slack_is_what_is_left() -> None:
 def test_memory_gives_up_a_tenth_of_the_speed_at_most() -> None:
     fast = plan("llama-3-8b", "8xH100-SXM")
     small = plan("llama-3-8b", "8xH100-SXM", objective="memory")
-    assert winner(small).peak_bytes < winner(fast).peak_bytes
+    assert winner(small).needed_bytes < winner(fast).needed_bytes
     assert winner(small).tokens_per_s >= 0.9 * winner(fast).tokens_per_s * 0.975
 
 

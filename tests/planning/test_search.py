@@ -51,7 +51,7 @@ def everything(asked: Problem, space: Space) -> list[Candidate]:
             )
         if repr(strategy) not in found:
             found[repr(strategy)] = price_one(asked, units, strategy)
-    return [c for c in found.values() if c.peak_bytes <= limit]
+    return [c for c in found.values() if c.needed_bytes <= limit]
 
 
 SMALL = Space(
@@ -88,7 +88,7 @@ def test_it_finds_what_pricing_everything_finds(
     allowed = 0.03 if best.strategy.sharded else UNSHARDED_TIE
     assert best.tokens_per_s >= (1 - allowed) * fastest
     # Before simplicity is preferred, nothing is lost but what the second pass did not look at.
-    fits = found.table.peak_bytes <= found.limit_bytes
+    fits = found.table.needed_bytes <= found.limit_bytes
     assert found.table.tokens_per_s[fits].max() >= 0.995 * fastest
     # The best of each layout is the best of that layout.
     for candidate in found.layouts():
@@ -101,7 +101,7 @@ def test_a_space_without_small_settings_is_searched_exactly() -> None:
     space = SMALL._replace(prefetch=(1,), forward_prefetch=(0,), blocks_per_unit=(1,))
     asked = problem("llama-3-8b", "2x4xA100-80GB@50Gbps")
     found, grid = Search(asked, space).run(), everything(asked, space)
-    fits = found.table.peak_bytes <= found.limit_bytes
+    fits = found.table.needed_bytes <= found.limit_bytes
     ours = sorted(found.table.tokens_per_s[fits].tolist())
     assert ours == pytest.approx(sorted(c.tokens_per_s for c in grid), rel=1e-9)
     assert found.fitting == len(grid)
@@ -123,7 +123,9 @@ def test_it_never_returns_what_does_not_fit(model: str, cluster: str) -> None:
     assert any(shown)
     for candidate in shown:
         if candidate is not None:
-            assert verdict(round(candidate.peak_bytes), asked.cluster.device) == "fits"
+            pooled = round(candidate.needed_bytes - candidate.peak_bytes)
+            judged = verdict(round(candidate.peak_bytes), asked.cluster.device, pooled)
+            assert judged == "fits"
             again = price_one(asked, Units(asked), candidate.strategy)
             assert again.tokens_per_s == pytest.approx(candidate.tokens_per_s, rel=1e-9)
             assert again.peak_bytes == pytest.approx(candidate.peak_bytes, rel=1e-9)
@@ -132,7 +134,8 @@ def test_it_never_returns_what_does_not_fit(model: str, cluster: str) -> None:
 def test_the_front_trades_speed_for_memory() -> None:
     front = Search(problem("llama-3-8b", "8x8xH100-SXM@400Gbps")).run().front()
     assert len(front) >= 3
-    assert [c.peak_bytes for c in front] == sorted((c.peak_bytes for c in front), reverse=True)
+    sizes = [c.needed_bytes for c in front]
+    assert sizes == sorted(sizes, reverse=True)
     # Simplicity may move neighbours by the tie, no more.
     speeds = [c.tokens_per_s for c in front]
     assert all(a >= 0.97 * b for a, b in pairwise(speeds))

@@ -78,7 +78,7 @@ def _instead_of_ddp(found: Found, winner: Candidate) -> str:
     if nearest is None:
         return ""
     return (
-        f"ddp needs at least {show_gib(nearest.peak_bytes)} per device: the state must be shared."
+        f"ddp needs at least {show_gib(nearest.needed_bytes)} per device: the state must be shared."
     )
 
 
@@ -91,7 +91,7 @@ def _instead_of(found: Found, winner: Candidate, kind: str) -> str:
         if nearest is None or kind == "zero3":
             return ""
         return (
-            f"{kind} keeps the whole model gathered: at least {show_gib(nearest.peak_bytes)} per "
+            f"{kind} keeps the whole model gathered: at least {show_gib(nearest.needed_bytes)} per "
             "device."
         )
     if kind == "zero3":
@@ -154,8 +154,8 @@ def _recompute(problem: Problem, units: Units, found: Found, winner: Candidate) 
         return ["Activations fit as they are: nothing is recomputed."]
     kept = price_one(problem, units, strategy.but(recompute="none"))
     cost = kept.step_s / winner.step_s - 1
-    if kept.peak_bytes > found.limit_bytes:
-        why = f"Without recomputation it would peak at {show_gib(kept.peak_bytes)}"
+    if kept.needed_bytes > found.limit_bytes:
+        why = f"Without recomputation it would need {show_gib(kept.needed_bytes)}"
     else:
         why = "Recomputation makes room for what brings more"
     return [f"{why}; recomputing takes {_percent(cost)} of the step."]

@@ -53,7 +53,7 @@ def limits_of(problem: Problem, units: Units, found: Found, winner: Candidate) -
         twice_network=twice,
         more_memory=max(more_memory, 0.0),
         with_memory=roomier,
-        free_bytes=found.limit_bytes - winner.peak_bytes,
+        free_bytes=found.limit_bytes - winner.needed_bytes,
         network_slack=slack,
     )
 

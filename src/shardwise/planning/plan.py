@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from shardwise.planning.explain import limits_in_words, reasons
-from shardwise.planning.limits import Limits, limits_of
+from shardwise.planning.explain import limits_in_words, reasons, show_recompute
+from shardwise.planning.limits import WORTH, Limits, limits_of
 from shardwise.planning.money import Budget, cheapest
 from shardwise.planning.price import price_one
 from shardwise.planning.problem import Problem, Units
@@ -15,6 +15,8 @@ from shardwise.planning.sequence import longest
 from shardwise.planning.space import Space
 from shardwise.predict.fit import Change, ways_to_fit
 from shardwise.predict.time import coefficients_for, error_interval, fitted_family, hardware_of
+from shardwise.spec.catalogue import coefficient
+from shardwise.spec.quantity import show_gib
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 
@@ -29,7 +31,7 @@ class Baseline(NamedTuple):
 
     name: str
     strategy: Strategy
-    peak_bytes: float
+    needed_bytes: float
     candidate: Candidate | None
 
 
@@ -58,15 +60,16 @@ class Plan(NamedTuple):
     # Of tokens/s; and whether it was fitted for this family of devices.
     interval: tuple[float, float]
     fitted: bool
+    # Of the ratio of two configurations on one machine.
+    comparison: tuple[float, float]
 
     def indistinguishable(self) -> int:
-        """How many layouts lie within the error of the prediction of the winner."""
+        """How many layouts lie too near to the winner to be told from it."""
         if self.winner is None:
             return 0
-        low, high = self.interval
-        reach = (1 + low) / (1 + high)
+        low, high = self.comparison
         speeds = [c.tokens_per_s / self.winner.tokens_per_s for c in self.layouts]
-        return sum(1 for speed in speeds if reach <= speed <= 1 / reach)
+        return sum(1 for speed in speeds if 1 + low <= speed <= 1 + high)
 
     def cost(self, candidate: Candidate) -> dict[str, float | None]:
         """Seconds, device-hours and money of the budget's tokens, or of a billion."""
@@ -106,13 +109,13 @@ class Plan(NamedTuple):
             "baselines": [
                 {
                     "name": b.name,
-                    "peak_bytes": b.peak_bytes,
+                    "needed_bytes": b.needed_bytes,
                     **({"tokens_per_s": b.candidate.tokens_per_s} if b.candidate else {}),
                 }
                 for b in self.baselines
             ],
             "rejected": [
-                {"layout": str(r.strategy), "least_peak_bytes": r.peak_bytes} for r in self.rejected
+                {"layout": str(r.strategy), "least_bytes": r.needed_bytes} for r in self.rejected
             ],
             "pareto": [told(c) for c in self.front],
             "why": self.why,
@@ -129,6 +132,7 @@ class Plan(NamedTuple):
             "fitting": self.fitting,
             "limit_bytes": self.limit_bytes,
             "error_interval": list(self.interval),
+            "comparison_interval": list(self.comparison),
             "fitted": self.fitted,
         }
 
@@ -190,13 +194,14 @@ def make_plan(
         why=reasons(search, found, winner) if winner else [],
         limits=limits,
         limits_why=limits_in_words(problem, winner, limits) if winner and limits else [],
-        tips=_tips(problem, units, winner) if winner else [],
+        tips=_tips(problem, units, found, winner) if winner else [],
         ways=[] if winner else _ways(problem, units, found),
         considered=found.considered,
         fitting=found.fitting,
         limit_bytes=found.limit_bytes,
         interval=error_interval(problem.cluster.device),
         fitted=fitted_family(problem.cluster.device) is not None,
+        comparison=coefficient("step-comparison"),
     )
 
 
@@ -237,18 +242,18 @@ def _baselines(
         nearest = found.nearest["ddp"]
         best = found.best("ddp") if "ddp" in found.table.layouts else None
         strategy = best.strategy if best else nearest.strategy
-        peak = best.peak_bytes if best else nearest.peak_bytes
-        baselines.append(Baseline("ddp", strategy, peak, best))
+        needed = best.needed_bytes if best else nearest.needed_bytes
+        baselines.append(Baseline("ddp", strategy, needed, best))
     if current is not None:
         priced = price_one(problem, units, current)
-        fits = priced.peak_bytes <= found.limit_bytes
-        baselines.append(Baseline("now", current, priced.peak_bytes, priced if fits else None))
+        fits = priced.needed_bytes <= found.limit_bytes
+        baselines.append(Baseline("now", current, priced.needed_bytes, priced if fits else None))
     return baselines
 
 
-def _tips(problem: Problem, units: Units, winner: Candidate) -> list[str]:
-    """What lies outside the space and would bring more."""
-    tips = []
+def _tips(problem: Problem, units: Units, found: Found, winner: Candidate) -> list[str]:
+    """What was not chosen for other reasons and would bring more."""
+    tips = [_daring(problem, found, winner)]
     strategy = winner.strategy
     if strategy.sharded and strategy.reduce_dtype == "fp32" and strategy.param_dtype != "fp32":
         low = price_one(problem, units, strategy.but(reduce_dtype=strategy.param_dtype))
@@ -260,12 +265,29 @@ def _tips(problem: Problem, units: Units, winner: Candidate) -> list[str]:
             )
     if problem.job.global_batch is None:
         tips.append("With --global-batch, accumulation is searched too.")
-    return tips
+    return [tip for tip in tips if tip]
+
+
+def _daring(problem: Problem, found: Found, winner: Candidate) -> str:
+    """What fits if the allocator wastes as little as usual, instead of as much as it may."""
+    device = problem.cluster.device
+    low, high = coefficient("reserved_over_pools")
+    outside = coefficient("outside_allocator")[1] * 2**30
+    usual = 2 * (device.capacity - outside) / (low + high)
+    daring = found.best(memory=usual / found.limit_bytes)
+    if daring is None or daring.tokens_per_s < (1 + WORTH) * winner.tokens_per_s:
+        return ""
+    gain = daring.tokens_per_s / winner.tokens_per_s - 1
+    s = daring.strategy
+    return (
+        f"At risk, but {gain:.0%} faster: {s}, micro-batch {s.micro_batch}, recompute "
+        f"{show_recompute(s.recompute)}, {show_gib(daring.needed_bytes)} with pools."
+    )
 
 
 def _ways(problem: Problem, units: Units, found: Found) -> list[Change]:
     """From the configuration that comes nearest."""
     if not found.nearest:
         return []
-    nearest = min(found.nearest.values(), key=lambda n: n.peak_bytes)
+    nearest = min(found.nearest.values(), key=lambda n: n.needed_bytes)
     return ways_to_fit(units.of(nearest.strategy), nearest.strategy, problem.cluster, problem.job)

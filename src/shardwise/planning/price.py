@@ -14,12 +14,14 @@ def price_one(
 ) -> Candidate:
     """What a resolved strategy takes, on the problem's cluster or one of the same size."""
     whole, columns = units.of(strategy), Configurations.of([strategy])
+    peak, needed = peaks(whole, columns, problem)
     where = cluster or problem.cluster
     found = times(whole, columns, where, strategy.param_dtype, problem.states)
     step = float(found.step_s[0])
     return Candidate(
         strategy=strategy,
-        peak_bytes=float(peaks(whole, columns, problem)[0]),
+        peak_bytes=float(peak[0]),
+        needed_bytes=float(needed[0]),
         tokens_per_s=problem.job.tokens_per_step(strategy) / step,
         step_s=step,
         compute_s=float(found.compute_s[0]),

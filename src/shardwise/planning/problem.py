@@ -49,9 +49,11 @@ class Units:
         return self._made[key]
 
 
-def peaks(units: ModelUnits, c: Configurations, problem: Problem) -> Floats:
-    """Bytes at the peak of every row."""
-    return predict_memory(units, c, problem.states).peak_bytes
+def peaks(units: ModelUnits, c: Configurations, problem: Problem) -> tuple[Floats, Floats]:
+    """Bytes of tensors at the peak of every row, and with the pools the allocator keeps."""
+    memory = predict_memory(units, c, problem.states)
+    pooled = 0.0 if problem.cluster.device.is_cpu else memory.pooled_bytes
+    return memory.peak_bytes, memory.peak_bytes + pooled
 
 
 def times(
@@ -64,7 +66,7 @@ def times(
 
 
 def most_bytes(device: DeviceSpec, *verdicts: str) -> int:
-    """The largest peak whose verdict is still one of these."""
+    """The largest peak, pools included, whose verdict is still one of these."""
     low, high = 0, 2 * device.capacity
     while high - low > 2**10:
         middle = (low + high) // 2

@@ -61,7 +61,9 @@ class Candidate(NamedTuple):
     """One configuration and what it takes."""
 
     strategy: Strategy
+    # Of tensors; and with the pools the allocator keeps, which a device must have room for.
     peak_bytes: float
+    needed_bytes: float
     tokens_per_s: float
     step_s: float
     compute_s: float
@@ -82,7 +84,9 @@ class Table:
         self._layouts: dict[str, int] = {}
         self._columns: list[Floats] = []
 
-    def add(self, rows: Rows, kept: Ints, peak: Floats, times: Times, seq_len: int) -> None:
+    def add(
+        self, rows: Rows, kept: Ints, peak: Floats, needed: Floats, times: Times, seq_len: int
+    ) -> None:
         c = rows.columns.take(kept)
         tokens = c.micro_batch * c.accumulate * c.shard * c.replicate * float(seq_len)
         names = [self._layouts.setdefault(str(s), len(self._layouts)) for s in rows.strategies]
@@ -95,7 +99,9 @@ class Table:
         speed = tokens / times.step_s
         self._sets.append((rows, kept))
         self._columns.append(
-            np.stack([whose, np.arange(len(kept)), layout, peak, speed, *seconds]).astype(float)
+            np.stack([whose, np.arange(len(kept)), layout, peak, needed, speed, *seconds]).astype(
+                float
+            )
         )
 
     def __len__(self) -> int:
@@ -105,7 +111,7 @@ class Table:
     def columns(self) -> Floats:
         if len(self._columns) > 1:
             self._columns = [np.concatenate(self._columns, axis=1)]
-        return self._columns[0] if self._columns else np.empty((10, 0))
+        return self._columns[0] if self._columns else np.empty((11, 0))
 
     @property
     def layout(self) -> Floats:
@@ -116,12 +122,12 @@ class Table:
         return list(self._layouts)
 
     @property
-    def peak_bytes(self) -> Floats:
-        return np.asarray(self.columns[3])
+    def needed_bytes(self) -> Floats:
+        return np.asarray(self.columns[4])
 
     @property
     def tokens_per_s(self) -> Floats:
-        return np.asarray(self.columns[4])
+        return np.asarray(self.columns[5])
 
     def candidate(self, index: int) -> Candidate:
         whose, row, _, *figures = self.columns[:, index].tolist()

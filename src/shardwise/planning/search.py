@@ -36,7 +36,7 @@ class Nearest(NamedTuple):
     """The configuration of a layout that takes the least memory."""
 
     strategy: Strategy
-    peak_bytes: float
+    needed_bytes: float
 
 
 class Found(NamedTuple):
@@ -78,8 +78,8 @@ class Found(NamedTuple):
         rows = np.flatnonzero(self._within(1.0) & (self.table.tokens_per_s >= at_least))
         if not len(rows):
             return None
-        peaks_ = self.table.peak_bytes[rows]
-        near = rows[peaks_ <= peaks_.min() * (1 + TIE)][:TIED]
+        needed = self.table.needed_bytes[rows]
+        near = rows[needed <= needed.min() * (1 + TIE)][:TIED]
         tied = [self.table.candidate(int(row)) for row in near]
         return min(tied, key=lambda c: (complexity(c.strategy), -c.tokens_per_s))
 
@@ -93,7 +93,7 @@ class Found(NamedTuple):
                 break
             found.append(candidate)
             # Steps of a few percent of the device, so that neighbours differ in earnest.
-            memory = min(candidate.peak_bytes / self.limit_bytes - 0.05, memory * 0.85)
+            memory = min(candidate.needed_bytes / self.limit_bytes - 0.05, memory * 0.85)
         return found
 
     def layouts(self) -> list[Candidate]:
@@ -103,12 +103,12 @@ class Found(NamedTuple):
 
     def rejected(self) -> list[Nearest]:
         """The layouts of which nothing fits, the nearest first."""
-        misses = [n for n in self.nearest.values() if n.peak_bytes > self.limit_bytes]
-        return sorted(misses, key=lambda n: n.peak_bytes)
+        misses = [n for n in self.nearest.values() if n.needed_bytes > self.limit_bytes]
+        return sorted(misses, key=lambda n: n.needed_bytes)
 
     def _within(self, memory: float) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         eligible: np.ndarray[tuple[int], np.dtype[np.bool_]] = (
-            self.table.peak_bytes <= self.limit_bytes * memory
+            self.table.needed_bytes <= self.limit_bytes * memory
         )
         return eligible
 
@@ -144,7 +144,7 @@ class Search:
         self.limit = most_bytes(problem.cluster.device, "fits")
         self.table = Table()
         # Rows that were timed, with their peaks.
-        self._kept: list[tuple[Rows, Ints, Floats]] = []
+        self._kept: list[tuple[Rows, Ints, Floats, Floats]] = []
         self.nearest: dict[str, Nearest] = {}
         self.considered = self.fitting = 0
 
@@ -169,43 +169,49 @@ class Search:
 
     def _price(self, rows: Rows) -> None:
         units = self.units.of(rows.strategies[0])
-        peak = peaks(units, rows.columns, self.problem)
-        self.considered += len(peak)
-        self.fitting += int((peak <= self.limit).sum())
+        peak, needed = peaks(units, rows.columns, self.problem)
+        self.considered += len(needed)
+        self.fitting += int((needed <= self.limit).sum())
         for index, one in enumerate(rows.strategies):
             mine = np.flatnonzero(rows.which == index)
-            row = int(mine[peak[mine].argmin()])
+            row = int(mine[needed[mine].argmin()])
             known = self.nearest.get(str(one))
-            if known is None or peak[row] < known.peak_bytes:
-                self.nearest[str(one)] = Nearest(rows.strategy(row), float(peak[row]))
-        kept: Ints = np.flatnonzero(peak <= self.limit * WITH_MORE_MEMORY)
+            if known is None or needed[row] < known.needed_bytes:
+                self.nearest[str(one)] = Nearest(rows.strategy(row), float(needed[row]))
+        kept: Ints = np.flatnonzero(needed <= self.limit * WITH_MORE_MEMORY)
         if len(kept):
-            self._kept.append((rows, kept, peak[kept]))
+            self._kept.append((rows, kept, peak[kept], needed[kept]))
             self._time(self.table, *self._kept[-1], self.problem.cluster)
 
     def _time(
-        self, table: Table, rows: Rows, kept: Ints, peak: Floats, cluster: ClusterSpec
+        self,
+        table: Table,
+        rows: Rows,
+        kept: Ints,
+        peak: Floats,
+        needed: Floats,
+        cluster: ClusterSpec,
     ) -> None:
         strategy, states = rows.strategies[0], self.problem.states
         units, columns = self.units.of(strategy), rows.columns.take(kept)
         found = times(units, columns, cluster, strategy.param_dtype, states)
-        table.add(rows, kept, peak, found, self.problem.job.seq_len)
+        table.add(rows, kept, peak, needed, found, self.problem.job.seq_len)
 
     def retimed(self, cluster: ClusterSpec) -> Found:
         """What the search found, with the times of another network: memory stays as it is."""
         table = Table()
-        for rows, kept, peak in self._kept:
-            fits = peak <= self.limit
-            if not fits.any():
-                continue
-            self._time(table, rows, kept[fits], peak[fits], cluster)
+        for rows, kept, peak, needed in self._kept:
+            fits = needed <= self.limit
+            if fits.any():
+                self._time(table, rows, kept[fits], peak[fits], needed[fits], cluster)
         return Found(table, self.nearest, self.considered, self.fitting, self.limit)
 
     def _fastest(self) -> list[Candidate]:
         """Of what fits, and of what nearly does: less prefetch may let it."""
         found: list[Candidate] = []
-        peak, speed = self.table.peak_bytes, self.table.tokens_per_s
-        for eligible in (peak <= self.limit, (peak > self.limit) & (peak <= self.limit * 1.1)):
+        needed, speed = self.table.needed_bytes, self.table.tokens_per_s
+        nearly = (needed > self.limit) & (needed <= self.limit * 1.1)
+        for eligible in (needed <= self.limit, nearly):
             rows = np.flatnonzero(eligible)
             order = np.argsort(-speed[rows], kind="stable")[:REFINED]
             found += [self.table.candidate(int(row)) for row in rows[order]]

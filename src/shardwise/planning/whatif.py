@@ -9,10 +9,11 @@ from shardwise.planning.explain import show_recompute
 from shardwise.planning.limits import limits_of
 from shardwise.planning.plan import check
 from shardwise.planning.price import price_one
-from shardwise.planning.problem import Problem, Units, most_bytes
+from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space
+from shardwise.predict.estimate import verdict
 from shardwise.spec import catalogue
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import (
@@ -145,7 +146,7 @@ def _fixed_point(problem: Problem, value: str, fixed: Strategy) -> Point:
     strategy = problem.job.split(strategy)
     units = Units(problem)
     candidate = price_one(problem, units, strategy)
-    if candidate.peak_bytes > most_bytes(cluster.device, "fits", "at risk"):
+    if verdict(round(candidate.peak_bytes), cluster.device) == "does not fit":
         return Point(value, problem, None, None, "memory")
     waits = candidate.exposed_s > 0.15 * candidate.step_s
     binding: Bottleneck = "bandwidth" if waits else "compute"

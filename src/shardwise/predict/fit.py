@@ -13,7 +13,7 @@ from shardwise.spec.job import OPTIMIZER_STATES, Job
 from shardwise.spec.quantity import show_gib
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.step import StepProfile
+from shardwise.step import StepProfile, Verdict
 from shardwise.units.unit import ModelUnits
 
 # These shrink as more devices share them; all others are the same on any number of devices.
@@ -28,6 +28,8 @@ class Change(NamedTuple):
     options: str
     peak_bytes: int
     host_bytes: int = 0
+    # Only likely to fit; named where nothing is safe.
+    at_risk: bool = False
 
 
 def why_not(profile: StepProfile, strategy: Strategy) -> list[str]:
@@ -78,16 +80,25 @@ def ways_to_fit(
         except SpecError:
             continue
         tried.append((options, resolved))
-    fitting = _those_that_fit(units, tried, cluster, job)
-    free = [way for way in fitting if not way.host_bytes]
-    # Offload is slow and asks for host memory: only when nothing else does.
-    ways = (free or fitting)[:MOST_WAYS]
-    more = _more_devices(units, strategy, cluster, job)
-    return ways + ([more] if more and len(ways) < MOST_WAYS else [])
+    verdicts: tuple[Verdict, ...] = ("fits", "at risk")
+    for wanted in verdicts:
+        fitting = _those_that_are(wanted, units, tried, cluster, job)
+        free = [way for way in fitting if not way.host_bytes]
+        # Offload is slow and asks for host memory: only when nothing else does.
+        ways = (free or fitting)[:MOST_WAYS]
+        more = _more_devices(wanted, units, strategy, cluster, job)
+        ways += [more] if more and len(ways) < MOST_WAYS else []
+        if ways:
+            return ways
+    return []
 
 
-def _those_that_fit(
-    units: ModelUnits, tried: list[tuple[str, Strategy]], cluster: ClusterSpec, job: Job
+def _those_that_are(
+    wanted: Verdict,
+    units: ModelUnits,
+    tried: list[tuple[str, Strategy]],
+    cluster: ClusterSpec,
+    job: Job,
 ) -> list[Change]:
     if not tried:
         return []
@@ -96,11 +107,11 @@ def _those_that_fit(
         grouped, Configurations.of([s for _, s in tried]), OPTIMIZER_STATES[job.optimizer]
     )
     return [
-        Change(options, round(float(peak)), round(float(host)))
+        Change(options, round(float(peak)), round(float(host)), wanted == "at risk")
         for (options, _), peak, host, pooled in zip(
             tried, memory.peak_bytes, memory.host_bytes, memory.pooled_bytes, strict=True
         )
-        if verdict(round(float(peak)), cluster.device, round(float(pooled))) == "fits"
+        if verdict(round(float(peak)), cluster.device, round(float(pooled))) == wanted
     ]
 
 
@@ -160,7 +171,7 @@ def _shardings(strategy: Strategy, cluster: ClusterSpec) -> Iterator[tuple[str, 
 
 
 def _more_devices(
-    units: ModelUnits, strategy: Strategy, cluster: ClusterSpec, job: Job
+    wanted: Verdict, units: ModelUnits, strategy: Strategy, cluster: ClusterSpec, job: Job
 ) -> Change | None:
     """The least power-of-two multiple of the cluster on which zero3 fits, with full recompute if
     it must be.
@@ -175,6 +186,6 @@ def _more_devices(
             extra = "" if recompute == strategy.recompute else " --recompute full"
             tried.append((words + extra, resolved))
             count *= 2
-        for way in _those_that_fit(units, tried, cluster, job):
+        for way in _those_that_are(wanted, units, tried, cluster, job):
             return way
     return None

@@ -257,4 +257,5 @@ def print_ways(out: Console, ways: Sequence[Change], safely: bool) -> None:
     out.print(Text(f"It would fit{' safely' if safely else ''} with", style="bold"))
     for way in ways:
         host = f", and {show_gib(way.host_bytes)} of the host per device" if way.host_bytes else ""
-        out.print(f"  {way.options}: {show_gib(way.peak_bytes)}{host}")
+        risk = ", at risk" if way.at_risk else ""
+        out.print(f"  {way.options}: {show_gib(way.peak_bytes)}{host}{risk}")

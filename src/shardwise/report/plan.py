@@ -98,7 +98,8 @@ def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
     out.print(
         f"A step takes {show_seconds(winner.step_s)} ({between}): {per_device:,.0f} tokens/s per "
         f"device, {show_count(winner.tokens_per_s)} in all, MFU {plan.mfu(winner):.0%}. Tensors "
-        f"peak at {show_gib(winner.peak_bytes)} of {show_gib(cluster.device.capacity)}."
+        f"peak at {show_gib(winner.peak_bytes)} of {show_gib(cluster.device.capacity)}, with the "
+        f"allocator's pools at {show_gib(winner.needed_bytes)}."
     )
     cost = cost_in_words(plan.budget, winner.tokens_per_s, cluster.devices)
     if cost:
@@ -150,7 +151,7 @@ def _table(plan: Plan, top: int) -> Table:
             if not any(c.strategy == baseline.strategy for c in shown):
                 _add(table, plan, baseline.name, baseline.candidate)
         else:
-            size = f"{baseline.peak_bytes / GIB:,.1f}"
+            size = f"{baseline.needed_bytes / GIB:,.1f}"
             table.add_row(
                 baseline.name,
                 layout_words(baseline.strategy),
@@ -187,18 +188,19 @@ def _add(table: Table, plan: Plan, name: str, c: Candidate, style: str = "") -> 
         show_seconds(c.step_s),
         show_count(c.tokens_per_s),
         f"{plan.mfu(c):.0%}",
-        f"{c.peak_bytes / GIB:,.1f}",
+        f"{c.needed_bytes / GIB:,.1f}",
         style=style,
     )
 
 
 def _print_notes(out: Console, plan: Plan, top: int) -> None:
     alike = plan.indistinguishable()
-    low, high = plan.interval
+    low, high = plan.comparison
     if alike > 1:
         out.print(
-            f"{alike} layouts are indistinguishable: they lie within the error of the prediction "
-            f"({low:+.0%} to {high:+.0%}). The simplest of the fastest comes first."
+            f"{alike} layouts are indistinguishable: they lie nearer than predictions on one "
+            f"machine can tell apart ({low:+.0%} to {high:+.0%}). The simplest of the fastest "
+            "comes first."
         )
     out.print(
         f"{plan.considered:,} configurations priced, {plan.fitting:,} fit." + _rejected(plan),
@@ -212,7 +214,7 @@ def _rejected(plan: Plan) -> str:
     kinds: dict[str, float] = {}
     for miss in plan.rejected:
         kind = layout_words(miss.strategy)
-        kinds[kind] = min(kinds.get(kind, miss.peak_bytes), miss.peak_bytes)
+        kinds[kind] = min(kinds.get(kind, miss.needed_bytes), miss.needed_bytes)
     if not kinds:
         return ""
     listed = [f"{kind} ({size / GIB:,.0f} GiB)" for kind, size in list(kinds.items())[:4]]
@@ -230,7 +232,7 @@ def _print_front(out: Console, plan: Plan) -> None:
     for candidate in front[:3]:
         loss = candidate.tokens_per_s / plan.winner.tokens_per_s - 1
         out.print(
-            f"  {candidate.peak_bytes / GIB:5.1f} GiB, {loss:+.0%}: "
+            f"  {candidate.needed_bytes / GIB:5.1f} GiB, {loss:+.0%}: "
             f"{settings(candidate.strategy)}, micro-batch {candidate.strategy.micro_batch}"
         )
 
@@ -240,8 +242,8 @@ def _print_nothing_fits(out: Console, plan: Plan) -> None:
     if plan.rejected:
         nearest = plan.rejected[0]
         out.print(
-            f"The nearest is {settings(nearest.strategy, plan.problem.job.seq_len)}: it peaks at "
-            f"{show_gib(nearest.peak_bytes)}, and a device can safely give "
+            f"The nearest is {settings(nearest.strategy, plan.problem.job.seq_len)}: it needs "
+            f"{show_gib(nearest.needed_bytes)}, and a device can safely give "
             f"{show_gib(plan.limit_bytes)}."
         )
     out.print(f"{plan.considered:,} configurations priced." + _rejected(plan), style="dim")

@@ -65,7 +65,7 @@ def print_study(
             show_seconds(c.step_s),
             show_count(c.tokens_per_s),
             f"{point.mfu:.1%}",
-            f"{c.peak_bytes / GIB:,.1f}",
+            f"{c.needed_bytes / GIB:,.1f}",
             {"bandwidth": "network"}.get(point.binding, point.binding),
         )
     out.print()
@@ -154,7 +154,7 @@ def print_solved(solved: Solved, console: Console | None = None) -> None:
         f"{layout_words(c.strategy)}, {per_device:,} tokens per device and step, recompute "
         f"{show_recompute(c.strategy.recompute)}: {show_seconds(c.step_s)} a step, MFU "
         f"{point.mfu:.1%}, {c.exposed_s / c.step_s:.1%} of it waiting for the network, "
-        f"{c.peak_bytes / GIB:,.1f} GiB."
+        f"{c.needed_bytes / GIB:,.1f} GiB."
     )
 
 
