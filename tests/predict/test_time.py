@@ -96,7 +96,7 @@ def test_a_device_without_measured_runs_has_a_wide_interval() -> None:
         return low / time.step_s, high / time.step_s
 
     assert ends("8xMI300X")[1] >= 1.5
-    assert ends("8xH100-SXM")[1] < 1.2
+    assert ends("8xH100-SXM")[1] < ends("8xMI300X")[1]
 
 
 def test_offloading_costs_time() -> None:
