@@ -201,9 +201,7 @@ class Search:
         """What the search found, with the times of another network: memory stays as it is."""
         table = Table()
         for rows, kept, peak, needed in self._kept:
-            fits = needed <= self.limit
-            if fits.any():
-                self._time(table, rows, kept[fits], peak[fits], needed[fits], cluster)
+            self._time(table, rows, kept, peak, needed, cluster)
         return Found(table, self.nearest, self.considered, self.fitting, self.limit)
 
     def _fastest(self) -> list[Candidate]:

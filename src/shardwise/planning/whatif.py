@@ -11,7 +11,7 @@ from shardwise.planning.plan import check
 from shardwise.planning.price import price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate
-from shardwise.planning.search import Search
+from shardwise.planning.search import Found, Search
 from shardwise.planning.space import Space
 from shardwise.predict.estimate import verdict
 from shardwise.spec import catalogue
@@ -128,11 +128,15 @@ def point(problem: Problem, value: str, fixed: Strategy | None = None) -> Point:
         return _fixed_point(problem, value, fixed)
     search = Search(problem, QUICK)
     found = search.run()
+    return _best_point(problem, value, search.units, found)
+
+
+def _best_point(problem: Problem, value: str, units: Units, found: Found) -> Point:
     best = found.best()
     if best is None:
         return Point(value, problem, None, None, "memory")
-    limits = limits_of(problem, search.units, found, best)
-    return Point(value, problem, best, mfu(problem, search.units, best), limits.binding)
+    limits = limits_of(problem, units, found, best)
+    return Point(value, problem, best, mfu(problem, units, best), limits.binding)
 
 
 def _fixed_point(problem: Problem, value: str, fixed: Strategy) -> Point:
@@ -161,11 +165,33 @@ def mfu(problem: Problem, units: Units, candidate: Candidate) -> float:
     return candidate.tokens_per_s * per_token / (peak * cluster.devices)
 
 
+class Points:
+    """Points of one problem as one thing varies. Another network needs no other search: what fits
+    stays, and only times change.
+    """
+
+    def __init__(self, problem: Problem, name: str, fixed: Strategy | None) -> None:
+        self.problem, self.name, self.fixed = problem, name, fixed
+        self._search: Search | None = None
+
+    def at(self, text: str) -> Point:
+        changed, value = varied(self.problem, self.name, text)
+        if self.name != "network" or self.fixed is not None:
+            return point(changed, value, self.fixed)
+        check(changed)
+        if self._search is None:
+            self._search = Search(changed, QUICK)
+            self._search.run()
+        found = self._search.retimed(changed.cluster)
+        return _best_point(changed, value, self._search.units, found)
+
+
 def study(
     problem: Problem, name: str, values: Iterable[str], fixed: Strategy | None = None
 ) -> list[Point]:
     """A point for each value."""
-    return [point(*varied(problem, name, text), fixed) for text in values]
+    points = Points(problem, name, fixed)
+    return [points.at(text) for text in values]
 
 
 def changes(before: Point, after: Point) -> str:
@@ -259,11 +285,11 @@ def least(problem: Problem, name: str, target: Target, fixed: Strategy | None = 
     """The least network, memory, batch or number of devices for a target."""
     scales = {"network": _scan_network, "memory": _scan_memory}
     ladders = {"devices": _ladder_devices, "global-batch": _ladder_batch}
-    tried: list[Point] = []
+    points, tried = Points(problem, name, fixed), []
 
     def look(text: str) -> bool:
         try:
-            tried.append(point(*varied(problem, name, text), fixed))
+            tried.append(points.at(text))
         except SpecError:
             return False
         return target.met(tried[-1])
@@ -277,10 +303,7 @@ def least(problem: Problem, name: str, target: Target, fixed: Strategy | None = 
         known = (*scales, *ladders)
         hint = did_you_mean(name, known) or f"; known are {', '.join(known)}"
         raise SpecError(f"least: unknown quantity {name[:40]!r}{hint}")
-    best = None
-    if found is not None:
-        best = point(*varied(problem, name, found), fixed)
-    return Solved(name, target, best, tried)
+    return Solved(name, target, None if found is None else points.at(found), tried)
 
 
 def _scan_network(problem: Problem) -> tuple[float, float, Callable[[float], str]]:
