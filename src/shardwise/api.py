@@ -105,6 +105,11 @@ def read_budget(
         count = parse_count(str(tokens)) if tokens is not None else None
     except QuantityError as error:
         raise SpecError(f"tokens: {error}") from None
+    if count is not None and count < 1:
+        raise SpecError("tokens: must be at least 1")
+    for name, value in (("price", price), ("deadline", deadline_days)):
+        if value is not None and not 0 < value < 1e12:
+            raise SpecError(f"{name}: must be more than 0 and finite")
     return Budget(count, price, None if deadline_days is None else deadline_days * DAY)
 
 
@@ -139,7 +144,14 @@ def describe_run(
     **settings: object,
 ) -> RunSpec:
     """Put names, a run.toml and single settings together; report all that is wrong at once."""
-    base = read_run(Path(run)) if isinstance(run, (str, Path)) else run
+    named = {"model": model, "cluster": cluster}
+    # A file beside the caller, not beside the run.toml.
+    sections = {
+        name: str(Path(value).resolve()) if "/" in value or value.endswith(".toml") else value
+        for name, value in named.items()
+        if isinstance(value, str)
+    }
+    base = read_run(Path(run), sections) if isinstance(run, (str, Path)) else run
     problems = Problems()
     chosen_model = base.model if base else None
     chosen_cluster = base.cluster if base else None
@@ -197,6 +209,10 @@ def _strategy_fields(
     if isinstance(strategy, Strategy):
         return strategy.model_dump()
     inherited = base.strategy.model_dump() if base else {}
+    if base and cluster and base.strategy.devices != cluster.devices:
+        # Degrees belong to the cluster of the file: groups keep their size, the rest follows.
+        inherited["replicate"] = None
+        inherited["shard"] = base.strategy.shard if base.strategy.hybrid else None
     if isinstance(strategy, str):
         # Another kind decides its own degrees and defaults anew; the rest is kept.
         placement = (

@@ -132,6 +132,45 @@ def test_money_prefers_fewer_devices_unless_time_runs_out() -> None:
     assert cost["money"] == pytest.approx(2.0 * hours)
 
 
+def test_the_longest_sequence_says_what_keeps_it() -> None:
+    by_batch = plan("llama-3-8b", "8xA100-80GB", objective="sequence", global_batch=2**16)
+    assert "fewer than one sequence on every device" in by_batch.aim
+    learned = plan("gpt2", "8xA100-80GB", objective="sequence")
+    assert learned.problem.job.seq_len == 1024
+    assert "1024 learned positions" in learned.aim
+
+
+def test_money_counts_every_size_and_says_when_none_is_in_time() -> None:
+    asked: dict[str, Any] = {"objective": "money", "global_batch": 2**22}
+    budget = Budget(tokens=1e12, price=2.5, deadline_s=100 * 86400)
+    found = plan("llama-3-8b", "6x8xH100-SXM@100Gbps", budget=budget, **asked)
+    costs = {s.cluster.devices: s.cost for s in found.sizes}
+    in_time = {
+        s.cluster.devices: s.cost for s in found.sizes if budget.in_time(s.candidate.tokens_per_s)
+    }
+    assert set(costs) > set(in_time)
+    assert costs[found.problem.cluster.devices] <= 1.02 * min(in_time.values())
+    hopeless = plan("llama-3-8b", "8xH100-SXM", budget=budget._replace(deadline_s=1.0), **asked)
+    assert hopeless.aim.startswith("Nothing is in time")
+
+
+def test_less_memory_is_less_and_at_risk_is_at_risk() -> None:
+    for objective in ("throughput", "memory"):
+        found = plan("llama-3-8b", "8xA100-80GB", objective=objective)
+        assert all(c.needed_bytes < winner(found).needed_bytes for c in found.front)
+        assert not any(tip.startswith("At risk") for tip in found.tips)
+    tight = plan("llama-3.1-405b", "2048x8xH100-SXM@400Gbps")
+    (tip,) = (tip for tip in tight.tips if tip.startswith("At risk"))
+    assert "faster" in tip
+
+
+def test_a_run_moves_to_another_cluster() -> None:
+    _, run = plan_run("llama-3-8b", "8xH100-SXM")
+    assert run is not None
+    found, _ = plan_run(run=run, cluster="2x8xA100-80GB@200Gbps")
+    assert winner(found).strategy.devices == 16
+
+
 def test_where_nothing_fits_it_says_what_would() -> None:
     found = plan("llama-3.1-405b", "8xH100-SXM")
     assert found.winner is None

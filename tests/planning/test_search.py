@@ -148,8 +148,8 @@ def test_batches_make_the_step_that_was_asked_for() -> None:
     assert batches(job, cluster, Space()) == [(1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1)]
     odd = Job(seq_len=4096, global_batch=8 * 4096 * 7)
     assert batches(odd, cluster, Space()) == [(1, 7)]
-    with pytest.raises(SpecError, match="less than half of one micro-batch"):
-        batches(Job(seq_len=4096, global_batch=4096), cluster, Space())
+    with pytest.raises(SpecError, match="fewer than one sequence.*at most 4 devices"):
+        batches(Job(seq_len=4096, global_batch=4 * 4096), cluster, Space())
 
 
 def test_groups_are_whole_nodes_or_parts_of_one() -> None:

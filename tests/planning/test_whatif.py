@@ -85,9 +85,11 @@ def test_clusters_grow_and_shrink_in_whole_nodes() -> None:
     cluster = find_cluster("4x8xA100-80GB@200Gbps")
     assert str(sized(cluster, 64)) == "8x8xA100-80GB@200Gbps"
     assert sized(cluster, 4).devices_per_node == 4
+    # One machine has room for as many devices as its kind has.
+    assert str(sized(find_cluster("1xA100-80GB"), 4)) == "1x4xA100-80GB"
     with pytest.raises(SpecError, match="12 do not fill nodes of 8"):
         sized(cluster, 12)
-    with pytest.raises(SpecError, match="needs a network"):
+    with pytest.raises(SpecError, match="need several nodes and a network"):
         sized(find_cluster("8xA100-80GB"), 16)
 
 
@@ -120,10 +122,10 @@ def test_the_least_number_of_devices_for_a_step_time() -> None:
     found = least(asked, "devices", parse_target("step=10s"))
     assert found.point is not None
     devices = found.point.problem.cluster.devices
-    halved, _ = varied(asked, "devices", str(devices // 2))
-    half = point(halved, "").candidate
-    assert half is not None
-    assert half.step_s > 10
+    fewer, _ = varied(asked, "devices", str(devices - 8))
+    less = point(fewer, "").candidate
+    assert less is not None
+    assert less.step_s > 10
 
 
 def test_what_cannot_be_asked_is_one_sentence() -> None:
@@ -132,6 +134,32 @@ def test_what_cannot_be_asked_is_one_sentence() -> None:
         varied(asked, "netwrok", "100")
     with pytest.raises(SpecError, match="one node has none"):
         varied(asked, "network", "100")
-    for text in ("mfu=200%", "speed=3", "mfu", "step=-1s"):
+    assert parse_target("step=5ms").value == pytest.approx(0.005)
+    assert parse_target("mfu=45") == parse_target("mfu=45%") == parse_target("mfu=0.45")
+    for text in ("mfu=200%", "speed=3", "mfu", "step=-1s", "step=inf", "mfu=nan"):
         with pytest.raises(SpecError, match="write mfu=45%, step=10s or exposed=1%"):
             parse_target(text)
+
+
+def test_a_value_that_cannot_be_is_told_in_its_row() -> None:
+    asked = problem("gpt2", "1xRTX-4090", 1024)
+    first, second = study(asked, "seq-len", ["1024", "2048"])
+    assert first.candidate is not None
+    assert second.candidate is None
+    assert "exceeds the 1024 learned positions" in second.refused
+    with pytest.raises(SpecError, match="exceeds the 1024 learned positions"):
+        study(asked, "seq-len", ["2048", "4096"])
+
+
+def test_reasons_go_the_way_the_whole_went() -> None:
+    """Nothing that helps is named where it got worse, and the other way round."""
+    asked = problem("llama-3-8b", "8x8xH100-SXM@400Gbps", 4096, 2**22)
+    for name, values in (("devices", ["8", "64", "512"]), ("network", ["400", "100", "25"])):
+        for before, after in pairwise(study(asked, name, values)):
+            said = changes(before, after)
+            if (after.mfu or 0) < (before.mfu or 0):
+                assert "less recomputation" not in said
+                assert "less slowed" not in said
+            else:
+                assert "more recomputation" not in said
+                assert "more slowed" not in said

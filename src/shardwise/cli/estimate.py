@@ -115,5 +115,8 @@ def _write_trace(run: RunSpec, path: Path) -> None:
     timeline = replay_run(run)
     if timeline is None:
         raise SpecError("trace: the time of this step is not known, so it cannot be drawn")
+    if not path.parent.is_dir():
+        raise SpecError(f"trace: there is no folder {path.parent}")
     about = {"kind": "simulated", "model": run.model.name, "cluster": str(run.cluster)}
     write_chrome(path, timeline, about)
+    typer.echo(f"The simulated step is in {path}; ui.perfetto.dev opens it.", err=True)

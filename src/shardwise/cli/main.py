@@ -49,5 +49,6 @@ def run() -> None:
             typer.echo(f"error: {problem}", err=True)
         sys.exit(2)
     except OSError as error:
-        typer.echo(f"error: {error.strerror or error}", err=True)
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"error: {where}{error.strerror or error}", err=True)
         sys.exit(2)

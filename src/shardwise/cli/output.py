@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from shardwise.spec.record import SpecError
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
@@ -14,3 +17,11 @@ def print_json(value: object) -> None:
     import json
 
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def check_output(path: Path, suffix: str) -> None:
+    """Refuse a file that cannot be written, or that something else may live in."""
+    if not path.parent.is_dir():
+        raise SpecError(f"output: there is no folder {path.parent}")
+    if path.is_dir() or (path.exists() and path.suffix != suffix):
+        raise SpecError(f"output: {path} exists and is no {suffix} file")

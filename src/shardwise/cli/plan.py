@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shardwise.cli.output import JsonOption, print_json
+from shardwise.cli.output import JsonOption, check_output, print_json
 from shardwise.cli.values import lowered
 
 
@@ -55,7 +55,7 @@ def plan(
         float | None, typer.Option(help="Of one device for one hour, in any currency.", min=0.0)
     ] = None,
     deadline: Annotated[
-        float | None, typer.Option(help="Days all tokens may take, with --objective money.", min=0)
+        float | None, typer.Option(help="Days that all tokens may take; with --tokens.", min=0)
     ] = None,
     low_precision_reduce: Annotated[
         bool,
@@ -72,12 +72,14 @@ def plan(
 ) -> None:
     """Search for the best configuration, and say why it is the best.
 
-    Exits with 1 if nothing fits.
+    Exits with 1 if nothing fits, or nothing is in time.
     """
     from shardwise.api import plan_run, read_budget, start_command
     from shardwise.report.plan import print_plan
     from shardwise.spec.run import write_run
 
+    if output is not None:
+        check_output(output, suffix=".toml")
     found, chosen = plan_run(
         model,
         cluster,
@@ -98,5 +100,5 @@ def plan(
     else:
         command = start_command(found.problem.cluster, output or Path("run.toml"))
         print_plan(found, top=top, written=str(output) if output else None, command=command)
-    if found.winner is None:
+    if found.winner is None or not found.budget.in_time(found.winner.tokens_per_s):
         raise typer.Exit(1)

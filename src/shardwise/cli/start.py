@@ -23,10 +23,12 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    from shardwise.cli.main import run
-
     try:
+        from shardwise.cli.main import run
+
         run()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except SystemExit as end:
         # Taking thousands of imported objects apart again takes another tenth. Commands that start
         # processes or write while they run leave the usual way.

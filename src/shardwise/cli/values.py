@@ -8,7 +8,10 @@ def lowered(text: str | None) -> str | None:
 
 
 def number_or_word(text: str | None) -> object:
+    """A share such as 0.5 or 38%, or a word."""
     try:
+        if text is not None and text.endswith("%"):
+            return float(text[:-1]) / 100
         return None if text is None else float(text)
     except ValueError:
         return lowered(text)

@@ -26,7 +26,7 @@ def whatif(
         list[str] | None,
         typer.Option(
             help="network=100,200,400 (Gbps), memory=40,80 (GiB), device=A100-80GB,H100-SXM, "
-            "devices=8,64,512, seq-len=4k,8k or global-batch=1M,4M. May be repeated."
+            "devices=8,64,512, seq-len=4096,8192 or global-batch=1M,4M. May be repeated."
         ),
     ] = None,
     least: Annotated[
@@ -63,7 +63,10 @@ def whatif(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Vary the hardware or the job and see what changes, or find the least that is enough."""
+    """Vary the hardware or the job and see what changes, or find the least that is enough.
+
+    Exits with 1 if nothing fits or no value is enough.
+    """
     from shardwise.api import describe_run, read_budget
     from shardwise.planning.problem import Problem
     from shardwise.planning.whatif import Point, parse_target, study
@@ -86,6 +89,8 @@ def whatif(
     problem = Problem(described.model, described.cluster, described.job, described.strategy)
     budget = read_budget(tokens, price)
     kept = described.strategy if fixed else None
+    if not fixed and (strategy or micro_batch or recompute):
+        raise SpecError("strategy: goes with --fixed; without it every point is planned anew")
     asked = [_asked(text) for text in vary or []]
     if (least is None) != (target is None):
         raise SpecError(
@@ -114,12 +119,15 @@ def whatif(
                 "answer": _told(answer) if answer else None,
             }
         print_json(told)
-        return
-    print_heading(problem, fixed)
-    for name, points in studies:
-        print_study(name, points, budget)
-    if solved is not None:
-        print_solved(solved)
+    else:
+        print_heading(problem, fixed)
+        for name, points in studies:
+            print_study(name, points, budget)
+        if solved is not None:
+            print_solved(solved)
+    unmet = solved is not None and solved.point is None
+    if unmet or any(all(p.candidate is None for p in points) for _, points in studies):
+        raise typer.Exit(1)
 
 
 def _asked(text: str) -> tuple[str, list[str]]:

@@ -10,6 +10,9 @@ from shardwise.planning.search import Found, Search
 from shardwise.spec.quantity import show_gib, write_rate
 from shardwise.spec.strategy import Strategy
 
+# Padding below this share is no reason for anything.
+WORTH_TELLING = 0.05
+
 
 def reasons(search: Search, found: Found, winner: Candidate) -> list[str]:
     """From the layout to the batch."""
@@ -46,7 +49,20 @@ def _layout(search: Search, found: Found, winner: Candidate) -> list[str]:
     else:
         sentences.append(_instead_of(found, winner, "zero3"))
     sentences.append(_groups(search, found, winner))
+    sentences.append(_padding(search, winner))
     return sentences
+
+
+def _padding(search: Search, winner: Candidate) -> str:
+    """Tensors with fewer rows than devices are padded; experts stored as rows most of all."""
+    units, devices = search.units.of(winner.strategy), search.problem.cluster.devices
+    empty = 1 - units.numel / sum(unit.padded_numel(devices) for unit in units.units)
+    if empty < WORTH_TELLING:
+        return ""
+    return (
+        f"Sharded over all {devices} devices, {empty:.0%} of what they hold would be padding: some "
+        "tensors have fewer rows than that."
+    )
 
 
 def _not_sharded(problem: Problem, found: Found, winner: Candidate) -> list[str]:
@@ -157,7 +173,7 @@ def _recompute(problem: Problem, units: Units, found: Found, winner: Candidate) 
     if kept.needed_bytes > found.limit_bytes:
         why = f"Without recomputation it would need {show_gib(kept.needed_bytes)}"
     else:
-        why = "Recomputation makes room for what brings more"
+        why = f"Recomputation saves {show_gib(kept.needed_bytes - winner.needed_bytes)}"
     return [f"{why}; recomputing takes {_percent(cost)} of the step."]
 
 
@@ -183,11 +199,13 @@ def _batch(problem: Problem, units: Units, found: Found, winner: Candidate) -> l
 
 def limits_in_words(problem: Problem, winner: Candidate, limits: Limits) -> list[str]:
     """What binds, and what is left."""
-    twice = f"twice the network would bring {_percent(limits.twice_network)}"
+    device = problem.cluster.device
+    link = "network" if problem.cluster.nodes > 1 else device.link
+    twice = f"twice the {link} would bring {_percent(limits.twice_network)}"
     memory = f"25% more memory {_percent(limits.more_memory)}"
     waits = winner.exposed_s / winner.step_s
     if limits.binding == "bandwidth":
-        first = f"Limited by the network: {waits:.0%} of the step waits for it; {twice}, {memory}."
+        first = f"Limited by the {link}: {waits:.0%} of the step waits for it; {twice}, {memory}."
     elif limits.binding == "memory":
         first = f"Limited by memory: {memory.replace('more memory', 'more would bring')}"
         first += _with_memory(winner, limits) + (
@@ -199,9 +217,9 @@ def limits_in_words(problem: Problem, winner: Candidate, limits: Limits) -> list
         first = f"Limited by compute: {memory.replace('more memory', 'more memory would bring')}."
     slack = [f"{show_gib(limits.free_bytes)} per device are left"]
     if limits.network_slack is None and winner.strategy.devices > 1:
-        slack.append("no slower network in reach would cost 5%")
+        slack.append(f"no slower {link} in reach would cost 5%")
     elif limits.network_slack is not None and limits.network_slack > 1.05:
-        slack.append(f"the network could be {limits.network_slack:.1f}x slower before it costs 5%")
+        slack.append(f"the {link} could be {limits.network_slack:.1f}x slower before it costs 5%")
     return [first, "Slack: " + "; ".join(slack) + "."]
 
 

@@ -11,6 +11,8 @@ from shardwise.planning.space import Space
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.record import SpecError
 
+# Costs nearer than this are the same.
+SAME_COST = 0.02
 HOUR = 3600.0
 DAY = 24 * HOUR
 
@@ -39,32 +41,49 @@ class Budget(NamedTuple):
 
 
 def smaller_clusters(cluster: ClusterSpec) -> list[ClusterSpec]:
-    """The cluster and its halves, down to one device, the smallest first."""
-    found = [cluster]
-    nodes = cluster.nodes
-    while nodes % 2 == 0:
-        nodes //= 2
-        found.append(cluster.but(nodes=nodes))
-    devices = cluster.devices_per_node
-    while nodes == 1 and devices % 2 == 0:
-        devices //= 2
-        found.append(cluster.but(nodes=1, devices_per_node=devices))
-    return found[::-1]
+    """Parts of the cluster up to all of it: some of a node, then whole nodes."""
+    steps = sorted({base * 2**power for base in (1, 3) for power in range(20)})
+    parts = [
+        cluster.but(nodes=1, devices_per_node=size)
+        for size in steps
+        if size < cluster.devices_per_node
+    ]
+    nodes = [count for count in steps if count < cluster.nodes]
+    return [*parts, *(cluster.but(nodes=count) for count in nodes), cluster]
 
 
-def cheapest(problem: Problem, budget: Budget) -> tuple[ClusterSpec, Candidate] | None:
-    """The part of the cluster that trains a token for the least, in time for the deadline."""
+class Sized(NamedTuple):
+    """The best on a part of the cluster."""
+
+    cluster: ClusterSpec
+    candidate: Candidate
+
+    @property
+    def cost(self) -> float:
+        """Device-seconds of a token."""
+        return self.cluster.devices / self.candidate.tokens_per_s
+
+
+def by_size(problem: Problem) -> list[Sized]:
+    """The best on each part of the cluster on which anything fits."""
     quick = Space(prefetch=(1,), forward_prefetch=(0,), blocks_per_unit=(1,))
-    best: tuple[float, ClusterSpec, Candidate] | None = None
+    found = []
     for cluster in smaller_clusters(problem.cluster):
         try:
-            found = Search(problem._replace(cluster=cluster), quick).run().best()
+            best = Search(problem._replace(cluster=cluster), quick).run().best()
         except SpecError:  # a global batch too small for so many devices
             continue
-        if found is None or not budget.in_time(found.tokens_per_s):
-            continue
-        cost = cluster.devices / found.tokens_per_s
-        # A tenth of a percent is no reason to take more devices.
-        if best is None or cost < best[0] * 0.999:
-            best = (cost, cluster, found)
-    return None if best is None else (best[1], best[2])
+        if best is not None:
+            found.append(Sized(cluster, best))
+    return found
+
+
+def cheapest(sizes: list[Sized], budget: Budget) -> Sized | None:
+    """The part on which a token costs least, in time; of those that cost nearly as little, the
+    largest, which is done first.
+    """
+    in_time = [size for size in sizes if budget.in_time(size.candidate.tokens_per_s)]
+    if not in_time:
+        return None
+    least = min(size.cost for size in in_time)
+    return [size for size in in_time if size.cost <= least * (1 + SAME_COST)][-1]

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from shardwise.planning.explain import limits_in_words, reasons, show_recompute
 from shardwise.planning.limits import WORTH, Limits, limits_of
-from shardwise.planning.money import Budget, cheapest
+from shardwise.planning.money import SAME_COST, Budget, Sized, by_size, cheapest
 from shardwise.planning.price import price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate
@@ -43,6 +43,8 @@ class Plan(NamedTuple):
     # What the objective found before the search, in a sentence.
     aim: str
     budget: Budget
+    # For money: the best on each part of the cluster.
+    sizes: list[Sized]
     winner: Candidate | None
     # The best of each layout, the fastest first.
     layouts: list[Candidate]
@@ -170,10 +172,12 @@ def make_plan(
     """
     check(problem)
     aim = ""
+    sizes: list[Sized] = []
+    budget = budget or Budget()
     if objective == "sequence":
         problem, aim = _longest(problem)
     elif objective == "money":
-        problem, aim = _cheapest(problem, budget)
+        problem, aim, sizes = _cheapest(problem, budget)
     if problem.base.devices != problem.cluster.devices:
         current = None
     search = Search(problem, space)
@@ -185,16 +189,17 @@ def make_plan(
         problem=problem,
         objective=objective,
         aim=aim,
-        budget=budget or Budget(),
+        budget=budget,
+        sizes=sizes,
         winner=winner,
         layouts=found.layouts(),
         baselines=_baselines(problem, units, found, current),
         rejected=found.rejected(),
-        front=found.front(),
+        front=[c for c in found.front() if winner and c.needed_bytes < winner.needed_bytes],
         why=reasons(search, found, winner) if winner else [],
         limits=limits,
-        limits_why=limits_in_words(problem, winner, limits) if winner and limits else [],
-        tips=_tips(problem, units, found, winner) if winner else [],
+        limits_why=_limits(problem, objective, winner, limits),
+        tips=_tips(problem, units, found, winner),
         ways=[] if winner else _ways(problem, units, found),
         considered=found.considered,
         fitting=found.fitting,
@@ -206,25 +211,30 @@ def make_plan(
 
 
 def _longest(problem: Problem) -> tuple[Problem, str]:
-    length = longest(problem)
-    if length is None:
-        return problem, ""
-    aim = f"The longest sequence that fits is {length:,} tokens"
-    positions = getattr(problem.model, "max_positions", None)
-    if positions is not None and length > positions:
-        aim += f"; the model itself was made for {positions:,}"
-    return problem._replace(job=problem.job.but(seq_len=length)), aim + "."
-
-
-def _cheapest(problem: Problem, budget: Budget | None) -> tuple[Problem, str]:
-    found = cheapest(problem, budget or Budget())
+    found = longest(problem)
     if found is None:
-        return problem, "No part of the cluster is in time; this is all of it."
-    cluster, _ = found
-    aim = f"A token costs least on {cluster.devices} of the {problem.cluster.devices} devices."
-    if cluster.devices == problem.cluster.devices:
+        return problem, ""
+    aim = f"The longest sequence is {found.tokens:,} tokens; {found.why_not_longer}"
+    return problem._replace(job=problem.job.but(seq_len=found.tokens)), aim
+
+
+def _cheapest(problem: Problem, budget: Budget) -> tuple[Problem, str, list[Sized]]:
+    sizes = by_size(problem)
+    found = cheapest(sizes, budget)
+    all_devices = problem.cluster.devices
+    if found is None:
+        late = "Nothing is in time; this is all of it." if sizes else ""
+        return problem, late, sizes
+    if found.cluster.devices == all_devices:
+        cheaper = [s for s in sizes if s.cost < found.cost * (1 - SAME_COST)]
         aim = "No part of the cluster trains a token for less than all of it."
-    return problem._replace(cluster=cluster), aim
+        if cheaper:
+            aim = "A token would cost less on fewer devices, but not in time."
+        return problem, aim, sizes
+    aim = f"A token costs least on {found.cluster.devices} of the {all_devices} devices."
+    if any(s.cost < found.cost * (1 - SAME_COST) for s in sizes):
+        aim = f"{found.cluster.devices} of the {all_devices} devices are the cheapest in time."
+    return problem._replace(cluster=found.cluster), aim, sizes
 
 
 def chosen(found: Found, objective: Objective) -> Candidate | None:
@@ -251,9 +261,24 @@ def _baselines(
     return baselines
 
 
-def _tips(problem: Problem, units: Units, found: Found, winner: Candidate) -> list[str]:
+def _limits(
+    problem: Problem, objective: Objective, winner: Candidate | None, limits: Limits | None
+) -> list[str]:
+    if winner is None or limits is None:
+        return []
+    first, slack = limits_in_words(problem, winner, limits)
+    # What limits the speed is no answer to other questions.
+    return [slack] if objective in ("memory", "sequence") else [first, slack]
+
+
+def _tips(problem: Problem, units: Units, found: Found, winner: Candidate | None) -> list[str]:
     """What was not chosen for other reasons and would bring more."""
     tips = [_daring(problem, found, winner)]
+    positions = getattr(problem.model, "max_positions", None)
+    if positions is not None and problem.job.seq_len > positions:
+        tips.append(f"The model was made for sequences of {positions:,}.")
+    if winner is None:
+        return [tip for tip in tips if tip]
     strategy = winner.strategy
     if strategy.sharded and strategy.reduce_dtype == "fp32" and strategy.param_dtype != "fp32":
         low = price_one(problem, units, strategy.but(reduce_dtype=strategy.param_dtype))
@@ -268,21 +293,24 @@ def _tips(problem: Problem, units: Units, found: Found, winner: Candidate) -> li
     return [tip for tip in tips if tip]
 
 
-def _daring(problem: Problem, found: Found, winner: Candidate) -> str:
+def _daring(problem: Problem, found: Found, winner: Candidate | None) -> str:
     """What fits if the allocator wastes as little as usual, instead of as much as it may."""
     device = problem.cluster.device
     low, high = coefficient("reserved_over_pools")
     outside = coefficient("outside_allocator")[1] * 2**30
     usual = 2 * (device.capacity - outside) / (low + high)
     daring = found.best(memory=usual / found.limit_bytes)
-    if daring is None or daring.tokens_per_s < (1 + WORTH) * winner.tokens_per_s:
+    if daring is None or daring.needed_bytes <= found.limit_bytes:
         return ""
-    gain = daring.tokens_per_s / winner.tokens_per_s - 1
     s = daring.strategy
-    return (
-        f"At risk, but {gain:.0%} faster: {s}, micro-batch {s.micro_batch}, recompute "
-        f"{show_recompute(s.recompute)}, {show_gib(daring.needed_bytes)} with pools."
+    what = (
+        f"{s}, micro-batch {s.micro_batch}, recompute {show_recompute(s.recompute)}: "
+        f"{show_gib(daring.needed_bytes)} with pools, if the allocator wastes little."
     )
+    if winner is None:
+        return f"At risk, but likely to fit: {what}"
+    gain = daring.tokens_per_s / winner.tokens_per_s - 1
+    return f"At risk, but {gain:.0%} faster: {what}" if gain >= WORTH else ""
 
 
 def _ways(problem: Problem, units: Units, found: Found) -> list[Change]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from shardwise.planning.problem import Problem
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space
@@ -13,15 +15,27 @@ STEP = 512
 MOST = 2**24
 
 
-def longest(problem: Problem) -> int | None:
-    """Tokens of the longest sequence, a multiple of 512; None where not even that fits."""
+class Longest(NamedTuple):
+    """A length, and what keeps it from being longer, in a sentence."""
+
+    tokens: int
+    why_not_longer: str
+
+
+def longest(problem: Problem) -> Longest | None:
+    """The longest sequence, a multiple of 512; None where not even that fits."""
+    refused: dict[int, str] = {}
 
     def fits(blocks: int) -> bool:
         try:
             job = problem.job.but(seq_len=blocks * STEP)
-            return Search(problem._replace(job=job), _SMALLEST).run().best() is not None
-        except SpecError:  # a global batch smaller than one sequence per device
+            found = Search(problem._replace(job=job), _SMALLEST).run().best()
+        except SpecError as error:  # the batch is too small, or the model has no more positions
+            refused[blocks] = f"beyond that, {error.problems[0]}."
             return False
+        if found is None:
+            refused[blocks] = "more does not fit."
+        return found is not None
 
     low, high = 0, 1
     while high * STEP <= MOST and fits(high):
@@ -29,4 +43,10 @@ def longest(problem: Problem) -> int | None:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return low * STEP or None
+    if not low:
+        return None
+    reason = refused.get(high, "longer ones were not looked at.")
+    positions = getattr(problem.model, "max_positions", None)
+    if positions is not None and low * STEP > positions:
+        reason += f" The model was made for {positions:,}."
+    return Longest(low * STEP, reason)

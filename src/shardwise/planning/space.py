@@ -19,6 +19,8 @@ RECOMPUTE: tuple[Recompute, ...] = (
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 # A step may miss the asked-for batch by this share; otherwise the nearest is taken.
 BATCH_TOLERANCE = 0.02
+# The least share of one sequence per device that is rounded up to one.
+LEAST_BATCH = 0.75
 
 
 class Space(NamedTuple):
@@ -109,10 +111,16 @@ def batches(job: Job, cluster: ClusterSpec, space: Space) -> list[tuple[int, int
     """Micro-batch and accumulation of every way to make the step's batch."""
     if job.global_batch is None:
         return [(size, 1) for size in space.micro_batches]
-    wanted = job.global_batch / (job.seq_len * cluster.devices)
-    # Says what to change where even one sequence per device is far too much.
-    job.split(Strategy(kind="ddp", shard=1, replicate=cluster.devices))
-    pairs = [(size, round(wanted / size)) for size in space.micro_batches]
+    least = job.seq_len * cluster.devices
+    wanted = job.global_batch / least
+    if wanted < LEAST_BATCH:
+        most = job.global_batch // job.seq_len
+        raise SpecError(
+            f"job.global_batch: {job.global_batch:,} tokens are fewer than one sequence on every "
+            f"device ({least:,}); raise it, shorten the sequences, or use at most {most:,} devices"
+        )
+    # Rounded up from halves.
+    pairs = [(size, int(wanted / size + 0.5)) for size in space.micro_batches]
     pairs = [(size, count) for size, count in pairs if count >= 1]
     off = {pair: abs(pair[0] * pair[1] / wanted - 1) for pair in pairs}
     allowed = max(BATCH_TOLERANCE, min(off.values()) + 1e-9)

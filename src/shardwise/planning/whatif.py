@@ -13,7 +13,9 @@ from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Found, Search
 from shardwise.planning.space import Space
+from shardwise.predict.configurations import Configurations
 from shardwise.predict.estimate import verdict
+from shardwise.predict.work import predict_work
 from shardwise.spec import catalogue
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import (
@@ -41,6 +43,8 @@ class Point(NamedTuple):
     candidate: Candidate | None
     mfu: float | None
     binding: Bottleneck
+    # Why there is no answer, where it is not memory.
+    refused: str = ""
 
 
 # ---- what can be varied ---------------------------------------------------------------------
@@ -98,13 +102,19 @@ def sized(cluster: ClusterSpec, devices: int) -> ClusterSpec:
     per_node = cluster.devices_per_node
     if devices < 1:
         raise SpecError("devices: must be at least 1")
+    if cluster.nodes == 1:
+        # One machine may be given more devices, as many as its kind has.
+        per_node = max(per_node, cluster.device.node_size)
     if devices <= per_node:
         return cluster.but(nodes=1, devices_per_node=devices)
     if devices % per_node:
         raise SpecError(f"devices: {devices:,} do not fill nodes of {per_node}")
     if cluster.network is None:
-        raise SpecError("devices: more than one node needs a network; add it, such as @400Gbps")
-    return cluster.but(nodes=devices // per_node)
+        raise SpecError(
+            f"devices: more than {per_node} need several nodes and a network between them; add "
+            "it to the cluster, such as @400Gbps"
+        )
+    return cluster.but(nodes=devices // per_node, devices_per_node=per_node)
 
 
 def varied(problem: Problem, name: str, text: str) -> tuple[Problem, str]:
@@ -191,43 +201,76 @@ def study(
 ) -> list[Point]:
     """A point for each value."""
     points = Points(problem, name, fixed)
-    return [points.at(text) for text in values]
+    found: list[Point] = []
+    refused: list[SpecError] = []
+    for text in values:
+        try:
+            found.append(points.at(text))
+        except SpecError as error:
+            refused.append(error)
+            found.append(Point(text, problem, None, None, "memory", error.problems[0]))
+    # One value that cannot be is told in its row; if none can, it is an error.
+    if refused and len(refused) == len(found):
+        raise refused[0]
+    return found
 
 
 def changes(before: Point, after: Point) -> str:
     """What made the difference between two points, in a sentence."""
-    if before.candidate is None or after.candidate is None:
-        if before.candidate is after.candidate:
+    one, other = before.candidate, after.candidate
+    if one is None or other is None:
+        if one is other:
             return ""
-        return "It begins to fit." if before.candidate is None else "It no longer fits."
+        return "it begins to fit." if one is None else "it no longer fits."
     assert before.mfu is not None
     assert after.mfu is not None
-    one, other = before.candidate.strategy, after.candidate.strategy
     points = (after.mfu - before.mfu) * 100
+    speed = other.tokens_per_s / one.tokens_per_s - 1
+    pace = f"{abs(speed):.0%} {'faster' if speed > 0 else 'slower'}"
+    head = f"{pace if abs(speed) >= 0.005 else 'as fast'}, MFU {points:+.1f} points"
+    parts = _mechanisms(before, one, after, other, better=points > 0)
+    return f"{head}: {', '.join(parts)}." if parts and abs(points) >= 0.05 else f"{head}."
+
+
+def _mechanisms(
+    before: Point, one: Candidate, after: Point, other: Candidate, better: bool
+) -> list[str]:
+    """What changed; of what helps or hurts, only what goes the way the whole went."""
     parts = []
-    if one.recompute != other.recompute:
-        less = other.full_recompute_share < one.full_recompute_share or other.recompute == "none"
-        was, now = show_recompute(one.recompute), show_recompute(other.recompute)
-        parts.append(f"{'less' if less else 'more'} recomputation ({was} to {now})")
-    if str(one) != str(other):
-        parts.append(f"{one} becomes {other}")
-    if one.micro_batch != other.micro_batch:
-        parts.append(f"micro-batch {one.micro_batch} to {other.micro_batch}")
-    shares = [p.candidate.exposed_s / p.candidate.step_s for p in (before, after) if p.candidate]
-    if abs(shares[0] - shares[1]) >= 0.005:
-        parts.append(f"waiting for the network {shares[0]:.0%} to {shares[1]:.0%} of the step")
+    again = [_recomputed(point, c) for point, c in ((before, one), (after, other))]
+    was, now = one.strategy, other.strategy
+    if was.recompute != now.recompute and (again[1] < again[0]) == better:
+        more = "less" if again[1] < again[0] else "more"
+        shown = f"{show_recompute(was.recompute)} to {show_recompute(now.recompute)}"
+        parts.append(f"{more} recomputation ({shown})")
+    if str(was) != str(now):
+        parts.append(f"{was} becomes {now}")
+    if was.micro_batch != now.micro_batch:
+        parts.append(f"micro-batch {was.micro_batch} to {now.micro_batch}")
+    waits = [c.exposed_s / c.step_s for c in (one, other)]
+    if abs(waits[0] - waits[1]) >= 0.005 and (waits[1] < waits[0]) == better:
+        parts.append(f"waiting for the network {waits[0]:.0%} to {waits[1]:.0%} of the step")
     each = [
-        p.candidate.compute_s / p.problem.job.tokens_per_step(p.candidate.strategy)
-        for p in (before, after)
-        if p.candidate
+        c.compute_s / point.problem.job.tokens_per_step(c.strategy)
+        for point, c in ((before, one), (after, other))
     ]
-    same = one.recompute == other.recompute and one.micro_batch == other.micro_batch
-    same_device = before.problem.cluster.device.name == after.problem.cluster.device.name
-    if same and same_device and abs(each[1] / each[0] - 1) >= 0.005:
-        slower = "less" if each[1] < each[0] else "more"
-        parts.append(f"compute {slower} slowed by communication beside it")
-    because = f": {', '.join(parts)}" if parts else ""
-    return f"MFU {points:+.1f} points{because}."
+    same = was.recompute == now.recompute and was.micro_batch == now.micro_batch
+    devices = [point.problem.cluster.device for point in (before, after)]
+    if devices[0].name != devices[1].name:
+        peaks = [device.peak_flops(was.param_dtype) or 0.0 for device in devices]
+        if peaks[0] and peaks[1]:
+            parts.append(f"a peak {peaks[1] / peaks[0]:.1f}x as high")
+    elif same and abs(each[1] / each[0] - 1) >= 0.005 and (each[1] < each[0]) == better:
+        less = "less" if each[1] < each[0] else "more"
+        parts.append(f"compute {less} slowed by communication beside it")
+    return parts
+
+
+def _recomputed(point: Point, candidate: Candidate) -> float:
+    """FLOPs done again per FLOP of the model."""
+    units = Units(point.problem).of(candidate.strategy)
+    work = predict_work(units, Configurations.of([candidate.strategy]))
+    return float(work.hardware_flops[0] / work.model_flops[0]) - 1
 
 
 # ---- thresholds -----------------------------------------------------------------------------
@@ -262,11 +305,15 @@ def parse_target(text: str) -> Target:
     name, _, value = text.partition("=")
     try:
         if name in ("mfu", "exposed"):
-            share = float(value.rstrip("%")) / (100 if value.endswith("%") else 1)
+            share = float(value.rstrip("%"))
+            share /= 100 if value.endswith("%") or share > 1 else 1
             if 0 < share <= 1:
                 return Target(name, share)
-        elif name == "step" and float(value.rstrip("s")) > 0:
-            return Target(name, float(value.rstrip("s")))
+        elif name == "step":
+            milli = value.endswith("ms")
+            seconds = float(value.removesuffix("ms").removesuffix("s")) / (1000 if milli else 1)
+            if 0 < seconds < float("inf"):
+                return Target(name, seconds)
     except ValueError:
         pass
     raise SpecError(f"for: cannot read {text[:40]!r}; write mfu=45%, step=10s or exposed=1%")
@@ -298,7 +345,7 @@ def least(problem: Problem, name: str, target: Target, fixed: Strategy | None = 
         low, high, show = scales[name](problem)
         found = _bisect(look, low, high, show)
     elif name in ladders:
-        found = next((text for text in ladders[name](problem) if look(text)), None)
+        found = _climb(look, *ladders[name](problem))
     else:
         known = (*scales, *ladders)
         hint = did_you_mean(name, known) or f"; known are {', '.join(known)}"
@@ -328,14 +375,28 @@ def _bisect(
     return show(high)
 
 
-def _ladder_devices(problem: Problem) -> Iterable[str]:
-    count = 1
-    while count <= 2**17:
-        yield str(count)
-        count *= 2
+def _climb(look: Callable[[str], bool], unit: int, rungs: Iterable[int]) -> str | None:
+    """The first rung that is enough, then the least multiple of `unit` between it and the last."""
+    low = 0
+    for rung in rungs:
+        if look(str(rung)):
+            high = rung
+            break
+        low = rung
+    else:
+        return None
+    while high - low > max(unit, high // 50):
+        middle = (low + high) // 2 // unit * unit
+        if middle in (low, high) or not middle:
+            break
+        low, high = (low, middle) if look(str(middle)) else (middle, high)
+    return str(high)
 
 
-def _ladder_batch(problem: Problem) -> Iterable[str]:
+def _ladder_devices(problem: Problem) -> tuple[int, Iterable[int]]:
+    return problem.cluster.devices_per_node, [2**power for power in range(18)]
+
+
+def _ladder_batch(problem: Problem) -> tuple[int, Iterable[int]]:
     tokens = problem.job.seq_len * problem.cluster.devices
-    for factor in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024):
-        yield str(tokens * factor)
+    return tokens, [tokens * 2**power for power in range(11)]

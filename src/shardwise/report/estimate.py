@@ -247,14 +247,15 @@ def show_seconds(value: float) -> str:
     return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:,.1f} ms"
 
 
-def print_ways(out: Console, ways: Sequence[Change], safely: bool) -> None:
+def print_ways(out: Console, ways: Sequence[Change], safely: bool, of: str = "") -> None:
     if not ways:
         out.print(
             "No change of settings makes it fit; it takes a shorter sequence, a larger device, or "
             "tensor parallelism (which shardwise does not run)."
         )
         return
-    out.print(Text(f"It would fit{' safely' if safely else ''} with", style="bold"))
+    whose = f" (options of '{of}')" if of else ""
+    out.print(Text(f"It would fit{' safely' if safely else ''} with{whose}", style="bold"))
     for way in ways:
         host = f", and {show_gib(way.host_bytes)} of the host per device" if way.host_bytes else ""
         risk = ", at risk" if way.at_risk else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from textwrap import fill
 
 from rich.console import Console
@@ -45,6 +44,7 @@ def print_plan(
     for sentence in (*plan.why, *plan.limits_why):
         _bullet(out, sentence)
     out.print()
+    _print_sizes(out, plan)
     out.print(_table(plan, top))
     _print_notes(out, plan, top)
     _print_front(out, plan)
@@ -96,10 +96,14 @@ def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
     )
     per_device = winner.tokens_per_s / cluster.devices
     out.print(
-        f"A step takes {show_seconds(winner.step_s)} ({between}): {per_device:,.0f} tokens/s per "
-        f"device, {show_count(winner.tokens_per_s)} in all, MFU {plan.mfu(winner):.0%}. Tensors "
-        f"peak at {show_gib(winner.peak_bytes)} of {show_gib(cluster.device.capacity)}, with the "
-        f"allocator's pools at {show_gib(winner.needed_bytes)}."
+        f"A step {_of_tokens(plan, winner)}takes {show_seconds(winner.step_s)} ({between}): "
+        f"{per_device:,.0f} tokens/s per device, {show_count(winner.tokens_per_s)} in all, MFU "
+        f"{plan.mfu(winner):.0%}."
+    )
+    out.print(
+        f"It takes {show_gib(winner.needed_bytes)} of the {show_gib(plan.limit_bytes)} that are "
+        f"safe to use of {show_gib(cluster.device.capacity)}: tensors peak at "
+        f"{show_gib(winner.peak_bytes)}, the rest are the allocator's pools."
     )
     cost = cost_in_words(plan.budget, winner.tokens_per_s, cluster.devices)
     if cost:
@@ -109,6 +113,14 @@ def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
             f"No run on {cluster.device.name} was ever compared with its prediction; times assume "
             "the efficiency of a relative."
         )
+
+
+def _of_tokens(plan: Plan, winner: Candidate) -> str:
+    """The real batch, where it is not the one that was asked for."""
+    asked, real = plan.problem.job.global_batch, plan.problem.job.tokens_per_step(winner.strategy)
+    if asked is None or abs(real / asked - 1) < 0.001:
+        return ""
+    return f"of {real:,} tokens ({real / asked - 1:+.1%} against what was asked for) "
 
 
 def cost_in_words(budget: Budget, tokens_per_s: float, devices: int) -> str:
@@ -124,13 +136,41 @@ def cost_in_words(budget: Budget, tokens_per_s: float, devices: int) -> str:
         f"{hours:,.0f} device-hours",
         f"{money:,.0f} at {budget.price:g} each" if money is not None else "",
     ]
-    return f"{tokens} tokens take " + ", ".join(part for part in parts if part) + "."
+    told = f"{tokens} tokens take " + ", ".join(part for part in parts if part) + "."
+    if not budget.in_time(tokens_per_s):
+        told += f" That misses the deadline of {show_long(budget.deadline_s or 0.0)}."
+    return told
 
 
 def show_long(seconds: float) -> str:
     """Days or hours."""
     days = seconds / DAY
     return f"{days:,.1f} days" if days >= 1 else f"{seconds / HOUR:,.1f} hours"
+
+
+def _print_sizes(out: Console, plan: Plan) -> None:
+    """For money: what each part of the cluster takes."""
+    if not plan.sizes:
+        return
+    table = plain_table()
+    for column in ("devices", "layout", "tokens/s", "time", "device-hours", "money"):
+        table.add_column(column, justify="left" if column == "layout" else "right", no_wrap=True)
+    for size in plan.sizes:
+        devices, speed = size.cluster.devices, size.candidate.tokens_per_s
+        seconds, money = plan.budget.seconds(speed), plan.budget.money(speed, devices)
+        late = " late" if not plan.budget.in_time(speed) else ""
+        table.add_row(
+            f"{devices:,}",
+            layout_words(size.candidate.strategy),
+            show_count(speed),
+            show_long(seconds) + late if seconds is not None else "",
+            f"{plan.budget.device_hours(speed, devices):,.0f}",
+            f"{money:,.0f}" if money is not None else "",
+            style="bold" if devices == plan.problem.cluster.devices else "",
+        )
+    out.print(f"For {show_count(plan.budget.tokens or 1e9)} tokens", style="bold")
+    out.print(table)
+    out.print()
 
 
 def _table(plan: Plan, top: int) -> Table:
@@ -199,8 +239,8 @@ def _print_notes(out: Console, plan: Plan, top: int) -> None:
     if alike > 1:
         out.print(
             f"{alike} layouts are indistinguishable: they lie nearer than predictions on one "
-            f"machine can tell apart ({low:+.0%} to {high:+.0%}). The simplest of the fastest "
-            "comes first."
+            f"machine can tell apart ({low:+.0%} to {high:+.0%})."
+            + (" The simplest of the fastest comes first." if plan.objective != "memory" else "")
         )
     out.print(
         f"{plan.considered:,} configurations priced, {plan.fitting:,} fit." + _rejected(plan),
@@ -223,22 +263,23 @@ def _rejected(plan: Plan) -> str:
 
 
 def _print_front(out: Console, plan: Plan) -> None:
-    front: Sequence[Candidate] = [c for c in plan.front if plan.winner and c != plan.winner]
-    if not front:
+    if not plan.front or plan.winner is None:
         return
-    assert plan.winner is not None
     out.print()
     out.print(Text("To take less memory", style="bold"))
-    for candidate in front[:3]:
+    for candidate in plan.front[:3]:
         loss = candidate.tokens_per_s / plan.winner.tokens_per_s - 1
+        what = f"{settings(candidate.strategy)}, micro-batch {candidate.strategy.micro_batch}"
+        line = f"{candidate.needed_bytes / GIB:5.1f} GiB, {loss:+.0%}: {what}"
         out.print(
-            f"  {candidate.needed_bytes / GIB:5.1f} GiB, {loss:+.0%}: "
-            f"{settings(candidate.strategy)}, micro-batch {candidate.strategy.micro_batch}"
+            fill(line, out.width, initial_indent="  ", subsequent_indent="    "), soft_wrap=True
         )
 
 
 def _print_nothing_fits(out: Console, plan: Plan) -> None:
-    out.print(Text("Nothing fits.", style="bold red"))
+    likely = any(tip.startswith("At risk") for tip in plan.tips)
+    head = "Nothing fits safely." if likely else "Nothing fits."
+    out.print(Text(head, style="bold red"))
     if plan.rejected:
         nearest = plan.rejected[0]
         out.print(
@@ -246,6 +287,8 @@ def _print_nothing_fits(out: Console, plan: Plan) -> None:
             f"{show_gib(nearest.needed_bytes)}, and a device can safely give "
             f"{show_gib(plan.limit_bytes)}."
         )
+    for tip in plan.tips:
+        out.print(tip)
     out.print(f"{plan.considered:,} configurations priced." + _rejected(plan), style="dim")
     out.print()
-    print_ways(out, plan.ways, safely=False)
+    print_ways(out, plan.ways, safely=False, of="shardwise estimate")

@@ -7,6 +7,7 @@ from itertools import pairwise
 from textwrap import fill
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from shardwise.planning.explain import show_recompute
@@ -44,7 +45,7 @@ def print_study(
 ) -> None:
     """One row per value, and what made the difference between neighbours."""
     out = _console(console)
-    table = plain_table()
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column(_NAMES.get(name, name), justify="right", no_wrap=True)
     table.add_column("layout", no_wrap=True)
     table.add_column("batch", justify="right", no_wrap=True)
@@ -55,15 +56,15 @@ def print_study(
     for point in points:
         c = point.candidate
         if c is None:
-            table.add_row(point.value, "nothing fits")
+            table.add_row(point.value, "cannot be" if point.refused else "nothing fits")
             continue
         table.add_row(
             point.value,
             layout_words(c.strategy),
             batch_words(c.strategy),
             show_recompute(c.strategy.recompute).removesuffix(" of blocks"),
-            show_seconds(c.step_s),
-            show_count(c.tokens_per_s),
+            _short_seconds(c.step_s),
+            _short_count(c.tokens_per_s),
             f"{point.mfu:.1%}",
             f"{c.needed_bytes / GIB:,.1f}",
             {"bandwidth": "network"}.get(point.binding, point.binding),
@@ -72,9 +73,11 @@ def print_study(
     out.print(table)
     if name == "devices":
         _print_scaling(out, points)
-    sentences = [
+    sentences = [f"{point.value}: {point.refused}." for point in points if point.refused]
+    possible = [point for point in points if not point.refused]
+    sentences += [
         f"{before.value} to {after.value}: {changes(before, after)}"
-        for before, after in pairwise(points)
+        for before, after in pairwise(possible)
         if changes(before, after)
     ]
     if sentences:
@@ -84,6 +87,18 @@ def print_study(
             fill(sentence, out.width, initial_indent="- ", subsequent_indent="  "), soft_wrap=True
         )
     _print_costs(out, name, points, budget)
+
+
+def _short_seconds(seconds: float) -> str:
+    """Three digits: a table has no room for more."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _short_count(value: float) -> str:
+    for unit, factor in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.3g}{unit}"
+    return f"{value:.3g}"
 
 
 def _print_scaling(out: Console, points: Sequence[Point]) -> None:

@@ -34,7 +34,7 @@ class Job(Record):
         if self.global_batch is None:
             return strategy
         per_micro_batch = self.seq_len * strategy.micro_batch * strategy.devices
-        accumulate = round(self.global_batch / per_micro_batch)
+        accumulate = int(self.global_batch / per_micro_batch + 0.5)
         if accumulate < 1:
             raise SpecError(
                 f"job.global_batch: {self.global_batch:,} tokens are less than half of one "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,9 +50,13 @@ class RunSpec(NamedTuple):
         return self._replace(strategy=self.job.split(strategy))
 
 
-def read_run(path: Path) -> RunSpec:
-    """Read a run.toml; raises one SpecError that lists all problems of all sections."""
-    return run_from_dict(read_toml(path, "run"), base=path.parent)
+def read_run(path: Path, given: Mapping[str, str] | None = None) -> RunSpec:
+    """Read a run.toml; raises one SpecError that lists all problems of all sections.
+
+    `given` are names for sections that the file may leave out.
+    """
+    data = {**(given or {}), **read_toml(path, "run")}
+    return run_from_dict(data, base=path.parent)
 
 
 def run_from_dict(data: dict[str, Any], base: Path | None = None) -> RunSpec:
