@@ -225,11 +225,17 @@ def changes(before: Point, after: Point) -> str:
     assert before.mfu is not None
     assert after.mfu is not None
     points = (after.mfu - before.mfu) * 100
-    speed = other.tokens_per_s / one.tokens_per_s - 1
-    pace = f"{abs(speed):.0%} {'faster' if speed > 0 else 'slower'}"
-    head = f"{pace if abs(speed) >= 0.005 else 'as fast'}, MFU {points:+.1f} points"
+    head = f"{_pace(other.tokens_per_s / one.tokens_per_s)}, MFU {points:+.1f} points"
     parts = _mechanisms(before, one, after, other, better=points > 0)
     return f"{head}: {', '.join(parts)}." if parts and abs(points) >= 0.05 else f"{head}."
+
+
+def _pace(ratio: float) -> str:
+    if ratio >= 2:
+        return f"{ratio:.1f}x as fast"
+    if abs(ratio - 1) < 0.005:
+        return "as fast"
+    return f"{abs(ratio - 1):.0%} {'faster' if ratio > 1 else 'slower'}"
 
 
 def _mechanisms(
