@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shardwise.predict.time import fitted_family
+from shardwise.spec.cluster import DeviceSpec
 from shardwise.spec.dtype import DTYPE_BYTES
 from shardwise.spec.quantity import show_count, show_gb, show_gib
 from shardwise.spec.run import RunSpec
@@ -239,7 +241,17 @@ def _time(run: RunSpec, profile: StepProfile) -> str:
     return (
         f"It takes {show_seconds(time.step_s)} ({between}): {told}.\n"
         f"That is {rates.tokens_per_s:,.0f} tokens/s, {rates.tokens_per_s_per_device:,.0f} per "
-        f"device{mfu}."
+        f"device{mfu}.{not_compared(run.cluster.device)}"
+    )
+
+
+def not_compared(device: DeviceSpec) -> str:
+    """A sentence for devices on which no prediction was ever held against a run."""
+    if fitted_family(device):
+        return ""
+    return (
+        f"\nNo run on {device.name} was ever compared with its prediction; times assume the "
+        "efficiency of a relative."
     )
 
 

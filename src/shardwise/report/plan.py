@@ -12,7 +12,13 @@ from shardwise.planning.explain import show_recompute
 from shardwise.planning.money import DAY, HOUR, Budget
 from shardwise.planning.plan import Plan
 from shardwise.planning.rows import Candidate
-from shardwise.report.estimate import WIDTH, plain_table, print_ways, show_seconds
+from shardwise.report.estimate import (
+    WIDTH,
+    not_compared,
+    plain_table,
+    print_ways,
+    show_seconds,
+)
 from shardwise.spec.quantity import show_count, show_gib
 from shardwise.spec.strategy import Strategy
 
@@ -109,10 +115,7 @@ def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
     if cost:
         out.print(cost)
     if not plan.fitted:
-        out.print(
-            f"No run on {cluster.device.name} was ever compared with its prediction; times assume "
-            "the efficiency of a relative."
-        )
+        out.print(not_compared(cluster.device).strip())
 
 
 def _of_tokens(plan: Plan, winner: Candidate) -> str:
