@@ -63,9 +63,14 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         gc.collect()
         with LiveBytes() as live:
             step(module, optimizer, ids, strategy)  # meets DDP's buckets, which outlive steps
-            live.reset()
-            step(module, optimizer, ids, strategy)
-        result["peak_bytes"] = live.peak_bytes
+            peaks = []
+            for _ in range(3):
+                live.reset()
+                step(module, optimizer, ids, strategy)
+                peaks.append(live.peak_bytes)
+        # Gloo's threads let go of their tensors a little late when the machine is busy, which can
+        # only add to a peak.
+        result["peak_bytes"] = min(peaks)
     return result
 
 

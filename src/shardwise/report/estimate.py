@@ -246,12 +246,12 @@ def _time(run: RunSpec, profile: StepProfile) -> str:
 
 
 def not_compared(device: DeviceSpec) -> str:
-    """A sentence for devices on which no prediction was ever held against a run."""
+    """A sentence for devices whose coefficients are those of a relative."""
     if fitted_family(device):
         return ""
     return (
-        f"\nNo run on {device.name} was ever compared with its prediction; times assume the "
-        "efficiency of a relative."
+        f"\nNothing was fitted for {device.name}: times assume the efficiency of a relative, and "
+        "published runs on such devices took up to 50% longer."
     )
 
 
