@@ -24,13 +24,16 @@ Text = str | int | float | bool | None
 
 
 class Args(msgspec.Struct, gc=False):
-    """What is read of an event's arguments; the rest is skipped by the decoder."""
+    """What is read of an event's arguments; the rest is skipped by the decoder.
 
-    stream: Text = None
-    device: Text = None
-    correlation: Text = None
-    external: Text = msgspec.field(default=None, name="External id")
-    bytes: Text = None
+    Numbers that are not there are -1.
+    """
+
+    stream: Text = -1
+    device: Text = -1
+    correlation: Text = -1
+    external: Text = msgspec.field(default=-1, name="External id")
+    bytes: Text = -1
     collective: Text = msgspec.field(default=None, name="Collective name")
     sent: Text = msgspec.field(default=None, name="In msg nelems")
     received: Text = msgspec.field(default=None, name="Out msg nelems")

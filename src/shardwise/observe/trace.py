@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.observe.events import AnyEvent, EventReader
+from shardwise.observe.events import AnyEvent, Args, EventReader
 from shardwise.observe.stream import pieces
 from shardwise.spec.record import SpecError
 
@@ -35,8 +36,8 @@ class Trace:
     thread: Codes
     start_ns: Ints
     end_ns: Ints
-    device: Ints
-    stream: Ints
+    device: Codes
+    stream: Codes
     correlation: Ints
     external: Ints
     moved: Ints
@@ -82,30 +83,54 @@ class Trace:
         return found
 
 
-class _Texts:
-    def __init__(self) -> None:
-        self.codes: dict[str, int] = {}
+class _Codes(dict[Any, int]):
+    """Codes of texts, given as they are met; numbers share the code of what they look like."""
 
-    def of(self, values: Iterable[Any]) -> list[int]:
-        codes = self.codes
-        return [
-            _NONE if value is None else codes.setdefault(str(value), len(codes)) for value in values
-        ]
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self[None] = _NONE
+
+    def __missing__(self, key: Any) -> int:
+        if type(key) is not str:
+            code = self[str(key)]
+        else:
+            code = len(self.texts)
+            self.texts.append(key)
+        self[key] = code
+        return code
+
+    def of(self, values: Iterable[Any]) -> Codes:
+        return np.fromiter(map(self.__getitem__, values), dtype=np.int32)
 
 
 def _number(value: Any) -> int:
     """A whole number that may have been written as a text; -1 for anything else."""
-    if type(value) is int:
-        return value if -(2**63) <= value < 2**63 else _NONE
     try:
-        return int(value)
+        number = int(value)
     except (TypeError, ValueError, OverflowError):
         return _NONE
+    return number if -(2**63) <= number < 2**63 else _NONE
+
+
+def _numbers(values: list[Any]) -> Ints:
+    try:
+        found = np.asarray(values)
+    except (ValueError, OverflowError):
+        found = np.empty(0)
+    if found.dtype.kind == "i" and found.shape == (len(values),):
+        return found.astype(np.int64)
+    return np.asarray([_number(value) for value in values], dtype=np.int64)
+
+
+_NAME, _CATEGORY = attrgetter("name"), attrgetter("cat")
+_PROCESS, _THREAD, _ARGS = attrgetter("pid"), attrgetter("tid"), attrgetter("args")
+_NO_ARGS = Args()
 
 
 class _Columns:
     def __init__(self) -> None:
-        self.texts = _Texts()
+        self.codes = _Codes()
         self.parts: list[dict[str, Any]] = []
         self.rows = 0
         self.negative = self.timeless = 0
@@ -114,70 +139,68 @@ class _Columns:
         self.thread_names: dict[tuple[str, str], str] = {}
 
     def add(self, batch: list[AnyEvent]) -> None:
-        for event in batch:
-            if event.ph == "M" and event.name == "thread_name" and event.args is not None:
+        for event in [event for event in batch if event.ph == "M"]:
+            if event.name == "thread_name" and event.args is not None:
                 self.thread_names[str(event.pid), str(event.tid)] = str(event.args.name)
-        lasting = [event for event in batch if event.ph == "X" and event.dur is not None]
-        kept = [event for event in lasting if event.ts >= 0 and event.dur >= 0]  # type: ignore[operator]
-        self.negative += len(lasting) - len(kept)
-        self.timeless += sum(1 for event in batch if event.ph == "X") - len(lasting)
+        spans = [event for event in batch if event.ph == "X"]
+        kept = [e for e in spans if e.dur is not None and e.dur >= 0 and e.ts >= 0]
+        if len(kept) < len(spans):
+            timeless = sum(event.dur is None for event in spans)
+            self.timeless += timeless
+            self.negative += len(spans) - len(kept) - timeless
         if not kept:
             return
-        code = self.texts.of
+        code = self.codes.of
         start, duration = _nanoseconds(kept)
-        described = [(i, event.args) for i, event in enumerate(kept) if event.args is not None]
-        rows = np.asarray([i for i, _ in described], dtype=np.int64)
-        args = [a for _, a in described]
-        count = len(kept)
-
-        def column(values: list[Any]) -> Ints:
-            filled = np.full(count, _NONE, dtype=np.int64)
-            filled[rows] = values
-            return filled
-
+        args = [a or _NO_ARGS for a in map(_ARGS, kept)]
         part: dict[str, Any] = {
-            "name": code(e.name for e in kept),
-            "category": code(e.cat for e in kept),
-            "process": code(e.pid for e in kept),
-            "thread": code(e.tid for e in kept),
+            "name": code(map(_NAME, kept)),
+            "category": code(map(_CATEGORY, kept)),
+            "process": code(map(_PROCESS, kept)),
+            "thread": code(map(_THREAD, kept)),
             "start_ns": start,
             "end_ns": start + duration,
-            "device": column([_number(a.device) for a in args]),
-            "stream": column([_number(a.stream) for a in args]),
-            "correlation": column([_number(a.correlation) for a in args]),
-            "external": column([_number(a.external) for a in args]),
-            "moved": column([_number(a.bytes) for a in args]),
+            "device": _numbers([a.device for a in args]).astype(np.int32),
+            "stream": _numbers([a.stream for a in args]).astype(np.int32),
+            "correlation": _numbers([a.correlation for a in args]),
+            "external": _numbers([a.external for a in args]),
+            "moved": _numbers([a.bytes for a in args]),
         }
-        moving = [(i, a) for i, a in described if a.collective is not None]
-        for name in ("collective", "group", "dtype"):
-            values = np.full(count, _NONE, dtype=np.int32)
-            values[[i for i, _ in moving]] = code(getattr(a, name) for _, a in moving)
-            part[name] = values
-        for name in ("elements", "group_size"):
-            numbers = np.full(count, _NONE, dtype=np.int64)
-            numbers[[i for i, _ in moving]] = [
-                max(_number(a.sent), _number(a.received))
-                if name == "elements"
-                else _number(a.group_size)
-                for _, a in moving
-            ]
-            part[name] = numbers
-        for i, a in described:
-            if bytes(a.shapes):
-                self.shapes[self.rows + i] = bytes(a.shapes)
-                self.types[self.rows + i] = bytes(a.types)
+        self._add_collectives(part, args)
+        for row, a in enumerate(args):
+            if a.shapes is not _NO_ARGS.shapes:
+                self.shapes[self.rows + row] = bytes(a.shapes)
+                self.types[self.rows + row] = bytes(a.types)
         self.parts.append(part)
-        self.rows += count
+        self.rows += len(kept)
+
+    def _add_collectives(self, part: dict[str, Any], args: list[Args]) -> None:
+        """Few rows have them; the rest are -1."""
+        moving = [row for row, a in enumerate(args) if a.collective is not None]
+        found = [args[row] for row in moving]
+        columns: dict[str, Codes | Ints] = {
+            "collective": self.codes.of(a.collective for a in found),
+            "group": self.codes.of(a.group for a in found),
+            "dtype": self.codes.of(a.dtype for a in found),
+            "group_size": _numbers([_number(a.group_size) for a in found]),
+            "elements": _numbers([max(_number(a.sent), _number(a.received)) for a in found]),
+        }
+        for name, values in columns.items():
+            column = np.full(len(args), _NONE, dtype=values.dtype)
+            column[moving] = values
+            part[name] = column
 
     def build(self, path: Path, about: dict[str, Any], problems: list[str]) -> Trace:
-        codes = ("name", "category", "process", "thread", "collective", "group", "dtype")
-        numbers = ["start_ns", "end_ns", "device", "stream", "correlation", "external", "moved"]
-        numbers += ["elements", "group_size"]
+        codes = ["name", "category", "process", "thread", "collective", "group", "dtype"]
+        codes += ["device", "stream"]
+        numbers = ["start_ns", "end_ns", "correlation", "external", "moved", "elements"]
+        numbers += ["group_size"]
 
         def joined(name: str, dtype: Any) -> Any:
             if not self.parts:
                 return np.empty(0, dtype=dtype)
-            return np.concatenate([np.asarray(p[name], dtype=dtype) for p in self.parts])
+            # Each part goes as it is joined, so that no more than one column exists twice.
+            return np.concatenate([p.pop(name) for p in self.parts]).astype(dtype, copy=False)
 
         return Trace(
             path=path,
@@ -185,7 +208,7 @@ class _Columns:
             **{name: joined(name, np.int64) for name in numbers},
             shapes=self.shapes,
             types=self.types,
-            texts=list(self.texts.codes),
+            texts=self.codes.texts,
             thread_names=self.thread_names,
             about=about,
             problems=problems,
