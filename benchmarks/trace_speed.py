@@ -89,13 +89,15 @@ def large_rss_mb() -> float:
                 written += len(events)
             file.write(b"]}")
         code = (
-            "import resource, sys\n"
+            "import sys\n"
             "from pathlib import Path\n"
             "from shardwise.observe.classify import device_timeline\n"
             "from shardwise.observe.trace import read_trace\n"
             "from shardwise.timeline.breakdown import breakdown\n"
             "breakdown(device_timeline(read_trace(Path(sys.argv[1]))))\n"
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)\n"
+            # Not getrusage: it remembers the process that started this one.
+            "status = Path('/proc/self/status').read_text()\n"
+            "print(int(status.split('VmHWM:')[1].split()[0]) / 1024)\n"
         )
         done = subprocess.run(
             [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True

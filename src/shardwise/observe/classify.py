@@ -67,7 +67,7 @@ def _kinds(trace: Trace, rows: Ints, rules: Rules) -> npt.NDArray[np.int8]:
     kinds = np.full(len(rows), compute, dtype=np.int8)
     copies = np.isin(trace.category[rows], [trace.code(c) for c in COPY_CATEGORIES])
     kinds[copies] = copy
-    described = trace.collective[rows] >= 0
+    described = np.isin(rows, trace.collective_row)
     kernels = ~copies
     kinds[kernels & described] = communication
     kinds[kernels & _named(trace, trace.name[rows], _COMMUNICATION)] = communication

@@ -54,7 +54,7 @@ class Event(msgspec.Struct, gc=False):
     pid: int | str | None = None
     tid: int | str | None = None
     ts: float = -1.0
-    dur: float | None = None
+    dur: float | None = -1.0
     args: Args | None = None
 
 
@@ -67,7 +67,7 @@ class ExactEvent(msgspec.Struct, gc=False):
     pid: int | str | None = None
     tid: int | str | None = None
     ts: Decimal = Decimal(-1)
-    dur: Decimal | None = None
+    dur: Decimal | None = Decimal(-1)
     args: Args | None = None
 
 
@@ -84,11 +84,14 @@ class EventReader:
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[Event])
 
     def batches(self) -> Iterator[list[AnyEvent]]:
-        head, rest = self._find_events()
+        head, first = self._find_events()
         if head is None:
             return
-        if _LONG_TIME.search(rest[: 1 << 20]):
+        if _LONG_TIME.search(first[: 1 << 20]):
             self._decoder = msgspec.json.Decoder(list[ExactEvent])
+        # Always a list that has begun: an opening bracket, and events.
+        rest = bytearray(b"[")
+        rest += first
         ended = False
         for piece in self._pieces:
             rest += piece
@@ -99,11 +102,12 @@ class EventReader:
                 # What follows the events is small; keep it to be read with the head.
                 rest += b"".join(self._pieces)
                 break
+        tail = bytes(rest)
         if not ended:
-            batch, rest = self._last(rest)
+            batch, tail = self._last(bytes(rest[1:]))
             if batch:
                 yield batch
-        self._read_about(head, rest)
+        self._read_about(head, tail)
 
     def _find_events(self) -> tuple[bytes | None, bytes]:
         """What stands before the events, and the first bytes of them."""
@@ -119,24 +123,33 @@ class EventReader:
         self.problems.append("it holds no list of trace events")
         return None, b""
 
-    def _take(self, text: bytes) -> tuple[list[AnyEvent], bytes, bool]:
+    def _take(self, text: bytearray) -> tuple[list[AnyEvent], bytearray, bool]:
         """As many whole events as there are, and the rest."""
-        ends = [m.start() + 1 for m in _SEPARATOR.finditer(text, max(0, len(text) - (1 << 18)))]
+        ends = [m.start() + 1 for m in _SEPARATOR.finditer(text, max(0, len(text) - (1 << 16)))]
         if not ends:
             ends = [m.start() + 1 for m in _SEPARATOR.finditer(text)]
         for end in reversed(ends[-_TRIES:]):
-            decoded = self._decode(text[:end])
+            # Closed in place: copying the text would take as long as decoding a third of it.
+            kept = text[end]
+            text[end] = ord("]")
+            decoded = self._decoded(memoryview(text)[: end + 1])
+            text[end] = kept
             if decoded is not None:
                 following = text[end:].lstrip()
-                return decoded, following[1:], False  # without the comma
-        if ends:
-            # The end of the list lies before these separators, or an event is broken.
-            return self._take_until_broken(text)
-        return [], text, False
+                following[:1] = b"["  # in place of the comma
+                return decoded, following, False
+        if not ends:
+            return [], text, False
+        # The end of the list lies before these separators, or an event is broken.
+        found, left, ended = self._take_until_broken(bytes(text[1:]))
+        return found, bytearray(left if ended else b"[" + left), ended
 
     def _decode(self, text: bytes) -> list[AnyEvent] | None:
+        return self._decoded(b"[" + text + b"]")
+
+    def _decoded(self, text: bytes | memoryview) -> list[AnyEvent] | None:
         try:
-            decoded: list[AnyEvent] = self._decoder.decode(b"[" + text + b"]")
+            decoded: list[AnyEvent] = self._decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
             return None
         return decoded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ class Trace:
     correlation: Ints
     external: Ints
     moved: Ints
-    # Rows that carry collective metadata, and what it says.
+    # The few rows that carry collective metadata, and what it says, a value for each.
+    collective_row: Ints
     collective: Codes
     elements: Ints
     group_size: Ints
@@ -125,6 +127,7 @@ def _numbers(values: list[Any]) -> Ints:
 
 _NAME, _CATEGORY = attrgetter("name"), attrgetter("cat")
 _PROCESS, _THREAD, _ARGS = attrgetter("pid"), attrgetter("tid"), attrgetter("args")
+_PHASE, _COLLECTIVE, _SHAPES = attrgetter("ph"), attrgetter("collective"), attrgetter("shapes")
 _NO_ARGS = Args()
 
 
@@ -132,26 +135,28 @@ class _Columns:
     def __init__(self) -> None:
         self.codes = _Codes()
         self.parts: list[dict[str, Any]] = []
+        self.collectives: list[dict[str, Any]] = []
         self.rows = 0
-        self.negative = self.timeless = 0
+        self.unusable = 0
         self.shapes: dict[int, bytes] = {}
         self.types: dict[int, bytes] = {}
         self.thread_names: dict[tuple[str, str], str] = {}
 
     def add(self, batch: list[AnyEvent]) -> None:
-        for event in [event for event in batch if event.ph == "M"]:
-            if event.name == "thread_name" and event.args is not None:
-                self.thread_names[str(event.pid), str(event.tid)] = str(event.args.name)
+        phases = list(map(_PHASE, batch))
+        if "M" in phases:
+            self._add_thread_names(batch)
         spans = [event for event in batch if event.ph == "X"]
-        kept = [e for e in spans if e.dur is not None and e.dur >= 0 and e.ts >= 0]
-        if len(kept) < len(spans):
-            timeless = sum(event.dur is None for event in spans)
-            self.timeless += timeless
-            self.negative += len(spans) - len(kept) - timeless
+        start, duration = _nanoseconds(spans)
+        lasting = (start >= 0) & (duration >= 0)
+        kept = spans
+        if not lasting.all():
+            self.unusable += int((~lasting).sum())
+            kept = [event for event, good in zip(spans, lasting.tolist(), strict=True) if good]
+            start, duration = start[lasting], duration[lasting]
         if not kept:
             return
         code = self.codes.of
-        start, duration = _nanoseconds(kept)
         args = [a or _NO_ARGS for a in map(_ARGS, kept)]
         part: dict[str, Any] = {
             "name": code(map(_NAME, kept)),
@@ -166,46 +171,55 @@ class _Columns:
             "external": _numbers([a.external for a in args]),
             "moved": _numbers([a.bytes for a in args]),
         }
-        self._add_collectives(part, args)
-        for row, a in enumerate(args):
-            if a.shapes is not _NO_ARGS.shapes:
-                self.shapes[self.rows + row] = bytes(a.shapes)
-                self.types[self.rows + row] = bytes(a.types)
+        self._add_collectives(args)
+        if list(map(_SHAPES, args)).count(_NO_ARGS.shapes) < len(args):
+            for row, a in enumerate(args):
+                if a.shapes is not _NO_ARGS.shapes:
+                    self.shapes[self.rows + row] = bytes(a.shapes)
+                    self.types[self.rows + row] = bytes(a.types)
         self.parts.append(part)
         self.rows += len(kept)
 
-    def _add_collectives(self, part: dict[str, Any], args: list[Args]) -> None:
-        """Few rows have them; the rest are -1."""
-        moving = [row for row, a in enumerate(args) if a.collective is not None]
+    def _add_thread_names(self, batch: list[AnyEvent]) -> None:
+        for event in batch:
+            if event.ph == "M" and event.name == "thread_name" and event.args is not None:
+                self.thread_names[str(event.pid), str(event.tid)] = str(event.args.name)
+
+    def _add_collectives(self, args: list[Args]) -> None:
+        names = list(map(_COLLECTIVE, args))
+        if names.count(None) == len(names):
+            return
+        moving = [row for row, name in enumerate(names) if name is not None]
         found = [args[row] for row in moving]
-        columns: dict[str, Codes | Ints] = {
-            "collective": self.codes.of(a.collective for a in found),
-            "group": self.codes.of(a.group for a in found),
-            "dtype": self.codes.of(a.dtype for a in found),
-            "group_size": _numbers([_number(a.group_size) for a in found]),
-            "elements": _numbers([max(_number(a.sent), _number(a.received)) for a in found]),
-        }
-        for name, values in columns.items():
-            column = np.full(len(args), _NONE, dtype=values.dtype)
-            column[moving] = values
-            part[name] = column
+        self.collectives.append(
+            {
+                "collective_row": np.asarray(moving, dtype=np.int64) + self.rows,
+                "collective": self.codes.of(a.collective for a in found),
+                "group": self.codes.of(a.group for a in found),
+                "dtype": self.codes.of(a.dtype for a in found),
+                "group_size": _numbers([_number(a.group_size) for a in found]),
+                "elements": _numbers([max(_number(a.sent), _number(a.received)) for a in found]),
+            }
+        )
 
     def build(self, path: Path, about: dict[str, Any], problems: list[str]) -> Trace:
-        codes = ["name", "category", "process", "thread", "collective", "group", "dtype"]
-        codes += ["device", "stream"]
-        numbers = ["start_ns", "end_ns", "correlation", "external", "moved", "elements"]
-        numbers += ["group_size"]
+        codes = ["name", "category", "process", "thread", "device", "stream"]
+        numbers = ["start_ns", "end_ns", "correlation", "external", "moved"]
+        sparse = ["collective", "group", "dtype"]
+        sparse_numbers = ["collective_row", "elements", "group_size"]
 
-        def joined(name: str, dtype: Any) -> Any:
-            if not self.parts:
+        def joined(parts: list[dict[str, Any]], name: str, dtype: Any) -> Any:
+            if not parts:
                 return np.empty(0, dtype=dtype)
             # Each part goes as it is joined, so that no more than one column exists twice.
-            return np.concatenate([p.pop(name) for p in self.parts]).astype(dtype, copy=False)
+            return np.concatenate([p.pop(name) for p in parts]).astype(dtype, copy=False)
 
         return Trace(
             path=path,
-            **{name: joined(name, np.int32) for name in codes},
-            **{name: joined(name, np.int64) for name in numbers},
+            **{name: joined(self.parts, name, np.int32) for name in codes},
+            **{name: joined(self.parts, name, np.int64) for name in numbers},
+            **{name: joined(self.collectives, name, np.int32) for name in sparse},
+            **{name: joined(self.collectives, name, np.int64) for name in sparse_numbers},
             shapes=self.shapes,
             types=self.types,
             texts=self.codes.texts,
@@ -216,21 +230,29 @@ class _Columns:
 
 
 def _nanoseconds(events: list[AnyEvent]) -> tuple[Ints, Ints]:
-    if isinstance(events[0].ts, float):
-        start = np.asarray([e.ts for e in events], dtype=np.float64)
-        duration = np.asarray([e.dur for e in events], dtype=np.float64)
+    """Starts and durations; what is no time is -1."""
+    if not events or isinstance(events[0].ts, float):
+        columns = ([e.ts for e in events], [e.dur for e in events])
+        start, duration = (np.asarray(column, dtype=np.float64) for column in columns)
         return _rounded(start), _rounded(duration)
+    thousand = Decimal(1000)
     return (
-        np.asarray([round(e.ts * 1000) for e in events], dtype=np.int64),
-        np.asarray([round((e.dur or 0) * 1000) for e in events], dtype=np.int64),
+        np.asarray([_whole(e.ts * thousand) for e in events], dtype=np.int64),  # type: ignore[operator]
+        np.asarray([_whole((e.dur if e.dur is not None else -1) * thousand) for e in events]),  # type: ignore[operator]
     )
 
 
+def _whole(value: Any) -> int:
+    return round(value) if 0 <= value < 2**62 else _NONE
+
+
 def _rounded(microseconds: npt.NDArray[np.float64]) -> Ints:
-    """Whole and fraction apart: a product by 1000 would round the whole."""
-    whole = np.floor(np.minimum(microseconds, 9e15))
-    fraction = np.rint((microseconds - whole) * 1000)
-    return whole.astype(np.int64) * 1000 + np.clip(fraction, 0, 1000).astype(np.int64)
+    """Whole and fraction apart: a product by 1000 would round the whole. What is no time is -1."""
+    good = (microseconds >= 0) & (microseconds < 9e15)
+    safe = np.where(good, microseconds, 0.0)
+    whole = np.floor(safe)
+    nanoseconds = whole.astype(np.int64) * 1000 + np.rint((safe - whole) * 1000).astype(np.int64)
+    return np.where(good, nanoseconds, _NONE)
 
 
 def read_trace(path: Path) -> Trace:
@@ -245,10 +267,8 @@ def read_trace(path: Path) -> Trace:
         raise SpecError(f"trace: cannot read {path}: {error.strerror or error}") from None
     if reader.malformed:
         problems.append(f"{reader.malformed} events cannot be read and are left out")
-    if columns.negative:
-        problems.append(f"{columns.negative} events last less than nothing and are left out")
-    if columns.timeless:
-        problems.append(f"{columns.timeless} events have no duration and are left out")
+    if columns.unusable:
+        problems.append(f"{columns.unusable} events have no or negative times and are left out")
     if not columns.rows:
         told = "; ".join(problems) or "no event in it lasts"
         raise SpecError(f"trace: nothing can be read from {path}: {told}")
