@@ -125,6 +125,12 @@ def _numbers(values: list[Any]) -> Ints:
     return np.asarray([_number(value) for value in values], dtype=np.int64)
 
 
+def _placed(rows: Ints, values: list[Any], count: int) -> Ints:
+    column = np.full(count, _NONE, dtype=np.int64)
+    column[rows] = _numbers(values)
+    return column
+
+
 _NAME, _CATEGORY = attrgetter("name"), attrgetter("cat")
 _PROCESS, _THREAD, _ARGS = attrgetter("pid"), attrgetter("tid"), attrgetter("args")
 _PHASE, _COLLECTIVE, _SHAPES = attrgetter("ph"), attrgetter("collective"), attrgetter("shapes")
@@ -166,11 +172,14 @@ class _Columns:
             "start_ns": start,
             "end_ns": start + duration,
             "device": _numbers([a.device for a in args]).astype(np.int32),
-            "stream": _numbers([a.stream for a in args]).astype(np.int32),
             "correlation": _numbers([a.correlation for a in args]),
             "external": _numbers([a.external for a in args]),
-            "moved": _numbers([a.bytes for a in args]),
         }
+        # Only what a device did has a stream and bytes.
+        rows = np.flatnonzero(part["device"] >= 0)
+        there = [args[row] for row in rows.tolist()]
+        part["stream"] = _placed(rows, [a.stream for a in there], len(args)).astype(np.int32)
+        part["moved"] = _placed(rows, [a.bytes for a in there], len(args))
         self._add_collectives(args)
         if list(map(_SHAPES, args)).count(_NO_ARGS.shapes) < len(args):
             for row, a in enumerate(args):
