@@ -157,22 +157,22 @@ class EventReader:
     def _take_until_broken(self, text: bytes) -> tuple[list[AnyEvent], bytes, bool]:
         """Event by event: skips those that cannot be read, stops where the list ends."""
         found: list[AnyEvent] = []
-        begin = 0
+        begin = segment = 0
         for separator in _SEPARATOR.finditer(text):
-            end = separator.start() + 1
-            one = self._decode(text[begin:end])
-            if one is not None:
-                found += one
-                begin = separator.end() - 1
-                continue
-            closing = re.search(rb"\}\s*\]", text[begin:end])
-            if closing:
-                last = self._decode(text[begin : begin + closing.start() + 1])
-                if last is not None:
-                    return found + last, text[begin + closing.end() :], True
-            if end - begin > 1 << 16:
-                self.malformed += 1
-                begin = separator.end() - 1
+            end, following = separator.start() + 1, separator.end() - 1
+            for start in dict.fromkeys((begin, segment)):
+                one = self._decode(text[start:end])
+                if one is not None:
+                    # What lies between is an event that cannot be read.
+                    self.malformed += start > begin
+                    found += one
+                    begin = following
+                    break
+                closing = re.search(rb"\}\s*\]", text[start:end])
+                last = self._decode(text[start : start + closing.start() + 1]) if closing else None
+                if closing and last is not None:
+                    return found + last, text[start + closing.end() :], True
+            segment = following
         return found, text[begin:], False
 
     def _last(self, text: bytes) -> tuple[list[AnyEvent], bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +24,30 @@ def pieces(path: Path, problems: list[str]) -> Iterator[bytes]:
             while piece := file.read(PIECE):
                 yield piece
             return
-        decompressor = _decompressor()
+        make, broken = _inflater()
+        inflater = make()
         while packed := file.read(PIECE // 8):
             try:
                 while packed:
-                    if decompressor.eof:  # several members in one file
-                        packed = decompressor.unused_data + packed
-                        decompressor = _decompressor()
-                    piece = decompressor.decompress(packed)
-                    packed = decompressor.unused_data if decompressor.eof else b""
+                    if inflater.eof:  # several members in one file
+                        inflater = make()
+                    piece = inflater.decompress(packed)
+                    # Zeros may pad the end of a file.
+                    packed = inflater.unused_data.lstrip(b"\0") if inflater.eof else b""
                     if piece:
                         yield piece
-                    if decompressor.eof and packed.strip(b"\0"):
-                        decompressor = _decompressor()
-                    elif decompressor.eof:
-                        packed = b""
-            except (zlib.error, ValueError, OSError) as error:
+            except broken as error:
                 problems.append(f"the compressed data is broken ({error}); read up to there")
                 return
-        if not decompressor.eof:
+        if not inflater.eof:
             problems.append("the compressed file is cut off; read up to there")
 
 
-def _decompressor() -> Any:
+def _inflater() -> tuple[Callable[[], Any], tuple[type[Exception], ...]]:
+    """What makes a decompressor, and what that raises."""
     try:
         from isal import isal_zlib
-
-        return isal_zlib.decompressobj(wbits=31)
     except ImportError:
-        return zlib.decompressobj(wbits=31)
+        return (lambda: zlib.decompressobj(wbits=31)), (zlib.error,)
+    broken: Any = isal_zlib.error
+    return (lambda: isal_zlib.decompressobj(wbits=31)), (broken, zlib.error)

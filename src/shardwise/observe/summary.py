@@ -1,0 +1,233 @@
+"""What one rank's trace says: where its time went, step by step and by collective."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from shardwise.observe.classify import device_timeline, host_timeline, on_device
+from shardwise.observe.ranks import Joined, join
+from shardwise.observe.trace import Trace, read_trace
+from shardwise.spec.record import SpecError
+from shardwise.timeline.breakdown import Breakdown, breakdown
+from shardwise.timeline.intervals import minus, union
+from shardwise.timeline.spans import KINDS, Timeline
+
+# Names of collectives as metadata, kernels and Gloo write them.
+_OPERATIONS = {
+    "all-gather": re.compile(r"all_?gather", re.IGNORECASE),
+    "reduce-scatter": re.compile(r"reduce_?scatter", re.IGNORECASE),
+    "all-reduce": re.compile(r"all_?reduce|cross_device_reduce", re.IGNORECASE),
+    "all-to-all": re.compile(r"all_?to_?all", re.IGNORECASE),
+    "broadcast": re.compile(r"broadcast", re.IGNORECASE),
+    "send and receive": re.compile(r"send_?recv|\bsend\b|\brecv\b", re.IGNORECASE),
+}
+
+
+class CollectiveTime(NamedTuple):
+    """All calls of one operation; `bytes` is None where the trace does not tell them."""
+
+    operation: str
+    calls: int
+    total_ns: int
+    exposed_ns: int
+    moved_bytes: int | None
+
+
+class RankSummary(NamedTuple):
+    """One trace. Figures are of a device, or of the threads of a process on a CPU."""
+
+    path: Path
+    rank: int | None
+    on_cpu: bool
+    timeline: Timeline
+    whole: Breakdown
+    steps: list[Breakdown]
+    collectives: list[CollectiveTime]
+    problems: list[str]
+
+
+class Summary(NamedTuple):
+    """One or more ranks of a run."""
+
+    ranks: list[RankSummary]
+    joined: Joined | None
+
+
+_BYTES = {"float": 4, "bfloat16": 2, "half": 2, "double": 8, "int": 4, "long": 8, "byte": 1}
+
+
+def summarise(paths: list[Path]) -> Summary:
+    """Read traces one after the other; only their timelines are kept."""
+    ranks = sorted((_summarise(read_trace(path)) for path in paths), key=_order)
+    _check_ranks(ranks)
+    joined = None
+    if len(ranks) > 1 and not any(r.on_cpu for r in ranks):
+        joined = join([r.timeline for r in ranks])
+    return Summary(ranks, joined if joined is not None and joined.start_ns.size else None)
+
+
+def _order(rank: RankSummary) -> tuple[int, str]:
+    return (rank.rank if rank.rank is not None else 2**31, str(rank.path))
+
+
+def _check_ranks(ranks: list[RankSummary]) -> None:
+    seen = [r.rank for r in ranks if r.rank is not None]
+    if len(set(seen)) < len(seen):
+        twice = sorted({rank for rank in seen if seen.count(rank) > 1})
+        raise SpecError(f"trace: rank {twice[0]} is given more than once; give one file per rank")
+
+
+def _summarise(trace: Trace) -> RankSummary:
+    on_cpu = not on_device(trace).any()
+    timeline = host_timeline(trace) if on_cpu else device_timeline(trace)
+    if not len(timeline):
+        raise SpecError(f"trace: nothing in {trace.path} tells what a device or thread did")
+    problems = list(trace.problems)
+    world = trace.world_size
+    if world is not None and world > 1 and not (timeline.kind == 1).any():
+        problems.append(f"no communication is in it, though it is of {world} ranks")
+    return RankSummary(
+        path=trace.path,
+        rank=trace.rank,
+        on_cpu=on_cpu,
+        timeline=timeline,
+        whole=breakdown(timeline),
+        steps=[breakdown(timeline, step) for step in _steps(trace, timeline)],
+        collectives=_gloo(trace, timeline) if on_cpu else _collectives(trace, timeline),
+        problems=problems,
+    )
+
+
+def _steps(trace: Trace, timeline: Timeline) -> list[tuple[int, int]]:
+    """Windows of the profiled steps, on the device where it was told of them."""
+    for category in ("gpu_user_annotation", "user_annotation"):
+        rows = [
+            row
+            for row in np.flatnonzero(trace.in_category(category)).tolist()
+            if trace.texts[trace.name[row]].startswith("ProfilerStep")
+        ]
+        if rows:
+            begin, end = timeline.window
+            windows = {(int(trace.start_ns[r]), int(trace.end_ns[r])) for r in rows}
+            return sorted((s, e) for s, e in windows if s < end and e > begin and e > s)
+    return []
+
+
+def _collectives(trace: Trace, timeline: Timeline) -> list[CollectiveTime]:
+    moving = np.flatnonzero(timeline.kind == KINDS.index("communication"))
+    if not len(moving):
+        return []
+    computing = timeline.of_kind("compute")
+    compute = union(timeline.start_ns[computing], timeline.end_ns[computing])
+    operation = _operations(trace, timeline, moving)
+    sizes = _sizes(trace)
+    found = []
+    for name in sorted(set(operation)):
+        rows = moving[[i for i, op in enumerate(operation) if op == name]]
+        start, end = timeline.start_ns[rows], timeline.end_ns[rows]
+        moved = [sizes.get((int(s), int(e))) for s, e in zip(start, end, strict=True)]
+        known = all(size is not None for size in moved)
+        found.append(
+            CollectiveTime(
+                operation=name,
+                calls=len(rows),
+                total_ns=int((end - start).sum()),
+                exposed_ns=minus(union(start, end), compute),
+                moved_bytes=sum(size or 0 for size in moved) if known else None,
+            )
+        )
+    return sorted(found, key=lambda one: -one.exposed_ns)
+
+
+def _gloo(trace: Trace, timeline: Timeline) -> list[CollectiveTime]:
+    """Collectives of a CPU run: whole events of Gloo's threads, not the pieces inside them.
+
+    Gloo carries out a reduce-scatter as an all-reduce. What was asked for is the operation of
+    torch.distributed, in the same order, where there are as many.
+    """
+    named = np.asarray([text.startswith(("gloo:", "mpi:", "ucc:")) for text in trace.texts])
+    asked = np.asarray([text.startswith("c10d::") for text in trace.texts])
+    rows = np.flatnonzero(named[trace.name])
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    asked_rows = np.flatnonzero(asked[trace.name])
+    asked_rows = asked_rows[np.argsort(trace.start_ns[asked_rows], kind="stable")]
+    told = asked_rows if len(asked_rows) == len(rows) else rows
+    computing = timeline.of_kind("compute")
+    compute = union(timeline.start_ns[computing], timeline.end_ns[computing])
+    world = trace.world_size
+    by_operation: dict[str, list[tuple[int, int | None]]] = {}
+    for row, source in zip(rows.tolist(), told.tolist(), strict=True):
+        name = operation_of(trace.texts[trace.name[source]])
+        size = _shape_bytes(trace, row)
+        if size is not None and name == "all-gather":
+            size = size * world if world else None
+        by_operation.setdefault(name, []).append((row, size))
+    found = []
+    for name, calls in by_operation.items():
+        chosen = np.asarray([row for row, _ in calls])
+        start, end = trace.start_ns[chosen], trace.end_ns[chosen]
+        sizes = [size for _, size in calls]
+        known = [size for size in sizes if size is not None]
+        found.append(
+            CollectiveTime(
+                operation=name,
+                calls=len(calls),
+                total_ns=int((end - start).sum()),
+                exposed_ns=minus(union(start, end), compute),
+                moved_bytes=sum(known) if len(known) == len(sizes) else None,
+            )
+        )
+    return sorted(found, key=lambda one: -one.exposed_ns)
+
+
+def _shape_bytes(trace: Trace, row: int) -> int | None:
+    """Bytes of the first input, where shapes were recorded."""
+    try:
+        dims = msgspec.json.decode(trace.shapes[row])[0]
+        kind = str(msgspec.json.decode(trace.types[row])[0]).removeprefix("c10::").lower()
+        return math.prod(int(size) for size in dims) * _BYTES[kind]
+    except (KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError):
+        return None
+
+
+def operation_of(text: str) -> str:
+    """What a collective is called here, by what a kernel, metadata or operation calls it."""
+    matching = (op for op, pattern in _OPERATIONS.items() if pattern.search(text))
+    return next(matching, "unnamed collective")
+
+
+def _operations(trace: Trace, timeline: Timeline, rows: Any) -> list[str]:
+    """By metadata where there is some, else by name."""
+    told = {
+        (int(trace.start_ns[row]), int(trace.end_ns[row])): trace.texts[code]
+        for row, code in zip(trace.collective_row.tolist(), trace.collective.tolist(), strict=True)
+    }
+    names: dict[str, str] = {}
+
+    found = []
+    for row in rows.tolist():
+        key = (int(timeline.start_ns[row]), int(timeline.end_ns[row]))
+        text = told.get(key) or timeline.names[timeline.name[row]]
+        if text not in names:
+            names[text] = operation_of(text)
+        found.append(names[text])
+    return found
+
+
+def _sizes(trace: Trace) -> dict[tuple[int, int], int]:
+    """Bytes of the whole group's message, by when a collective ran."""
+    found = {}
+    columns = zip(
+        trace.collective_row.tolist(), trace.elements.tolist(), trace.dtype.tolist(), strict=True
+    )
+    for row, elements, dtype in columns:
+        size = _BYTES.get(trace.texts[dtype].lower()) if dtype >= 0 else None
+        if size is not None and elements >= 0:
+            found[int(trace.start_ns[row]), int(trace.end_ns[row])] = elements * size
+    return found

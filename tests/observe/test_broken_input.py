@@ -1,0 +1,168 @@
+"""Broken traces: a sentence, or a partial answer that says what is missing; never a traceback."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardwise.observe.summary import Summary, summarise
+from shardwise.observe.trace import read_trace
+from shardwise.spec.record import SpecError
+
+
+def event(name: str, ts: float, dur: float, cat: str = "kernel", **args: Any) -> dict[str, Any]:
+    about = {"device": 0, "stream": 7, "correlation": 1, **args}
+    return {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur,
+            "args": about}  # fmt: skip
+
+
+EVENTS = [
+    event("gemm", 100.0, 50.0),
+    event("ncclDevKernel_AllGather", 120.0, 60.0, stream=20),
+    event("gemm", 200.0, 25.5),
+    event("Memcpy DtoD", 230.0, 5.0, cat="gpu_memcpy", bytes=4096),
+]
+TRACE = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 2}, "traceEvents": EVENTS}
+
+
+def summary_of(path: Path) -> Summary:
+    """Of a file that must be readable, or at least tell why it is not."""
+    found = summarise([path])
+    for rank in found.ranks:
+        whole = rank.whole
+        assert sum(whole[:4]) == whole.window_ns
+        assert all(part >= 0 for part in whole)
+        assert whole.overlap is None or (math.isfinite(whole.overlap) and 0 <= whole.overlap <= 1)
+    return found
+
+
+@pytest.mark.parametrize("indent", [None, 1, 4])
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("first", [True, False])
+def test_any_layout_reads_the_same(
+    tmp_path: Path, indent: int | None, compressed: bool, first: bool
+) -> None:
+    """Indented or not, compressed or not, the events first or last, or a bare list."""
+    ordered = dict(sorted(TRACE.items(), key=lambda item: (item[0] == "traceEvents") != first))
+    text = json.dumps(ordered, indent=indent).encode()
+    path = tmp_path / "trace.json"
+    path.write_bytes(gzip.compress(text) if compressed else text)
+    (rank,) = summary_of(path).ranks
+    assert rank.rank == 0
+    assert not rank.problems
+    assert rank.whole.window_ns == 135_000
+    assert rank.whole.compute_ns == 75_500
+    assert rank.whole.overlapped_ns == 30_000
+    assert rank.collectives[0].operation == "all-gather"
+    bare = tmp_path / "bare.json"
+    bare.write_text(json.dumps(EVENTS, indent=indent))
+    assert summary_of(bare).ranks[0].whole == rank.whole
+
+
+def test_many_small_pieces_read_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the size of the pieces a file comes in."""
+    events = [event(f"k{i % 7}", i * 10.0, 5.0, note={"deep": [{"a": 1}, {"b": 2}]})
+              for i in range(500)]  # fmt: skip
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    whole = read_trace(path)
+    for size in (64, 257, 1000, 4096):
+        monkeypatch.setattr("shardwise.observe.stream.PIECE", size)
+        again = read_trace(path)
+        assert again.start_ns.tolist() == whole.start_ns.tolist()
+        assert [again.texts[n] for n in again.name] == [whole.texts[n] for n in whole.name]
+
+
+def test_what_is_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
+    text = json.dumps({"traceEvents": [event("gemm", i * 10.0, 5.0) for i in range(2000)]}).encode()
+    plain, packed = tmp_path / "cut.json", tmp_path / "cut.json.gz"
+    plain.write_bytes(text[: len(text) // 2])
+    packed.write_bytes(gzip.compress(text)[: len(gzip.compress(text)) // 2])
+    for path in (plain, packed):
+        (rank,) = summary_of(path).ranks
+        assert any("cut off" in problem for problem in rank.problems)
+        assert 0 < len(rank.timeline) < 2000
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "no list of trace events"),
+        (b"hello", "no list of trace events"),
+        (b"{}", "no list of trace events"),
+        (b'{"traceEvents": []}', "no event in it lasts"),
+        (b'{"traceEvents": [1, 2, "x"]}', "nothing can be read"),
+        (b"\x1f\x8bnot gzip at all", "broken"),
+    ],
+)
+def test_nothing_to_read_is_one_sentence(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(SpecError) as caught:
+        summarise([path])
+    assert len(caught.value.problems) == 1
+    assert said in caught.value.problems[0]
+
+
+def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="cannot read .*missing.json: No such file"):
+        summarise([tmp_path / "missing.json"])
+
+
+def test_negative_and_missing_times_are_left_out_and_told(tmp_path: Path) -> None:
+    odd = [{**EVENTS[0], "dur": -5.0}, {**EVENTS[0], "dur": None},
+           {k: v for k, v in EVENTS[0].items() if k != "dur"}]  # fmt: skip
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({**TRACE, "traceEvents": [*EVENTS, *odd]}))
+    (rank,) = summary_of(path).ranks
+    assert rank.problems == ["3 events have no or negative times and are left out"]
+    assert rank.whole.compute_ns == 75_500
+
+
+def test_no_communication_where_there_should_be_some_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({**TRACE, "traceEvents": [EVENTS[0], EVENTS[2]]}))
+    (rank,) = summary_of(path).ranks
+    assert rank.whole.overlap is None
+    assert rank.problems == ["no communication is in it, though it is of 2 ranks"]
+
+
+def test_one_rank_twice_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(TRACE))
+    with pytest.raises(SpecError, match="rank 0 is given more than once"):
+        summarise([path, path])
+
+
+@settings(max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_mutated_files_never_break_it(tmp_path: Path, data: st.DataObject) -> None:
+    """Bytes changed, dropped, doubled: an answer whose parts sum, or a sentence."""
+    text = bytearray(json.dumps(TRACE, indent=data.draw(st.sampled_from([None, 1]))).encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        length = data.draw(st.integers(0, 12))
+        text[at : at + length] = data.draw(
+            st.one_of(st.binary(max_size=8), st.sampled_from([b"}", b"{", b"]", b'"', b"-", b"NaN",
+                      b"1e999", b"null", b'"x"', b"99999999999999999999", bytes(text[:40])]))
+        )  # fmt: skip
+        if not text:
+            break
+    content = bytes(text)
+    if data.draw(st.booleans()):
+        content = gzip.compress(content)
+        cut = data.draw(st.integers(0, 20))
+        content = content[: len(content) - cut]
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    try:
+        summary_of(path)
+    except SpecError as error:
+        assert all(problem.strip() for problem in error.problems)
