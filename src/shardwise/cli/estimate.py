@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwise.cli.options import (
+    ClusterOption,
+    CompileOption,
+    GlobalBatchOption,
+    ModelOption,
+    OptimizerOption,
+    PrecisionOption,
+    SeqLenOption,
+)
 from shardwise.cli.output import JsonOption, print_json
 from shardwise.cli.values import flag_or_size, lowered, number_or_word
 
@@ -18,33 +27,22 @@ def estimate(
     run: Annotated[
         Path | None, typer.Argument(help="A run.toml to start from.", show_default=False)
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Preset, config.json, model folder, or package.module:factory."),
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="4x8xH100-SXM@400Gbps, 8xA100-80GB, or a TOML file.")
-    ] = None,
+    model: ModelOption = None,
+    cluster: ClusterOption = None,
     strategy: Annotated[
         str | None, typer.Option(help="single, ddp, zero1, zero2, zero3, hsdp, or zero3:8.")
     ] = None,
-    seq_len: Annotated[
-        str | None, typer.Option(help="Tokens per sequence; 4096, or what the model allows.")
-    ] = None,
+    seq_len: SeqLenOption = None,
     micro_batch: Annotated[int | None, typer.Option(help="Sequences per device at a time.")] = None,
     accumulate: Annotated[
         int | None, typer.Option(help="Micro-batches per optimizer step.")
     ] = None,
-    global_batch: Annotated[
-        str | None, typer.Option(help="Tokens per step over all devices; sets --accumulate.")
-    ] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16 (default), fp16 or fp32.")] = None,
+    global_batch: GlobalBatchOption = None,
+    precision: PrecisionOption = None,
     recompute: Annotated[
         str | None, typer.Option(help="none, selective, full, or a share of blocks such as 0.5.")
     ] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="adamw, adam, lion, momentum or sgd.")
-    ] = None,
+    optimizer: OptimizerOption = None,
     grad_sync: Annotated[
         str | None, typer.Option(help="When gradients are reduced: every, local or last.")
     ] = None,
@@ -60,9 +58,7 @@ def estimate(
     offload: Annotated[
         bool | None, typer.Option("--offload", help="Keep parameters and states on the CPU.")
     ] = None,
-    compile_: Annotated[
-        bool | None, typer.Option("--compile", help="Blocks go through torch.compile.")
-    ] = None,
+    compile_: CompileOption = None,
     trace: Annotated[
         Path | None,
         typer.Option(help="Write the simulated step for Perfetto: step.json or step.json.gz."),

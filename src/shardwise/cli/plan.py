@@ -8,6 +8,17 @@ from typing import Annotated
 
 import typer
 
+from shardwise.cli.options import (
+    ClusterOption,
+    CompileOption,
+    GlobalBatchOption,
+    ModelOption,
+    OptimizerOption,
+    PrecisionOption,
+    PriceOption,
+    SeqLenOption,
+    TokensOption,
+)
 from shardwise.cli.output import JsonOption, check_output, print_json
 from shardwise.cli.values import lowered
 
@@ -28,32 +39,17 @@ def plan(
             help="A run.toml to start from; its strategy is compared.", show_default=False
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Preset, config.json, model folder, or package.module:factory."),
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="4x8xH100-SXM@400Gbps, 8xA100-80GB, or a TOML file.")
-    ] = None,
-    seq_len: Annotated[
-        str | None, typer.Option(help="Tokens per sequence; 4096, or what the model allows.")
-    ] = None,
-    global_batch: Annotated[
-        str | None, typer.Option(help="Tokens per step over all devices, such as 4M.")
-    ] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="adamw, adam, lion, momentum or sgd.")
-    ] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16 (default), fp16 or fp32.")] = None,
+    model: ModelOption = None,
+    cluster: ClusterOption = None,
+    seq_len: SeqLenOption = None,
+    global_batch: GlobalBatchOption = None,
+    optimizer: OptimizerOption = None,
+    precision: PrecisionOption = None,
     objective: Annotated[
         Goal, typer.Option(help="What to optimise: speed, memory, sequence length or money.")
     ] = Goal.throughput,
-    tokens: Annotated[
-        str | None, typer.Option(help="Tokens to train on, such as 1T: tells time and cost.")
-    ] = None,
-    price: Annotated[
-        float | None, typer.Option(help="Of one device for one hour, in any currency.", min=0.0)
-    ] = None,
+    tokens: TokensOption = None,
+    price: PriceOption = None,
     deadline: Annotated[
         float | None, typer.Option(help="Days that all tokens may take; with --tokens.", min=0)
     ] = None,
@@ -61,9 +57,7 @@ def plan(
         bool,
         typer.Option("--allow-low-precision-reduce", help="Gradients may be reduced in bf16."),
     ] = False,
-    compile_: Annotated[
-        bool | None, typer.Option("--compile", help="Blocks go through torch.compile.")
-    ] = None,
+    compile_: CompileOption = None,
     top: Annotated[int, typer.Option(help="Layouts to show.", min=1, max=50)] = 5,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the chosen run.toml here.")

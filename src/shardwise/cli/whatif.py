@@ -7,6 +7,16 @@ from typing import Annotated
 
 import typer
 
+from shardwise.cli.options import (
+    ClusterOption,
+    GlobalBatchOption,
+    ModelOption,
+    OptimizerOption,
+    PrecisionOption,
+    PriceOption,
+    SeqLenOption,
+    TokensOption,
+)
 from shardwise.cli.output import JsonOption, print_json
 from shardwise.cli.values import lowered, number_or_word
 
@@ -15,13 +25,8 @@ def whatif(
     run: Annotated[
         Path | None, typer.Argument(help="A run.toml to start from.", show_default=False)
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Preset, config.json, model folder, or package.module:factory."),
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="4x8xH100-SXM@400Gbps, 8xA100-80GB, or a TOML file.")
-    ] = None,
+    model: ModelOption = None,
+    cluster: ClusterOption = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,22 +50,12 @@ def whatif(
     ] = None,
     micro_batch: Annotated[int | None, typer.Option(help="For --fixed.")] = None,
     recompute: Annotated[str | None, typer.Option(help="For --fixed.")] = None,
-    seq_len: Annotated[
-        str | None, typer.Option(help="Tokens per sequence; 4096, or what the model allows.")
-    ] = None,
-    global_batch: Annotated[
-        str | None, typer.Option(help="Tokens per step over all devices, such as 4M.")
-    ] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="adamw, adam, lion, momentum or sgd.")
-    ] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16 (default), fp16 or fp32.")] = None,
-    tokens: Annotated[
-        str | None, typer.Option(help="Tokens to train on, such as 1T: tells time and cost.")
-    ] = None,
-    price: Annotated[
-        float | None, typer.Option(help="Of one device for one hour, in any currency.", min=0.0)
-    ] = None,
+    seq_len: SeqLenOption = None,
+    global_batch: GlobalBatchOption = None,
+    optimizer: OptimizerOption = None,
+    precision: PrecisionOption = None,
+    tokens: TokensOption = None,
+    price: PriceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Vary the hardware or the job and see what changes, or find the least that is enough.

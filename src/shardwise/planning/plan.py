@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 from shardwise.planning.explain import limits_in_words, reasons, show_recompute
 from shardwise.planning.limits import WORTH, Limits, limits_of
 from shardwise.planning.money import SAME_COST, Budget, Sized, by_size, cheapest
-from shardwise.planning.price import price_one
+from shardwise.planning.price import mfu_of, price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Found, Nearest, Search
@@ -83,11 +83,7 @@ class Plan(NamedTuple):
         }
 
     def mfu(self, candidate: Candidate) -> float:
-        strategy, cluster = candidate.strategy, self.problem.cluster
-        peak = cluster.device.peak_flops(strategy.param_dtype)
-        per_token = 3.0 * Units(self.problem).of(strategy).forward_flops()
-        assert peak is not None
-        return candidate.tokens_per_s * per_token / (peak * cluster.devices)
+        return mfu_of(self.problem, Units(self.problem), candidate)
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""

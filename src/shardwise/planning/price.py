@@ -40,3 +40,12 @@ def scaled_network(cluster: ClusterSpec, factor: float) -> ClusterSpec:
     link = cluster.device.link_bandwidth * factor
     device = cluster.device.model_copy(update={"link_bandwidth": link})
     return cluster.model_copy(update={"device": device})
+
+
+def mfu_of(problem: Problem, units: Units, candidate: Candidate) -> float:
+    """The share of the cluster's dense peak that goes into the model's own FLOPs."""
+    cluster, strategy = problem.cluster, candidate.strategy
+    peak = cluster.device.peak_flops(strategy.param_dtype)
+    assert peak is not None, "checked before the search"
+    per_token = 3.0 * units.of(strategy).forward_flops()
+    return candidate.tokens_per_s * per_token / (peak * cluster.devices)

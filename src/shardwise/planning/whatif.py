@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from shardwise.planning.explain import show_recompute
 from shardwise.planning.limits import limits_of
 from shardwise.planning.plan import check
-from shardwise.planning.price import price_one
+from shardwise.planning.price import mfu_of, price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Found, Search
@@ -146,7 +146,7 @@ def _best_point(problem: Problem, value: str, units: Units, found: Found) -> Poi
     if best is None:
         return Point(value, problem, None, None, "memory")
     limits = limits_of(problem, units, found, best)
-    return Point(value, problem, best, mfu(problem, units, best), limits.binding)
+    return Point(value, problem, best, mfu_of(problem, units, best), limits.binding)
 
 
 def _fixed_point(problem: Problem, value: str, fixed: Strategy) -> Point:
@@ -164,15 +164,7 @@ def _fixed_point(problem: Problem, value: str, fixed: Strategy) -> Point:
         return Point(value, problem, None, None, "memory")
     waits = candidate.exposed_s > 0.15 * candidate.step_s
     binding: Bottleneck = "bandwidth" if waits else "compute"
-    return Point(value, problem, candidate, mfu(problem, units, candidate), binding)
-
-
-def mfu(problem: Problem, units: Units, candidate: Candidate) -> float:
-    cluster, strategy = problem.cluster, candidate.strategy
-    peak = cluster.device.peak_flops(strategy.param_dtype)
-    assert peak is not None
-    per_token = 3.0 * units.of(strategy).forward_flops()
-    return candidate.tokens_per_s * per_token / (peak * cluster.devices)
+    return Point(value, problem, candidate, mfu_of(problem, units, candidate), binding)
 
 
 class Points:

@@ -1,0 +1,41 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", help="Preset, config.json, model folder, or package.module:factory."),
+]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option("--cluster", help="4x8xH100-SXM@400Gbps, 8xA100-80GB, or a TOML file."),
+]
+SeqLenOption = Annotated[
+    str | None,
+    typer.Option("--seq-len", help="Tokens per sequence; 4096, or what the model allows."),
+]
+GlobalBatchOption = Annotated[
+    str | None,
+    typer.Option("--global-batch", help="Tokens per step over all devices, such as 4M."),
+]
+OptimizerOption = Annotated[
+    str | None, typer.Option("--optimizer", help="adamw, adam, lion, momentum or sgd.")
+]
+PrecisionOption = Annotated[
+    str | None, typer.Option("--precision", help="bf16 (default), fp16 or fp32.")
+]
+TokensOption = Annotated[
+    str | None,
+    typer.Option("--tokens", help="Tokens to train on, such as 1T: tells time and cost."),
+]
+PriceOption = Annotated[
+    float | None,
+    typer.Option("--price", help="Of one device for one hour, in any currency.", min=0.0),
+]
+CompileOption = Annotated[
+    bool | None, typer.Option("--compile", help="Blocks go through torch.compile.")
+]
