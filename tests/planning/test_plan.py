@@ -177,6 +177,10 @@ def test_where_nothing_fits_it_says_what_would() -> None:
     assert found.ways
     assert any("devices" in way.options for way in found.ways)
     assert any("--offload" in way.options for way in found.ways)
+    smaller = plan("llama-3-70b", "8xH100-SXM")
+    assert smaller.winner is None
+    (tip,) = (tip for tip in smaller.tips if tip.startswith("Offloaded"))
+    assert "assumed, not measured" in tip
 
 
 def test_the_run_it_writes_is_the_run_it_planned() -> None:

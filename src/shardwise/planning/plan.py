@@ -195,7 +195,10 @@ def make_plan(
         why=reasons(search, found, winner) if winner else [],
         limits=limits,
         limits_why=_limits(problem, objective, winner, limits),
-        tips=_tips(problem, units, found, winner),
+        tips=[
+            *_tips(problem, units, found, winner),
+            *([] if winner else _offloaded(problem, search.space)),
+        ],
         ways=[] if winner else _ways(problem, units, found),
         considered=found.considered,
         fitting=found.fitting,
@@ -287,6 +290,22 @@ def _tips(problem: Problem, units: Units, found: Found, winner: Candidate | None
     if problem.job.global_batch is None:
         tips.append("With --global-batch, accumulation is searched too.")
     return [tip for tip in tips if tip]
+
+
+def _offloaded(problem: Problem, space: Space) -> list[str]:
+    """The fastest that fits when parameters and states live on the host."""
+    if problem.cluster.device.is_cpu:
+        return []
+    quick = space._replace(offload=True, prefetch=(1,), forward_prefetch=(0,), blocks_per_unit=(1,))
+    best = Search(problem, quick).run().best()
+    if best is None:
+        return []
+    s = best.strategy
+    return [
+        f"Offloaded to the host it fits: {s}, micro-batch {s.micro_batch}, recompute "
+        f"{show_recompute(s.recompute)}, {show_gib(best.needed_bytes)} per device, about "
+        f"{best.step_s:,.3g} s a step (the host's links and memory are assumed, not measured)."
+    ]
 
 
 def _daring(problem: Problem, found: Found, winner: Candidate | None) -> str:

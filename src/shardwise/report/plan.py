@@ -295,3 +295,5 @@ def _print_nothing_fits(out: Console, plan: Plan) -> None:
     out.print(f"{plan.considered:,} configurations priced." + _rejected(plan), style="dim")
     out.print()
     print_ways(out, plan.ways, safely=False, of="shardwise estimate")
+    if plan.ways:
+        out.print("Tensor parallelism would help too; shardwise does not run it.", style="dim")
