@@ -38,6 +38,7 @@ def trace(
                     "overlap": rank.whole.overlap,
                     "steps": [step._asdict() for step in rank.steps],
                     "collectives": [one._asdict() for one in rank.collectives],
+                    "units": [unit._asdict() for unit in rank.units],
                     "problems": rank.problems,
                 }
                 for rank in summary.ranks

@@ -13,6 +13,7 @@ import numpy as np
 from shardwise.observe.classify import device_timeline, host_timeline, on_device
 from shardwise.observe.ranks import Joined, join
 from shardwise.observe.trace import Trace, read_trace
+from shardwise.observe.units import UnitTime, unit_times
 from shardwise.spec.record import SpecError
 from shardwise.timeline.breakdown import Breakdown, breakdown
 from shardwise.timeline.intervals import minus, union
@@ -49,6 +50,8 @@ class RankSummary(NamedTuple):
     whole: Breakdown
     steps: list[Breakdown]
     collectives: list[CollectiveTime]
+    # Empty where FSDP2 left no annotations.
+    units: list[UnitTime]
     problems: list[str]
 
 
@@ -100,6 +103,7 @@ def _summarise(trace: Trace) -> RankSummary:
         whole=breakdown(timeline),
         steps=[breakdown(timeline, step) for step in _steps(trace, timeline)],
         collectives=_gloo(trace, timeline) if on_cpu else _collectives(trace, timeline),
+        units=unit_times(trace, timeline),
         problems=problems,
     )
 

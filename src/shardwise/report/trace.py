@@ -16,6 +16,7 @@ from shardwise.timeline.breakdown import Breakdown
 MILLISECOND = 1e6
 # A part of the time that is worth a sentence.
 NOTICED = 0.05
+MOST_UNITS = 12
 
 
 def print_trace(summary: Summary, console: Console | None = None) -> None:
@@ -29,6 +30,7 @@ def print_trace(summary: Summary, console: Console | None = None) -> None:
         for problem in rank.problems:
             out.print(f"{rank.path.name}: {problem}.", style="yellow")
     _print_collectives(out, summary)
+    _print_units(out, summary)
     if summary.joined is not None:
         _print_joined(out, summary)
     if any(rank.on_cpu for rank in summary.ranks):
@@ -137,6 +139,38 @@ def _print_collectives(out: Console, summary: Summary) -> None:
     out.print(table)
     if len(rows) > 12:
         out.print(f"and {len(rows) - 12} more", style="dim")
+
+
+def _print_units(out: Console, summary: Summary) -> None:
+    """FSDP units of the first rank that has them: milliseconds, and how much of it is exposed."""
+    rank = next((r for r in summary.ranks if r.units), None)
+    if rank is None:
+        return
+    table = plain_table()
+    table.add_column(f"FSDP unit (rank {rank.rank})", no_wrap=True)
+    for column in ("forward", "backward", "gather fwd", "gather bwd", "scatter"):
+        table.add_column(column, justify="right", no_wrap=True)
+
+    def both(total: int, exposed: int) -> str:
+        return f"{total / MILLISECOND:,.1f} ({exposed / MILLISECOND:,.1f})" if total else "-"
+
+    def alone(total: int) -> str:
+        return f"{total / MILLISECOND:,.1f}" if total else "-"
+
+    for unit in rank.units[:MOST_UNITS]:
+        table.add_row(
+            unit.unit,
+            alone(unit.forward_ns),
+            alone(unit.backward_ns),
+            both(unit.gather_forward_ns, unit.gather_forward_exposed_ns),
+            both(unit.gather_backward_ns, unit.gather_backward_exposed_ns),
+            both(unit.scatter_ns, unit.scatter_exposed_ns),
+        )
+    out.print()
+    out.print(table)
+    more = len(rank.units) - MOST_UNITS
+    rest = f"; {more} more units in --json" if more > 0 else ""
+    out.print(f"Milliseconds, in brackets those with no compute beside them{rest}.", style="dim")
 
 
 def _print_joined(out: Console, summary: Summary) -> None:
