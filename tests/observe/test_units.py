@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from shardwise.observe.classify import read_rules
 from shardwise.observe.summary import RankSummary, summarise
+from shardwise.spec.record import SpecError
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "fsdp2_cpu_gloo"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="needs traces beside the project")
@@ -105,3 +107,32 @@ def test_a_synthetic_device_trace_is_told_exactly(tmp_path: Path) -> None:
     assert (unit.scatter_ns, unit.scatter_exposed_ns) == (20_000, 20_000)
     assert rank.whole.compute_ns == 110_000
     assert rank.whole.exposed_communication_ns == 30_000
+
+
+def test_rules_come_before_names(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text('communication = ["^gemm"]\ncopy = ["other"]\n')
+    (rank,) = summarise([synthetic(tmp_path)], read_rules(rules)).ranks
+    assert rank.whole.compute_ns == 0
+    assert rank.whole.communication_ns == 130_000
+    for text, said in (
+        ("comunication = []", "did you mean 'communication'"),
+        ("copy = 3", "must be a list of texts"),
+        ('copy = ["("]', "is no regular expression"),
+    ):
+        rules.write_text(text)
+        with pytest.raises(SpecError, match=said):
+            read_rules(rules)
+
+
+def test_a_stranger_among_collectives_is_told(tmp_path: Path) -> None:
+    path = synthetic(tmp_path)
+    trace = json.loads(path.read_text())
+    trace["traceEvents"].append(
+        {"ph": "X", "cat": "kernel", "name": "one_shot_push", "pid": 0, "tid": 20, "ts": 160.0,
+         "dur": 5.0, "args": {"device": 0, "stream": 20, "correlation": 999}}
+    )  # fmt: skip
+    path.write_text(json.dumps(trace))
+    (rank,) = summarise([path]).ranks
+    (problem,) = rank.problems
+    assert "'one_shot_push'" in problem

@@ -15,13 +15,18 @@ def trace(
         list[Path],
         typer.Argument(help="Traces of torch.profiler, one per rank, or a folder of them."),
     ],
+    rules: Annotated[
+        Path | None,
+        typer.Option(help="TOML with lists of name patterns: compute, communication, copy."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Read traces: what computed, what waited, what was idle, and for whom the others waited."""
+    from shardwise.observe.classify import read_rules
     from shardwise.observe.summary import summarise
     from shardwise.report.trace import print_trace
 
-    summary = summarise(_files(files))
+    summary = summarise(_files(files), read_rules(rules) if rules else None)
     if not as_json:
         print_trace(summary)
         return

@@ -7,6 +7,7 @@ collectives), then the name. On a CPU every instant of a thread belongs to the i
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ import numpy.typing as npt
 
 from shardwise.observe.innermost import innermost
 from shardwise.observe.trace import Codes, Ints, Trace
+from shardwise.spec.lookup import read_toml
+from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.timeline.spans import KINDS, Timeline
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -39,6 +42,48 @@ class Rules(NamedTuple):
 def on_device(trace: Trace) -> npt.NDArray[np.bool_]:
     """Rows of a device; rows of the host may carry a stream too, and are not."""
     return trace.in_category(*DEVICE_CATEGORIES)
+
+
+def read_rules(path: Path) -> Rules:
+    """Rules of a TOML file: lists of regular expressions under compute, communication and copy."""
+    table = read_toml(path, "rules")
+    problems = []
+    for name, patterns in table.items():
+        if name not in Rules._fields:
+            hint = did_you_mean(name, Rules._fields) or f"; known are {', '.join(Rules._fields)}"
+            problems.append(f"rules.{name}: unknown kind{hint}")
+        elif not isinstance(patterns, list) or not all(isinstance(p, str) for p in patterns):
+            problems.append(f"rules.{name}: must be a list of texts")
+        else:
+            problems += [f"rules.{name}: {p!r} is no regular expression" for p in patterns
+                         if not _compiles(p)]  # fmt: skip
+    if problems:
+        raise SpecError(problems)
+    return Rules(**{name: tuple(patterns) for name, patterns in table.items()})
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True
+
+
+def unrecognised(trace: Trace, timeline: Timeline) -> list[str]:
+    """Names of kernels that count as compute but run on a stream of collectives.
+
+    They may be collectives under a name nobody knows; rules decide.
+    """
+    moving = timeline.of_kind("communication")
+    computing = timeline.of_kind("compute")
+    mostly = [
+        lane
+        for lane in np.unique(timeline.lane[moving]).tolist()
+        if (moving & (timeline.lane == lane)).sum() > (computing & (timeline.lane == lane)).sum()
+    ]
+    odd = computing & np.isin(timeline.lane, mostly)
+    return [trace.texts[code] for code in np.unique(timeline.name[odd]).tolist()]
 
 
 def device_timeline(trace: Trace, rules: Rules | None = None) -> Timeline:

@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from shardwise.observe.classify import device_timeline, host_timeline, on_device
+from shardwise.observe.classify import (
+    Rules,
+    device_timeline,
+    host_timeline,
+    on_device,
+    unrecognised,
+)
 from shardwise.observe.ranks import Joined, join
 from shardwise.observe.trace import Trace, read_trace
 from shardwise.observe.units import UnitTime, unit_times
@@ -65,9 +71,9 @@ class Summary(NamedTuple):
 _BYTES = {"float": 4, "bfloat16": 2, "half": 2, "double": 8, "int": 4, "long": 8, "byte": 1}
 
 
-def summarise(paths: list[Path]) -> Summary:
+def summarise(paths: list[Path], rules: Rules | None = None) -> Summary:
     """Read traces one after the other; only their timelines are kept."""
-    ranks = sorted((_summarise(read_trace(path)) for path in paths), key=_order)
+    ranks = sorted((_summarise(read_trace(path), rules) for path in paths), key=_order)
     _check_ranks(ranks)
     joined = None
     if len(ranks) > 1 and not any(r.on_cpu for r in ranks):
@@ -86,15 +92,21 @@ def _check_ranks(ranks: list[RankSummary]) -> None:
         raise SpecError(f"trace: rank {twice[0]} is given more than once; give one file per rank")
 
 
-def _summarise(trace: Trace) -> RankSummary:
+def _summarise(trace: Trace, rules: Rules | None) -> RankSummary:
     on_cpu = not on_device(trace).any()
-    timeline = host_timeline(trace) if on_cpu else device_timeline(trace)
+    timeline = host_timeline(trace) if on_cpu else device_timeline(trace, rules)
     if not len(timeline):
         raise SpecError(f"trace: nothing in {trace.path} tells what a device or thread did")
     problems = list(trace.problems)
     world = trace.world_size
     if world is not None and world > 1 and not (timeline.kind == 1).any():
         problems.append(f"no communication is in it, though it is of {world} ranks")
+    unknown = [] if on_cpu else unrecognised(trace, timeline)
+    if unknown:
+        problems.append(
+            f"{len(unknown)} kinds of kernels run among collectives and count as compute, such as "
+            f"{unknown[0][:40]!r}; --rules can say what they are"
+        )
     return RankSummary(
         path=trace.path,
         rank=trace.rank,
