@@ -121,18 +121,19 @@ def _summarise(trace: Trace, rules: Rules | None) -> RankSummary:
 
 
 def _steps(trace: Trace, timeline: Timeline) -> list[tuple[int, int]]:
-    """Windows of the profiled steps, on the device where it was told of them."""
+    """Windows of the profiled steps: the device's, or the host's where those cover more."""
+    begin, end = timeline.window
+    found: list[tuple[int, int]] = []
     for category in ("gpu_user_annotation", "user_annotation"):
-        rows = [
-            row
+        windows = {
+            (int(trace.start_ns[row]), int(trace.end_ns[row]))
             for row in np.flatnonzero(trace.in_category(category)).tolist()
             if trace.texts[trace.name[row]].startswith("ProfilerStep")
-        ]
-        if rows:
-            begin, end = timeline.window
-            windows = {(int(trace.start_ns[r]), int(trace.end_ns[r])) for r in rows}
-            return sorted((s, e) for s, e in windows if s < end and e > begin and e > s)
-    return []
+        }
+        inside = sorted((s, e) for s, e in windows if s < end and e > begin and e > s)
+        if sum(e - s for s, e in inside) > 1.1 * sum(e - s for s, e in found):
+            found = inside
+    return found
 
 
 def _collectives(trace: Trace, timeline: Timeline) -> list[CollectiveTime]:
