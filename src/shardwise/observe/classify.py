@@ -19,8 +19,11 @@ from shardwise.spec.lookup import read_toml
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.timeline.spans import KINDS, Timeline
 
-DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
-COPY_CATEGORIES = ("gpu_memcpy", "gpu_memset")
+# The second names are those of the first Kineto versions.
+COPY_CATEGORIES = ("gpu_memcpy", "gpu_memset", "Memcpy", "Memset")
+DEVICE_CATEGORIES = ("kernel", "Kernel", *COPY_CATEGORIES)
+RUNTIME_CATEGORIES = ("cuda_runtime", "cuda_driver", "hip_runtime", "Runtime")
+OPERATION_CATEGORIES = ("cpu_op", "Operator")
 _COMMUNICATION = re.compile(
     r"nccl|rccl|msccl|nvshmem|"
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv|cross_device_reduce",
@@ -134,7 +137,7 @@ def _named(trace: Trace, names: Codes, pattern: re.Pattern[str]) -> npt.NDArray[
 
 def host_timeline(trace: Trace) -> Timeline:
     """Everything the threads of a process did on a CPU: each instant to the innermost event."""
-    rows = np.flatnonzero(trace.in_category("cpu_op", "user_annotation"))
+    rows = np.flatnonzero(trace.in_category(*OPERATION_CATEGORIES, "user_annotation"))
     claims = np.full(len(rows), -1, dtype=np.int8)
     claims[_named(trace, trace.name[rows], _COPIES)] = KINDS.index("copy")
     claims[_named(trace, trace.name[rows], _GLOO)] = KINDS.index("communication")
@@ -143,7 +146,7 @@ def host_timeline(trace: Trace) -> Timeline:
     )
     row = rows[pieces.owner]
     names = trace.name[row]
-    operations = trace.category[row] == trace.code("cpu_op")
+    operations = trace.in_category(*OPERATION_CATEGORIES)[row]
     kinds = np.where(operations, KINDS.index("compute"), -1).astype(np.int8)
     kinds = np.where(pieces.claim >= 0, pieces.claim, kinds)
     # An annotation is nobody's work: what happens in it and is no operation is waiting.

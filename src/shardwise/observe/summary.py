@@ -54,6 +54,8 @@ class RankSummary(NamedTuple):
     on_cpu: bool
     timeline: Timeline
     whole: Breakdown
+    # Profiled steps, where they were marked: from when to when, and what they consist of.
+    windows: list[tuple[int, int]]
     steps: list[Breakdown]
     collectives: list[CollectiveTime]
     # Empty where FSDP2 left no annotations.
@@ -107,13 +109,15 @@ def _summarise(trace: Trace, rules: Rules | None) -> RankSummary:
             f"{len(unknown)} kinds of kernels run among collectives and count as compute, such as "
             f"{unknown[0][:40]!r}; --rules can say what they are"
         )
+    windows = _steps(trace, timeline)
     return RankSummary(
         path=trace.path,
         rank=trace.rank,
         on_cpu=on_cpu,
         timeline=timeline,
         whole=breakdown(timeline),
-        steps=[breakdown(timeline, step) for step in _steps(trace, timeline)],
+        windows=windows,
+        steps=[breakdown(timeline, window) for window in windows],
         collectives=_gloo(trace, timeline) if on_cpu else _collectives(trace, timeline),
         units=unit_times(trace, timeline),
         problems=problems,
@@ -124,7 +128,7 @@ def _steps(trace: Trace, timeline: Timeline) -> list[tuple[int, int]]:
     """Windows of the profiled steps: the device's, or the host's where those cover more."""
     begin, end = timeline.window
     found: list[tuple[int, int]] = []
-    for category in ("gpu_user_annotation", "user_annotation"):
+    for category in ("gpu_user_annotation", "user_annotation", "Operator"):
         windows = {
             (int(trace.start_ns[row]), int(trace.end_ns[row]))
             for row in np.flatnonzero(trace.in_category(category)).tolist()

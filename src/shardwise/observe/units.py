@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.observe.classify import on_device
+from shardwise.observe.classify import RUNTIME_CATEGORIES, on_device
 from shardwise.observe.trace import Ints, Trace
 from shardwise.timeline.intervals import Intervals, minus, overlap, union
 from shardwise.timeline.spans import KINDS, Timeline
@@ -143,7 +143,7 @@ def _in_order(trace: Trace, rows: Ints) -> Ints:
 
 def _device_launches(trace: Trace, timeline: Timeline) -> list[_Launch]:
     """Kernels that communicate, each with the runtime call of the same correlation."""
-    runtime = trace.in_category("cuda_runtime", "cuda_driver", "hip_runtime")
+    runtime = trace.in_category(*RUNTIME_CATEGORIES)
     calls = {
         int(trace.correlation[row]): row
         for row in np.flatnonzero(runtime & (trace.correlation >= 0)).tolist()
@@ -227,7 +227,7 @@ def _computed(
     end = np.asarray([stop for _, stop in windows], dtype=np.int64)
     if not on_device(trace).any():
         return overlap(union(start, end), compute)
-    runtime = np.flatnonzero(trace.in_category("cuda_runtime", "cuda_driver", "hip_runtime"))
+    runtime = np.flatnonzero(trace.in_category(*RUNTIME_CATEGORIES))
     asked = trace.start_ns[runtime]
     inside = np.zeros(len(runtime), dtype=np.bool_)
     for begin, stop in windows:
