@@ -13,6 +13,27 @@ from shardwise.predict.simulate import Times
 from shardwise.spec.strategy import Strategy
 
 
+def complexity(strategy: Strategy, recompute: Recompute, accumulates: bool) -> int:
+    """How many things a person has to know to understand a configuration."""
+    usual = ("every", "local") if strategy.kind != "zero1" else ("last",)
+    return sum(
+        (
+            strategy.sharded,
+            strategy.hybrid,
+            strategy.kind == "zero1",
+            not isinstance(strategy.reshard_after_forward, bool),
+            strategy.sharded and strategy.grad_sync not in usual and accumulates,
+            recompute != "none",
+            isinstance(recompute, float),
+            strategy.prefetch != 1,
+            strategy.forward_prefetch != 0,
+            strategy.blocks_per_unit != 1,
+            2 * (strategy.reduce_dtype != "fp32"),
+            2 * strategy.offload,
+        )
+    )
+
+
 class Rows(NamedTuple):
     """Rows that share units: which strategy, with which batch and which recomputation."""
 
@@ -47,6 +68,17 @@ class Rows(NamedTuple):
         policy = np.asarray([policies.index(s.recompute) for s in strategies], dtype=np.int64)
         which = np.arange(len(strategies))
         return cls(strategies, policies, which, policy, Configurations.of(strategies))
+
+    def complexity(self) -> Ints:
+        """Of every row."""
+        table = np.asarray(
+            [
+                [[complexity(s, p, many) for many in (False, True)] for p in self.policies]
+                for s in self.strategies
+            ]
+        )
+        found: Ints = table[self.which, self.policy, (self.columns.accumulate > 1).astype(int)]
+        return found
 
     def strategy(self, row: int) -> Strategy:
         base: Strategy = self.strategies[int(self.which[row])]
@@ -99,9 +131,12 @@ class Table:
         speed = tokens / times.step_s
         self._sets.append((rows, kept))
         self._columns.append(
-            np.stack([whose, np.arange(len(kept)), layout, peak, needed, speed, *seconds]).astype(
-                float
-            )
+            np.stack(
+                [
+                    *(whose, np.arange(len(kept)), layout, rows.complexity()[kept]),
+                    *(peak, needed, speed, *seconds),
+                ]
+            ).astype(float)
         )
 
     def __len__(self) -> int:
@@ -111,7 +146,7 @@ class Table:
     def columns(self) -> Floats:
         if len(self._columns) > 1:
             self._columns = [np.concatenate(self._columns, axis=1)]
-        return self._columns[0] if self._columns else np.empty((11, 0))
+        return self._columns[0] if self._columns else np.empty((12, 0))
 
     @property
     def layout(self) -> Floats:
@@ -122,14 +157,18 @@ class Table:
         return list(self._layouts)
 
     @property
+    def complexity(self) -> Floats:
+        return np.asarray(self.columns[3])
+
+    @property
     def needed_bytes(self) -> Floats:
-        return np.asarray(self.columns[4])
+        return np.asarray(self.columns[5])
 
     @property
     def tokens_per_s(self) -> Floats:
-        return np.asarray(self.columns[5])
+        return np.asarray(self.columns[6])
 
     def candidate(self, index: int) -> Candidate:
-        whose, row, _, *figures = self.columns[:, index].tolist()
+        whose, row, _, _, *figures = self.columns[:, index].tolist()
         rows, kept = self._sets[int(whose)]
         return Candidate(rows.strategy(int(kept[int(row)])), *figures)

@@ -24,9 +24,8 @@ from shardwise.spec.strategy import Strategy
 WITH_MORE_MEMORY = 1.25
 # How many of the fastest the second pass starts from.
 REFINED = 24
-# Speeds closer than this are decided by simplicity, among so many of the fastest.
+# Speeds closer than this are decided by simplicity.
 TIE = 0.025
-TIED = 64
 # Not sharding at all is so much simpler that it may be this much slower, well within the error of
 # any prediction.
 UNSHARDED_TIE = 0.1
@@ -63,10 +62,7 @@ class Found(NamedTuple):
         if not len(rows):
             return None
         speed = self.table.tokens_per_s[rows]
-        order = np.argsort(-speed, kind="stable")[:TIED]
-        near = rows[order][speed[order] >= (1 - TIE) * speed[order[0]]]
-        tied = [self.table.candidate(int(row)) for row in near]
-        simplest = min(tied, key=lambda c: (complexity(c.strategy), -c.tokens_per_s))
+        simplest = self._simplest(rows[speed >= (1 - TIE) * speed.max()])
         if layout is None and simplest.strategy.sharded and "ddp" in self.table.layouts:
             unsharded = self.best("ddp", memory)
             if unsharded and unsharded.tokens_per_s >= (1 - UNSHARDED_TIE) * float(speed.max()):
@@ -79,9 +75,12 @@ class Found(NamedTuple):
         if not len(rows):
             return None
         needed = self.table.needed_bytes[rows]
-        near = rows[needed <= needed.min() * (1 + TIE)][:TIED]
-        tied = [self.table.candidate(int(row)) for row in near]
-        return min(tied, key=lambda c: (complexity(c.strategy), -c.tokens_per_s))
+        return self._simplest(rows[needed <= needed.min() * (1 + TIE)])
+
+    def _simplest(self, rows: Ints) -> Candidate:
+        """Of equally simple ones the fastest."""
+        order = np.lexsort((-self.table.tokens_per_s[rows], self.table.complexity[rows]))
+        return self.table.candidate(int(rows[order[0]]))
 
     def front(self, most: int = 5) -> list[Candidate]:
         """The fastest of all, then of those that take less memory, and so on down."""
@@ -111,28 +110,6 @@ class Found(NamedTuple):
             self.table.needed_bytes <= self.limit_bytes * memory
         )
         return eligible
-
-
-def complexity(strategy: Strategy) -> int:
-    """How many things a person has to know to understand it."""
-    usual = ("every", "local") if strategy.kind != "zero1" else ("last",)
-    share = strategy.recompute
-    return sum(
-        (
-            strategy.sharded,
-            strategy.hybrid,
-            strategy.kind == "zero1",
-            not isinstance(strategy.reshard_after_forward, bool),
-            strategy.sharded and strategy.grad_sync not in usual and strategy.accumulate > 1,
-            share != "none",
-            isinstance(share, float),
-            strategy.prefetch != 1,
-            strategy.forward_prefetch != 0,
-            strategy.blocks_per_unit != 1,
-            2 * (strategy.reduce_dtype != "fp32"),
-            2 * strategy.offload,
-        )
-    )
 
 
 class Search:
