@@ -1,7 +1,7 @@
 """What a device row is: compute, communication or a copy, by the best evidence there is.
 
-Collective metadata decides first, then the stream (one that carries metadata carries nothing but
-collectives), then the name. On a CPU every instant of a thread belongs to the innermost event.
+Collective metadata decides first, then the name; a stranger on a stream of collectives is told. On
+a CPU every instant of a thread belongs to the innermost event.
 """
 
 from __future__ import annotations

@@ -32,15 +32,11 @@ class Args(msgspec.Struct, gc=False):
     stream: Text = -1
     device: Text = -1
     correlation: Text = -1
-    external: Text = msgspec.field(default=-1, name="External id")
     bytes: Text = -1
     collective: Text = msgspec.field(default=None, name="Collective name")
     sent: Text = msgspec.field(default=None, name="In msg nelems")
     received: Text = msgspec.field(default=None, name="Out msg nelems")
     dtype: Text = None
-    group_size: Text = msgspec.field(default=None, name="Group size")
-    group: Text = msgspec.field(default=None, name="Process Group Name")
-    name: Text = None
     shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input type")
 

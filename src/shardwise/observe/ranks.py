@@ -13,10 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.observe.trace import Ints
-from shardwise.timeline.spans import KINDS, Timeline
-
-# The ends of one collective agree across ranks within some tens of microseconds.
-END_SPREAD_NS = 30_000
+from shardwise.timeline.spans import Timeline
 
 
 class Joined(NamedTuple):
@@ -82,7 +79,7 @@ def join(timelines: Sequence[Timeline]) -> Joined:
 
 def _by_lane(timeline: Timeline) -> list[tuple[Ints, Ints]]:
     """Collectives of each lane in the order they ran, the lane first used first."""
-    moving = timeline.kind == KINDS.index("communication")
+    moving = timeline.of_kind("communication")
     found = []
     for lane in np.unique(timeline.lane[moving]).tolist():
         rows = np.flatnonzero(moving & (timeline.lane == lane))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,13 +17,14 @@ from shardwise.observe.classify import (
     on_device,
     unrecognised,
 )
+from shardwise.observe.gloo import gloo_calls
 from shardwise.observe.ranks import Joined, join
-from shardwise.observe.trace import Trace, read_trace
+from shardwise.observe.trace import Ints, Trace, read_trace
 from shardwise.observe.units import UnitTime, unit_times
 from shardwise.spec.record import SpecError
 from shardwise.timeline.breakdown import Breakdown, breakdown
 from shardwise.timeline.intervals import minus, union
-from shardwise.timeline.spans import KINDS, Timeline
+from shardwise.timeline.spans import Timeline
 
 # Names of collectives as metadata, kernels and Gloo write them.
 _OPERATIONS = {
@@ -101,7 +102,7 @@ def _summarise(trace: Trace, rules: Rules | None) -> RankSummary:
         raise SpecError(f"trace: nothing in {trace.path} tells what a device or thread did")
     problems = list(trace.problems)
     world = trace.world_size
-    if world is not None and world > 1 and not (timeline.kind == 1).any():
+    if world is not None and world > 1 and not timeline.of_kind("communication").any():
         problems.append(f"no communication is in it, though it is of {world} ranks")
     unknown = [] if on_cpu else unrecognised(trace, timeline)
     if unknown:
@@ -141,67 +142,47 @@ def _steps(trace: Trace, timeline: Timeline) -> list[tuple[int, int]]:
 
 
 def _collectives(trace: Trace, timeline: Timeline) -> list[CollectiveTime]:
-    moving = np.flatnonzero(timeline.kind == KINDS.index("communication"))
-    if not len(moving):
-        return []
-    computing = timeline.of_kind("compute")
-    compute = union(timeline.start_ns[computing], timeline.end_ns[computing])
-    operation = _operations(trace, timeline, moving)
+    """Kernels that communicate, by operation."""
+    moving = np.flatnonzero(timeline.of_kind("communication"))
+    start, end = timeline.start_ns[moving], timeline.end_ns[moving]
+    operations = _operations(trace, timeline, moving)
     sizes = _sizes(trace)
-    found = []
-    for name in sorted(set(operation)):
-        rows = moving[[i for i, op in enumerate(operation) if op == name]]
-        start, end = timeline.start_ns[rows], timeline.end_ns[rows]
-        moved = [sizes.get((int(s), int(e))) for s, e in zip(start, end, strict=True)]
-        known = all(size is not None for size in moved)
-        found.append(
-            CollectiveTime(
-                operation=name,
-                calls=len(rows),
-                total_ns=int((end - start).sum()),
-                exposed_ns=minus(union(start, end), compute),
-                moved_bytes=sum(size or 0 for size in moved) if known else None,
-            )
-        )
-    return sorted(found, key=lambda one: -one.exposed_ns)
+    moved = [sizes.get((int(s), int(e))) for s, e in zip(start, end, strict=True)]
+    return _by_operation(operations, start, end, moved, timeline)
 
 
 def _gloo(trace: Trace, timeline: Timeline) -> list[CollectiveTime]:
-    """Collectives of a CPU run: whole events of Gloo's threads, not the pieces inside them.
-
-    Gloo carries out a reduce-scatter as an all-reduce. What was asked for is the operation of
-    torch.distributed, in the same order, where there are as many.
-    """
-    named = np.asarray([text.startswith(("gloo:", "mpi:", "ucc:")) for text in trace.texts])
-    asked = np.asarray([text.startswith("c10d::") for text in trace.texts])
-    rows = np.flatnonzero(named[trace.name])
-    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
-    asked_rows = np.flatnonzero(asked[trace.name])
-    asked_rows = asked_rows[np.argsort(trace.start_ns[asked_rows], kind="stable")]
-    told = asked_rows if len(asked_rows) == len(rows) else rows
-    computing = timeline.of_kind("compute")
-    compute = union(timeline.start_ns[computing], timeline.end_ns[computing])
+    """Collectives of a CPU run: whole events of Gloo's threads, not the pieces inside them."""
+    calls = gloo_calls(trace)
+    told = calls.carried if calls.asked is None else calls.asked
+    operations = [operation_of(trace.texts[code]) for code in trace.name[told].tolist()]
     world = trace.world_size
-    by_operation: dict[str, list[tuple[int, int | None]]] = {}
-    for row, source in zip(rows.tolist(), told.tolist(), strict=True):
-        name = operation_of(trace.texts[trace.name[source]])
+    moved = []
+    for row, operation in zip(calls.carried.tolist(), operations, strict=True):
         size = _shape_bytes(trace, row)
-        if size is not None and name == "all-gather":
+        if size is not None and operation == "all-gather":
             size = size * world if world else None
-        by_operation.setdefault(name, []).append((row, size))
+        moved.append(size)
+    start, end = trace.start_ns[calls.carried], trace.end_ns[calls.carried]
+    return _by_operation(operations, start, end, moved, timeline)
+
+
+def _by_operation(
+    operations: list[str], start: Ints, end: Ints, moved: list[int | None], timeline: Timeline
+) -> list[CollectiveTime]:
+    """Calls summed by operation, the most exposed first."""
+    compute = timeline.covered("compute")
     found = []
-    for name, calls in by_operation.items():
-        chosen = np.asarray([row for row, _ in calls])
-        start, end = trace.start_ns[chosen], trace.end_ns[chosen]
-        sizes = [size for _, size in calls]
-        known = [size for size in sizes if size is not None]
+    for name in sorted(set(operations)):
+        mine = [index for index, operation in enumerate(operations) if operation == name]
+        known = [moved[index] for index in mine]
         found.append(
             CollectiveTime(
                 operation=name,
-                calls=len(calls),
-                total_ns=int((end - start).sum()),
-                exposed_ns=minus(union(start, end), compute),
-                moved_bytes=sum(known) if len(known) == len(sizes) else None,
+                calls=len(mine),
+                total_ns=int((end[mine] - start[mine]).sum()),
+                exposed_ns=minus(union(start[mine], end[mine]), compute),
+                moved_bytes=None if None in known else sum(size or 0 for size in known),
             )
         )
     return sorted(found, key=lambda one: -one.exposed_ns)
@@ -223,7 +204,7 @@ def operation_of(text: str) -> str:
     return next(matching, "unnamed collective")
 
 
-def _operations(trace: Trace, timeline: Timeline, rows: Any) -> list[str]:
+def _operations(trace: Trace, timeline: Timeline, rows: Ints) -> list[str]:
     """By metadata where there is some, else by name."""
     told = {
         (int(trace.start_ns[row]), int(trace.end_ns[row])): trace.texts[code]

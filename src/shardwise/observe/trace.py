@@ -40,20 +40,16 @@ class Trace:
     device: Codes
     stream: Codes
     correlation: Ints
-    external: Ints
     moved: Ints
     # The few rows that carry collective metadata, and what it says, a value for each.
     collective_row: Ints
     collective: Codes
     elements: Ints
-    group_size: Ints
-    group: Codes
     dtype: Codes
     # Raw JSON of input shapes and types, by row, where they were recorded.
     shapes: dict[int, bytes]
     types: dict[int, bytes]
     texts: list[str]
-    thread_names: dict[tuple[str, str], str]
     about: dict[str, Any]
     problems: list[str]
 
@@ -133,7 +129,7 @@ def _placed(rows: Ints, values: list[Any], count: int) -> Ints:
 
 _NAME, _CATEGORY = attrgetter("name"), attrgetter("cat")
 _PROCESS, _THREAD, _ARGS = attrgetter("pid"), attrgetter("tid"), attrgetter("args")
-_PHASE, _COLLECTIVE, _SHAPES = attrgetter("ph"), attrgetter("collective"), attrgetter("shapes")
+_COLLECTIVE, _SHAPES = attrgetter("collective"), attrgetter("shapes")
 _NO_ARGS = Args()
 
 
@@ -146,12 +142,8 @@ class _Columns:
         self.unusable = 0
         self.shapes: dict[int, bytes] = {}
         self.types: dict[int, bytes] = {}
-        self.thread_names: dict[tuple[str, str], str] = {}
 
     def add(self, batch: list[AnyEvent]) -> None:
-        phases = list(map(_PHASE, batch))
-        if "M" in phases:
-            self._add_thread_names(batch)
         spans = [event for event in batch if event.ph == "X"]
         start, duration = _nanoseconds(spans)
         lasting = (start >= 0) & (duration >= 0)
@@ -173,7 +165,6 @@ class _Columns:
             "end_ns": start + duration,
             "device": _numbers([a.device for a in args]).astype(np.int32),
             "correlation": _numbers([a.correlation for a in args]),
-            "external": _numbers([a.external for a in args]),
         }
         # Only what a device did has a stream and bytes.
         rows = np.flatnonzero(part["device"] >= 0)
@@ -189,11 +180,6 @@ class _Columns:
         self.parts.append(part)
         self.rows += len(kept)
 
-    def _add_thread_names(self, batch: list[AnyEvent]) -> None:
-        for event in batch:
-            if event.ph == "M" and event.name == "thread_name" and event.args is not None:
-                self.thread_names[str(event.pid), str(event.tid)] = str(event.args.name)
-
     def _add_collectives(self, args: list[Args]) -> None:
         names = list(map(_COLLECTIVE, args))
         if names.count(None) == len(names):
@@ -204,18 +190,16 @@ class _Columns:
             {
                 "collective_row": np.asarray(moving, dtype=np.int64) + self.rows,
                 "collective": self.codes.of(a.collective for a in found),
-                "group": self.codes.of(a.group for a in found),
                 "dtype": self.codes.of(a.dtype for a in found),
-                "group_size": _numbers([_number(a.group_size) for a in found]),
                 "elements": _numbers([max(_number(a.sent), _number(a.received)) for a in found]),
             }
         )
 
     def build(self, path: Path, about: dict[str, Any], problems: list[str]) -> Trace:
         codes = ["name", "category", "process", "thread", "device", "stream"]
-        numbers = ["start_ns", "end_ns", "correlation", "external", "moved"]
-        sparse = ["collective", "group", "dtype"]
-        sparse_numbers = ["collective_row", "elements", "group_size"]
+        numbers = ["start_ns", "end_ns", "correlation", "moved"]
+        sparse = ["collective", "dtype"]
+        sparse_numbers = ["collective_row", "elements"]
 
         def joined(parts: list[dict[str, Any]], name: str, dtype: Any) -> Any:
             if not parts:
@@ -232,7 +216,6 @@ class _Columns:
             shapes=self.shapes,
             types=self.types,
             texts=self.codes.texts,
-            thread_names=self.thread_names,
             about=about,
             problems=problems,
         )

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.observe.classify import RUNTIME_CATEGORIES, on_device
-from shardwise.observe.trace import Ints, Trace
+from shardwise.observe.gloo import gloo_calls
+from shardwise.observe.trace import Trace
 from shardwise.timeline.intervals import Intervals, minus, overlap, union
-from shardwise.timeline.spans import KINDS, Timeline
+from shardwise.timeline.spans import Timeline
 
 ROOT = "root"
 _ANNOTATION = re.compile(r"FSDP::(?P<what>\w+)(?: \((?P<unit>.*)\)| for (?P<target>.*))?$")
@@ -80,8 +81,7 @@ def unit_times(trace: Trace, timeline: Timeline) -> list[UnitTime]:
     notes = notes_of(trace)
     if not notes:
         return []
-    computing = timeline.of_kind("compute")
-    compute = union(timeline.start_ns[computing], timeline.end_ns[computing])
+    compute = timeline.covered("compute")
     found: dict[tuple[str, str], list[_Launch]] = {}
     nesting = _Nesting(notes)
     for launch in _launches(trace, timeline):
@@ -123,22 +123,14 @@ def unit_times(trace: Trace, timeline: Timeline) -> list[UnitTime]:
 def _launches(trace: Trace, timeline: Timeline) -> list[_Launch]:
     if on_device(trace).any():
         return _device_launches(trace, timeline)
-    carried = np.asarray([text.startswith(("gloo:", "mpi:", "ucc:")) for text in trace.texts])
-    asked = np.asarray([text.startswith("c10d::") for text in trace.texts])
-    rows, sources = (
-        _in_order(trace, np.flatnonzero(flag[trace.name])) for flag in (carried, asked)
-    )
-    if len(rows) != len(sources):
+    calls = gloo_calls(trace)
+    if calls.asked is None:
         return []
     return [
         _Launch(int(trace.start_ns[r]), int(trace.end_ns[r]), int(trace.start_ns[s]),
                 int(trace.thread[s]))
-        for r, s in zip(rows.tolist(), sources.tolist(), strict=True)
+        for r, s in zip(calls.carried.tolist(), calls.asked.tolist(), strict=True)
     ]  # fmt: skip
-
-
-def _in_order(trace: Trace, rows: Ints) -> Ints:
-    return rows[np.argsort(trace.start_ns[rows], kind="stable")]
 
 
 def _device_launches(trace: Trace, timeline: Timeline) -> list[_Launch]:
@@ -149,7 +141,7 @@ def _device_launches(trace: Trace, timeline: Timeline) -> list[_Launch]:
         for row in np.flatnonzero(runtime & (trace.correlation >= 0)).tolist()
     }
     rows = np.flatnonzero(on_device(trace))
-    moving = timeline.kind == KINDS.index("communication")
+    moving = timeline.of_kind("communication")
     found = []
     for row in rows[moving].tolist():
         call = calls.get(int(trace.correlation[row]))

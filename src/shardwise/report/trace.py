@@ -151,11 +151,11 @@ def _print_units(out: Console, summary: Summary) -> None:
     for column in ("forward", "backward", "gather fwd", "gather bwd", "scatter"):
         table.add_column(column, justify="right", no_wrap=True)
 
-    def both(total: int, exposed: int) -> str:
-        return f"{total / MILLISECOND:,.1f} ({exposed / MILLISECOND:,.1f})" if total else "-"
-
     def alone(total: int) -> str:
-        return f"{total / MILLISECOND:,.1f}" if total else "-"
+        return _milliseconds(total) if total else "-"
+
+    def both(total: int, exposed: int) -> str:
+        return f"{_milliseconds(total)} ({_milliseconds(exposed)})" if total else "-"
 
     for unit in rank.units[:MOST_UNITS]:
         table.add_row(
@@ -171,6 +171,12 @@ def _print_units(out: Console, summary: Summary) -> None:
     more = len(rank.units) - MOST_UNITS
     rest = f"; {more} more units in --json" if more > 0 else ""
     out.print(f"Milliseconds, in brackets those with no compute beside them{rest}.", style="dim")
+
+
+def _milliseconds(nanoseconds: int) -> str:
+    """Three digits or so: a row of five such has to fit."""
+    value = nanoseconds / MILLISECOND
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}"
 
 
 def _print_joined(out: Console, summary: Summary) -> None:

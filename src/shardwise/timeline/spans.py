@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.timeline.intervals import Nanoseconds
+from shardwise.timeline.intervals import Intervals, Nanoseconds, union
 
 Kind = Literal["compute", "communication", "copy"]
 KINDS: tuple[Kind, ...] = ("compute", "communication", "copy")
@@ -49,6 +49,11 @@ class Timeline:
     def of_kind(self, kind: Kind) -> npt.NDArray[np.bool_]:
         chosen: npt.NDArray[np.bool_] = self.kind == KINDS.index(kind)
         return chosen
+
+    def covered(self, kind: Kind) -> Intervals:
+        """All instants in which some span of this kind runs."""
+        chosen = self.of_kind(kind)
+        return union(self.start_ns[chosen], self.end_ns[chosen])
 
 
 class TimelineBuilder:
