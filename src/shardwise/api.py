@@ -208,11 +208,11 @@ def _strategy_fields(
 ) -> dict[str, object]:
     if isinstance(strategy, Strategy):
         return strategy.model_dump()
-    inherited = base.strategy.model_dump() if base else {}
-    if base and cluster and base.strategy.devices != cluster.devices:
-        # Degrees belong to the cluster of the file: groups keep their size, the rest follows.
-        inherited["replicate"] = None
-        inherited["shard"] = base.strategy.shard if base.strategy.hybrid else None
+    inherited: dict[str, object] = {}
+    if base:
+        # Degrees belong to the cluster of the file.
+        moved = cluster is not None and base.strategy.devices != cluster.devices
+        inherited = (base.strategy.unplaced() if moved else base.strategy).model_dump()
     if isinstance(strategy, str):
         # Another kind decides its own degrees and defaults anew; the rest is kept.
         placement = (

@@ -87,7 +87,7 @@ def units_state(problem: Problem, strategy: Strategy) -> float:
 
 
 def _instead_of_ddp(found: Found, winner: Candidate) -> str:
-    ddp = found.best("ddp") if "ddp" in found.table.layouts else None
+    ddp = found.best("ddp")
     if ddp is not None:
         return f"ddp would be {_slower(ddp, winner)}."
     nearest = found.nearest.get("ddp")
@@ -101,7 +101,7 @@ def _instead_of_ddp(found: Found, winner: Candidate) -> str:
 def _instead_of(found: Found, winner: Candidate, kind: str) -> str:
     """The same groups with parameters kept, or not kept, between forward and backward."""
     other = str(winner.strategy).replace(winner.strategy.kind, kind)
-    candidate = found.best(other) if other in found.table.layouts else None
+    candidate = found.best(other)
     if candidate is None:
         nearest = found.nearest.get(other)
         if nearest is None or kind == "zero3":
@@ -134,7 +134,7 @@ def _groups(search: Search, found: Found, winner: Candidate) -> str:
     turn = crossover(search, winner)
     rate = write_rate(_rounded(network * turn.factor)) if turn else ""
     if strategy.hybrid:
-        other = found.best(strategy.kind) if strategy.kind in found.table.layouts else None
+        other = found.best(strategy.kind)
         if other is None:
             return f"Sharded over all {strategy.devices} devices it does not fit."
         text = (

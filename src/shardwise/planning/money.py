@@ -66,7 +66,7 @@ class Sized(NamedTuple):
 
 def by_size(problem: Problem) -> list[Sized]:
     """The best on each part of the cluster on which anything fits."""
-    quick = Space(prefetch=(1,), forward_prefetch=(0,), blocks_per_unit=(1,))
+    quick = Space().quick()
     found = []
     for cluster in smaller_clusters(problem.cluster):
         try:

@@ -21,7 +21,6 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 
 Objective = Literal["throughput", "memory", "sequence", "money"]
-OBJECTIVES: tuple[Objective, ...] = ("throughput", "memory", "sequence", "money")
 # What the objective "memory" may give up in speed.
 FAST_ENOUGH = 0.9
 
@@ -249,7 +248,7 @@ def _baselines(
     baselines = []
     if "ddp" in found.nearest:
         nearest = found.nearest["ddp"]
-        best = found.best("ddp") if "ddp" in found.table.layouts else None
+        best = found.best("ddp")
         strategy = best.strategy if best else nearest.strategy
         needed = best.needed_bytes if best else nearest.needed_bytes
         baselines.append(Baseline("ddp", strategy, needed, best))
@@ -296,8 +295,7 @@ def _offloaded(problem: Problem, space: Space) -> list[str]:
     """The fastest that fits when parameters and states live on the host."""
     if problem.cluster.device.is_cpu:
         return []
-    quick = space._replace(offload=True, prefetch=(1,), forward_prefetch=(0,), blocks_per_unit=(1,))
-    best = Search(problem, quick).run().best()
+    best = Search(problem, space.quick()._replace(offload=True)).run().best()
     if best is None:
         return []
     s = best.strategy

@@ -57,13 +57,15 @@ class Found(NamedTuple):
         """
         eligible = self._within(memory)
         if layout is not None:
+            if layout not in self.table.layouts:
+                return None
             eligible &= self.table.layout == self.table.layouts.index(layout)
         rows = np.flatnonzero(eligible)
         if not len(rows):
             return None
         speed = self.table.tokens_per_s[rows]
         simplest = self._simplest(rows[speed >= (1 - TIE) * speed.max()])
-        if layout is None and simplest.strategy.sharded and "ddp" in self.table.layouts:
+        if layout is None and simplest.strategy.sharded:
             unsharded = self.best("ddp", memory)
             if unsharded and unsharded.tokens_per_s >= (1 - UNSHARDED_TIE) * float(speed.max()):
                 return unsharded

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from shardwise.planning.explain import show_recompute
-from shardwise.planning.limits import limits_of
+from shardwise.planning.limits import first_true, limits_of
 from shardwise.planning.plan import check
 from shardwise.planning.price import mfu_of, price_one
 from shardwise.planning.problem import Problem, Units
@@ -14,7 +14,7 @@ from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Found, Search
 from shardwise.planning.space import Space
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.estimate import verdict
+from shardwise.predict.estimate import EXPOSED_SHARE, verdict
 from shardwise.predict.work import predict_work
 from shardwise.spec import catalogue
 from shardwise.spec.cluster import ClusterSpec
@@ -31,8 +31,8 @@ from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.strategy import Strategy
 from shardwise.step import Bottleneck
 
-# The second pass of a search brings a few percent; a comparison of hardware can do without.
-QUICK = Space(prefetch=(1,), forward_prefetch=(0,), blocks_per_unit=(1,))
+# A comparison of hardware can do without the second pass.
+QUICK = Space().quick()
 
 
 class Point(NamedTuple):
@@ -153,16 +153,13 @@ def _fixed_point(problem: Problem, value: str, fixed: Strategy) -> Point:
     cluster = problem.cluster
     strategy = fixed
     if strategy.devices != cluster.devices:
-        # The same kind on another number of devices; groups keep their size.
-        strategy = fixed.but(shard=fixed.shard if fixed.hybrid else None, replicate=None).resolve(
-            cluster.devices, cluster.devices_per_node
-        )
+        strategy = fixed.unplaced().resolve(cluster.devices, cluster.devices_per_node)
     strategy = problem.job.split(strategy)
     units = Units(problem)
     candidate = price_one(problem, units, strategy)
     if verdict(round(candidate.peak_bytes), cluster.device) == "does not fit":
         return Point(value, problem, None, None, "memory")
-    waits = candidate.exposed_s > 0.15 * candidate.step_s
+    waits = candidate.exposed_s > EXPOSED_SHARE * candidate.step_s
     binding: Bottleneck = "bandwidth" if waits else "compute"
     return Point(value, problem, candidate, mfu_of(problem, units, candidate), binding)
 
@@ -328,7 +325,7 @@ class Solved(NamedTuple):
 
 def least(problem: Problem, name: str, target: Target, fixed: Strategy | None = None) -> Solved:
     """The least network, memory, batch or number of devices for a target."""
-    scales = {"network": _scan_network, "memory": _scan_memory}
+    scales = {"network": (1.0, 6400.0, "Gbps"), "memory": (4.0, 2048.0, "GiB")}
     ladders = {"devices": _ladder_devices, "global-batch": _ladder_batch}
     points, tried = Points(problem, name, fixed), []
 
@@ -340,8 +337,9 @@ def least(problem: Problem, name: str, target: Target, fixed: Strategy | None = 
         return target.met(tried[-1])
 
     if name in scales:
-        low, high, show = scales[name](problem)
-        found = _bisect(look, low, high, show)
+        low, high, unit = scales[name]
+        value = first_true(lambda number: look(f"{number:.4g}{unit}"), low, high)
+        found = None if value is None else f"{value:.4g}{unit}"
     elif name in ladders:
         found = _climb(look, *ladders[name](problem))
     else:
@@ -349,28 +347,6 @@ def least(problem: Problem, name: str, target: Target, fixed: Strategy | None = 
         hint = did_you_mean(name, known) or f"; known are {', '.join(known)}"
         raise SpecError(f"least: unknown quantity {name[:40]!r}{hint}")
     return Solved(name, target, None if found is None else points.at(found), tried)
-
-
-def _scan_network(problem: Problem) -> tuple[float, float, Callable[[float], str]]:
-    return 1.0, 6400.0, lambda value: f"{value:.4g}Gbps"
-
-
-def _scan_memory(problem: Problem) -> tuple[float, float, Callable[[float], str]]:
-    return 4.0, 2048.0, lambda value: f"{value:.4g}GiB"
-
-
-def _bisect(
-    look: Callable[[str], bool], low: float, high: float, show: Callable[[float], str]
-) -> str | None:
-    """To two percent, on a scale of ratios."""
-    if look(show(low)):
-        return show(low)
-    if not look(show(high)):
-        return None
-    while high / low > 1.02:
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if look(show(middle)) else (middle, high)
-    return show(high)
 
 
 def _climb(look: Callable[[str], bool], unit: int, rungs: Iterable[int]) -> str | None:

@@ -49,7 +49,10 @@ def price(
     )
     states, dtype = OPTIMIZER_STATES[job.optimizer], strategy.param_dtype
     times = predict_time(grouped, columns, cluster, dtype, states)
-    without_latency = predict_time(grouped, columns, cluster, dtype, states, latency=False)
+    # A second race, only where the first one waits.
+    without_latency = times
+    if times is not None and _waits(times):
+        without_latency = predict_time(grouped, columns, cluster, dtype, states, latency=False)
     weighed = _memory_profile(memory, cluster.device)
     sizes = {
         "shard": strategy.shard or 1,
@@ -112,13 +115,19 @@ def _timed(
     }
 
 
+def _waits(times: Times) -> bool:
+    """Whether the network holds the first row up."""
+    exposed = float(times.exposed_communication_s[0])
+    return exposed > EXPOSED_SHARE * float(times.step_s[0])
+
+
 def _bottleneck(memory: MemoryProfile, times: Times, without_latency: Times) -> Bottleneck:
     """What to look at first: does it fit, does it wait for the network, or does it compute."""
     if not memory.fits:
         return "memory"
-    exposed = float(times.exposed_communication_s[0])
-    if exposed <= EXPOSED_SHARE * float(times.step_s[0]):
+    if not _waits(times):
         return "compute"
+    exposed = float(times.exposed_communication_s[0])
     # Most of the waiting is gone when messages take no longer than their bytes.
     if float(without_latency.exposed_communication_s[0]) < exposed / 2:
         return "latency"

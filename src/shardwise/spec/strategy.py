@@ -130,6 +130,10 @@ class Strategy(Record):
     def devices(self) -> int:
         return (self.shard or 1) * (self.replicate or 1)
 
+    def unplaced(self) -> Strategy:
+        """The same strategy for any number of devices: groups keep their size, the rest follows."""
+        return self.but(shard=self.shard if self.hybrid else None, replicate=None)
+
     def resolve(self, devices: int, node_size: int) -> Strategy:
         """The same strategy with every unset field decided for a cluster of `devices`."""
         shard, replicate = self._degrees(devices, node_size)
