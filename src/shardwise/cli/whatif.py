@@ -64,8 +64,8 @@ def whatif(
     """
     from shardwise.api import describe_run, read_budget
     from shardwise.planning.problem import Problem
-    from shardwise.planning.whatif import Point, parse_target, study
     from shardwise.planning.whatif import least as find_least
+    from shardwise.planning.whatif import parse_target, study
     from shardwise.report.whatif import print_heading, print_solved, print_study
     from shardwise.spec.record import SpecError
 
@@ -102,16 +102,16 @@ def whatif(
             "schema": 1,
             "kind": "predicted",
             "studies": [
-                {"vary": name, "points": [_told(point) for point in points]}
+                {"vary": name, "points": [point.to_dict() for point in points]}
                 for name, points in studies
             ],
         }
         if solved is not None:
-            answer: Point | None = solved.point
+            answer = solved.point
             told["least"] = {
                 "quantity": solved.name,
                 "for": target,
-                "answer": _told(answer) if answer else None,
+                "answer": answer.to_dict() if answer else None,
             }
         print_json(told)
     else:
@@ -133,22 +133,3 @@ def _asked(text: str) -> tuple[str, list[str]]:
     if not found:
         raise SpecError(f"vary: cannot read {text[:60]!r}; write it like network=100,200,400")
     return name.strip().lower().replace("_", "-"), found
-
-
-def _told(point: object) -> dict[str, object]:
-    from shardwise.planning.whatif import Point
-
-    assert isinstance(point, Point)
-    c = point.candidate
-    if c is None:
-        return {"value": point.value, "fits": False}
-    figures = {name: value for name, value in c._asdict().items() if name != "strategy"}
-    strategy = c.strategy.model_dump(mode="json", exclude={"within_node"})
-    return {
-        "value": point.value,
-        "fits": True,
-        "mfu": point.mfu,
-        "binding": point.binding,
-        **figures,
-        "strategy": strategy,
-    }

@@ -7,8 +7,9 @@ from shardwise.planning.price import price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Found, Search
+from shardwise.spec.dtype import DTYPE_BYTES
 from shardwise.spec.quantity import show_gib, write_rate
-from shardwise.spec.strategy import Strategy
+from shardwise.spec.strategy import Strategy, show_recompute
 
 # Padding below this share is no reason for anything.
 WORTH_TELLING = 0.05
@@ -42,7 +43,7 @@ def _layout(search: Search, found: Found, winner: Candidate) -> list[str]:
     if strategy.kind == "single":
         return ["One device: there is nothing to share."]
     if strategy.kind == "ddp":
-        return _not_sharded(search.problem, found, winner)
+        return _not_sharded(search, found, winner)
     sentences = [_instead_of_ddp(found, winner)]
     if strategy.kind == "zero3":
         sentences.append(_instead_of(found, winner, "zero2"))
@@ -65,8 +66,10 @@ def _padding(search: Search, winner: Candidate) -> str:
     )
 
 
-def _not_sharded(problem: Problem, found: Found, winner: Candidate) -> list[str]:
-    state = units_state(problem, winner.strategy)
+def _not_sharded(search: Search, found: Found, winner: Candidate) -> list[str]:
+    numel = search.units.of(winner.strategy).numel
+    each = DTYPE_BYTES[winner.strategy.master_dtype]
+    state = numel * each * (2.0 + search.problem.states)
     others = [c for c in found.layouts() if c.strategy.sharded]
     text = f"Do not shard: parameters, gradients and optimizer states are {show_gib(state)} and "
     text += "fit on every device"
@@ -76,14 +79,6 @@ def _not_sharded(problem: Problem, found: Found, winner: Candidate) -> list[str]
         if best.tokens_per_s > 1.02 * winner.tokens_per_s:
             text += ", less than such a prediction can tell apart"
     return [text + "."]
-
-
-def units_state(problem: Problem, strategy: Strategy) -> float:
-    """Bytes of parameters, gradients and optimizer states of the whole model."""
-    from shardwise.spec.dtype import DTYPE_BYTES
-
-    numel = Units(problem).of(strategy).numel
-    return numel * DTYPE_BYTES[strategy.master_dtype] * (2.0 + problem.states)
 
 
 def _instead_of_ddp(found: Found, winner: Candidate) -> str:
@@ -158,10 +153,6 @@ def _groups(search: Search, found: Found, winner: Candidate) -> str:
 def _rounded(rate: float) -> float:
     """Two digits, in bits: what a crossover deserves."""
     return float(f"{rate * 8:.2g}") / 8
-
-
-def show_recompute(recompute: str | float) -> str:
-    return f"{recompute:.0%} of blocks" if isinstance(recompute, float) else recompute
 
 
 def _recompute(problem: Problem, units: Units, found: Found, winner: Candidate) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from shardwise.planning.explain import limits_in_words, reasons, show_recompute
+from shardwise.planning.explain import limits_in_words, reasons
 from shardwise.planning.limits import WORTH, Limits, limits_of
 from shardwise.planning.money import SAME_COST, Budget, Sized, by_size, cheapest
 from shardwise.planning.price import mfu_of, price_one
@@ -18,7 +18,7 @@ from shardwise.predict.time import coefficients_for, error_interval, fitted_fami
 from shardwise.spec.catalogue import coefficient
 from shardwise.spec.quantity import show_gib
 from shardwise.spec.record import SpecError
-from shardwise.spec.strategy import Strategy
+from shardwise.spec.strategy import Strategy, show_recompute
 
 Objective = Literal["throughput", "memory", "sequence", "money"]
 # What the objective "memory" may give up in speed.
@@ -38,6 +38,7 @@ class Plan(NamedTuple):
     """The answer of `plan`. `winner` is None where nothing fits; then `ways` says what would."""
 
     problem: Problem
+    units: Units
     objective: Objective
     # What the objective found before the search, in a sentence.
     aim: str
@@ -82,15 +83,13 @@ class Plan(NamedTuple):
         }
 
     def mfu(self, candidate: Candidate) -> float:
-        return mfu_of(self.problem, Units(self.problem), candidate)
+        return mfu_of(self.problem, self.units, candidate)
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
 
         def told(candidate: Candidate) -> dict[str, Any]:
-            plain = {k: v for k, v in candidate._asdict().items() if k != "strategy"}
-            strategy = candidate.strategy.model_dump(mode="json", exclude={"within_node"})
-            return {**plain, "mfu": self.mfu(candidate), "strategy": strategy}
+            return {"mfu": self.mfu(candidate), **candidate.to_dict()}
 
         return {
             "schema": 1,
@@ -182,6 +181,7 @@ def make_plan(
     limits = limits_of(problem, units, found, winner) if winner else None
     return Plan(
         problem=problem,
+        units=units,
         objective=objective,
         aim=aim,
         budget=budget,

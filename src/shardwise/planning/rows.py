@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -106,6 +106,10 @@ class Candidate(NamedTuple):
     @property
     def layout(self) -> str:
         return str(self.strategy)
+
+    def to_dict(self) -> dict[str, Any]:
+        strategy = self.strategy.model_dump(mode="json", exclude={"within_node"})
+        return {**self._asdict(), "strategy": strategy}
 
 
 class Table:

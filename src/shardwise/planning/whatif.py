@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from shardwise.planning.explain import show_recompute
 from shardwise.planning.limits import first_true, limits_of
 from shardwise.planning.plan import check
 from shardwise.planning.price import mfu_of, price_one
@@ -28,7 +27,7 @@ from shardwise.spec.quantity import (
     write_rate,
 )
 from shardwise.spec.record import SpecError, did_you_mean
-from shardwise.spec.strategy import Strategy
+from shardwise.spec.strategy import Strategy, show_recompute
 from shardwise.step import Bottleneck
 
 # A comparison of hardware can do without the second pass.
@@ -45,6 +44,13 @@ class Point(NamedTuple):
     binding: Bottleneck
     # Why there is no answer, where it is not memory.
     refused: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        if self.candidate is None:
+            return {"value": self.value, "fits": False}
+        told = {"value": self.value, "fits": True, "mfu": self.mfu, "binding": self.binding}
+        return {**told, **self.candidate.to_dict()}
 
 
 # ---- what can be varied ---------------------------------------------------------------------

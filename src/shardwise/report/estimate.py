@@ -14,7 +14,7 @@ from shardwise.spec.cluster import DeviceSpec
 from shardwise.spec.dtype import DTYPE_BYTES
 from shardwise.spec.quantity import show_count, show_gb, show_gib
 from shardwise.spec.run import RunSpec
-from shardwise.spec.strategy import Strategy
+from shardwise.spec.strategy import Strategy, show_recompute
 from shardwise.step import CollectiveProfile, StepProfile
 
 if TYPE_CHECKING:
@@ -96,14 +96,12 @@ def padding_share(profile: StepProfile) -> float:
 
 def how(run: RunSpec) -> str:
     strategy, job = run.strategy, run.job
-    share = strategy.recompute
-    recompute = f"{share:.0%} of blocks" if isinstance(share, float) else share
     own, master = strategy.param_dtype, strategy.master_dtype
     batch = f"{strategy.micro_batch} x {job.seq_len:,} tokens per device"
     parts = [
         str(strategy),
         batch if strategy.accumulate == 1 else f"{batch}, {strategy.accumulate} times a step",
-        f"recompute {recompute}",
+        f"recompute {show_recompute(strategy.recompute)}",
         own if own == master else f"{own} over {master}",
         job.optimizer,
         f"{strategy.blocks_per_unit} blocks per unit" if strategy.blocks_per_unit > 1 else "",
@@ -176,11 +174,15 @@ def _label(term: str, strategy: Strategy) -> str:
     }[term]
 
 
-def _bar(share: float) -> Text:
+def bar(share: float) -> Text:
+    """A share as blocks; more than all of it is red."""
     filled = min(BAR, round(share * BAR))
     colour = "red" if share > 1 else "cyan"
-    bar = Text("█" * filled, style=colour) + Text("·" * (BAR - filled), style="dim")
-    return bar + Text(f" {share:4.0%}" if share < 9.995 else f" {share:.0f}x")
+    return Text("█" * filled, style=colour) + Text("·" * (BAR - filled), style="dim")
+
+
+def _bar(share: float) -> Text:
+    return bar(share) + Text(f" {share:4.0%}" if share < 9.995 else f" {share:.0f}x")
 
 
 def _traffic_table(profile: StepProfile) -> Table:

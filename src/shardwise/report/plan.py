@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.planning.explain import show_recompute
 from shardwise.planning.money import DAY, HOUR, Budget
 from shardwise.planning.plan import Plan
 from shardwise.planning.rows import Candidate
@@ -20,7 +19,7 @@ from shardwise.report.estimate import (
     show_seconds,
 )
 from shardwise.spec.quantity import show_count, show_gib
-from shardwise.spec.strategy import Strategy
+from shardwise.spec.strategy import Strategy, show_recompute
 
 GIB = 2**30
 

@@ -10,15 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.planning.explain import show_recompute
 from shardwise.planning.money import Budget
 from shardwise.planning.problem import Problem
 from shardwise.planning.whatif import Point, Solved, changes
-from shardwise.report.estimate import WIDTH, plain_table, show_seconds
+from shardwise.report.estimate import WIDTH, bar, plain_table, show_seconds
 from shardwise.report.plan import batch_words, layout_words, show_long
 from shardwise.spec.quantity import show_count
+from shardwise.spec.strategy import show_recompute
 
-BAR = 20
 GIB = 2**30
 _NAMES = {"seq-len": "sequence", "global-batch": "batch"}
 
@@ -111,13 +110,8 @@ def _print_scaling(out: Console, points: Sequence[Point]) -> None:
     alone = c.tokens_per_s / first.problem.cluster.devices
     for point, candidate in fitting:
         kept = candidate.tokens_per_s / point.problem.cluster.devices / alone
-        filled = max(0, min(BAR, round(kept * BAR)))
-        out.print(
-            Text(f"{point.value:>8} ")
-            + Text("█" * filled, style="cyan")
-            + Text("·" * (BAR - filled), style="dim")
-            + Text(f" {kept:.0%} of the speed per device")
-        )
+        told = f" {kept:.0%} of the speed per device"
+        out.print(Text(f"{point.value:>8} ") + bar(min(kept, 1.0)) + Text(told))
 
 
 def _print_costs(out: Console, name: str, points: Sequence[Point], budget: Budget) -> None:

@@ -196,6 +196,11 @@ class Strategy(Record):
         return self.kind
 
 
+def show_recompute(recompute: str | float) -> str:
+    """A policy as people read it."""
+    return f"{recompute:.0%} of blocks" if isinstance(recompute, float) else recompute
+
+
 def blocks_of_share(share: Any, count: int) -> Any:
     """How many of `count` blocks a share of them is, for a number or an array of shares.
 
