@@ -28,7 +28,8 @@ def test_the_cause_stands_in_the_first_lines(trace: Path) -> None:
     done = run(str(trace))
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
-    assert first == "22.2% of the time is lost waiting for communication."
+    # 30 of 135 microseconds are an all-gather alone; one call moves what nobody told.
+    assert first == "All-gather has no compute to hide behind: 0.030 ms of the trace (22%)."
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 

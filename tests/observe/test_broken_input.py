@@ -34,7 +34,7 @@ TRACE = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 2}, "t
 
 def summary_of(path: Path) -> Summary:
     """Of a file that must be readable, or at least tell why it is not."""
-    found = summarise([path])
+    found = summarise([path], timelines=True)
     for rank in found.ranks:
         whole = rank.whole
         assert sum(whole[:4]) == whole.window_ns
@@ -88,6 +88,7 @@ def test_what_is_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
     for path in (plain, packed):
         (rank,) = summary_of(path).ranks
         assert any("cut off" in problem for problem in rank.problems)
+        assert rank.timeline is not None
         assert 0 < len(rank.timeline) < 2000
 
 

@@ -32,7 +32,7 @@ def trace(path: Path, kernels: dict[str, list[float]], step: float = 1000.0) -> 
 
 
 def diff_of(one: Path, other: Path) -> Diff:
-    return compare(summarise([one]).ranks[0], summarise([other]).ranks[0])
+    return compare(*(summarise([path], timelines=True).ranks[0] for path in (one, other)))
 
 
 BASE = {"void gemm<float>(int)": [300, 301, 299], "norm": [50, 90, 60], "old": [40, 40, 40]}

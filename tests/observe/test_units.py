@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.observe.classify import read_rules
+from shardwise.observe.rules import read_rules
 from shardwise.observe.summary import RankSummary, summarise
 from shardwise.spec.record import SpecError
 
@@ -117,7 +117,7 @@ def test_rules_come_before_names(tmp_path: Path) -> None:
     assert rank.whole.communication_ns == 130_000
     for text, said in (
         ("comunication = []", "did you mean 'communication'"),
-        ("copy = 3", "must be a list of texts"),
+        ("copy = 3", "rules.copy: Input should be a valid tuple"),
         ('copy = ["("]', "is no regular expression"),
     ):
         rules.write_text(text)

@@ -24,7 +24,8 @@ def diff(
     from shardwise.observe.summary import summarise
     from shardwise.report.diff import print_diff
 
-    found = compare(summarise([before]).ranks[0], summarise([after]).ranks[0])
+    sides = [summarise([path], timelines=True).ranks[0] for path in (before, after)]
+    found = compare(*sides)
     if as_json:
         print_json(
             {

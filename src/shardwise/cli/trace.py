@@ -1,13 +1,16 @@
-"""`shardwise trace`: where the time of a profiled run went."""
+"""`shardwise trace`: where the time of a profiled run went, and why."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shardwise.cli.output import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from shardwise.observe.summary import RankSummary, Summary
 
 
 def trace(
@@ -15,63 +18,114 @@ def trace(
         list[Path],
         typer.Argument(help="Traces of torch.profiler, one per rank, or a folder of them."),
     ],
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="What it ran on, such as 4x8xH100-SXM@400Gbps: links and peaks."),
+    ] = None,
     rules: Annotated[
         Path | None,
-        typer.Option(help="TOML with lists of name patterns: compute, communication, copy."),
+        typer.Option(help="TOML with name patterns (compute, communication, copy), thresholds."),
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder that keeps what was read, as Parquet.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read traces: what computed, what waited, what was idle, and for whom the others waited."""
-    from shardwise.observe.classify import read_rules
-    from shardwise.observe.summary import summarise
+    """Read traces: why a run is slow, what computed, waited and idled, and for whom.
+
+    Ranks are joined: give the traces of as many as there are.
+    """
+    from shardwise.observe.rules import Rules, read_rules
+    from shardwise.observe.verdicts import verdicts_of
     from shardwise.report.trace import print_trace
+    from shardwise.spec.lookup import find_cluster
 
-    summary = summarise(_files(files), read_rules(rules) if rules else None)
-    if not as_json:
-        print_trace(summary)
-        return
-    print_json(
-        {
-            "schema": 1,
-            "kind": "measured",
-            "ranks": [
-                {
-                    "path": str(rank.path),
-                    "rank": rank.rank,
-                    "device": "cpu" if rank.on_cpu else "accelerator",
-                    **rank.whole._asdict(),
-                    "overlap": rank.whole.overlap,
-                    "steps": [step._asdict() for step in rank.steps],
-                    "collectives": [one._asdict() for one in rank.collectives],
-                    "units": [unit._asdict() for unit in rank.units],
-                    "problems": rank.problems,
-                }
-                for rank in summary.ranks
-            ],
-            "joined": None
-            if summary.joined is None
-            else {
-                "collectives": int(summary.joined.start_ns.shape[1]),
-                "mean_ns": summary.joined.mean_ns,
-                "transfer_ns": summary.joined.transfer_ns,
-                "last_to_arrive": summary.joined.last_to_arrive().tolist(),
-                "unmatched": summary.joined.unmatched,
-            },
-        }
-    )
+    known = find_cluster(cluster) if cluster else None
+    chosen = read_rules(rules) if rules else Rules()
+    summary = read_summary(trace_files(files), chosen, cache, quiet=as_json)
+    verdicts = verdicts_of(summary, chosen.thresholds, known)
+    if as_json:
+        print_json(summary_json(summary) | {"verdicts": [v._asdict() for v in verdicts]})
+    else:
+        print_trace(summary, verdicts, chosen.thresholds, known)
 
 
-def _files(given: list[Path]) -> list[Path]:
-    """Files as they are; of a folder its traces."""
+def read_summary(files: list[Path], rules: Any, cache: Path | None, *, quiet: bool) -> Summary:
+    """Read many files under a bar, few without one."""
+    from shardwise.observe.summary import summarise
+
+    if quiet or len(files) < 4:
+        return summarise(files, rules, cache=cache)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading traces", total=len(files))
+        return summarise(
+            files, rules, cache=cache, progress=lambda done: bar.update(task, completed=done)
+        )
+
+
+def summary_json(summary: Summary) -> dict[str, Any]:
+    """What a machine reads; nanoseconds of the whole trace unless a name says otherwise."""
+    joined = summary.joined
+    return {
+        "schema": 1,
+        "kind": "measured",
+        "ranks": [_rank_json(rank) for rank in summary.ranks],
+        "joined": None
+        if joined is None
+        else {
+            "collectives": joined.collectives,
+            "mean_ns": joined.mean_ns,
+            "transfer_ns": joined.transfer_ns,
+            "last_to_arrive": joined.last_to_arrive().tolist(),
+            "offset_ns": joined.offset_ns.tolist(),
+            "unmatched": joined.unmatched,
+        },
+    }
+
+
+def _rank_json(rank: RankSummary) -> dict[str, Any]:
+    return {
+        "path": str(rank.path),
+        "rank": rank.rank,
+        "device": "cpu" if rank.on_cpu else "accelerator",
+        **rank.whole._asdict(),
+        "overlap": rank.whole.overlap,
+        "steps": [step._asdict() | {"overlap": step.overlap} for step in rank.steps],
+        "collectives": [
+            one._asdict() | {"bus_bytes_per_s": one.bus_bytes_per_s} for one in rank.collectives
+        ],
+        "units": [unit._asdict() for unit in rank.units],
+        "micro_batches": [kind._asdict() for kind in rank.micro_batches],
+        "idle": rank.host.idle._asdict(),
+        "data_ns": rank.host.data_ns,
+        "matmul": None
+        if rank.matmul is None
+        else rank.matmul._asdict() | {"flops_per_s": rank.matmul.flops_per_s},
+        "slowdown": None if rank.slowdown is None else rank.slowdown._asdict(),
+        "problems": rank.problems,
+    }
+
+
+def trace_files(given: list[Path]) -> list[Path]:
+    """Files as they are; of a folder its traces, of a run's folder those of its last profile."""
     from shardwise.spec.record import SpecError
 
     found: list[Path] = []
     for path in given:
-        if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
-            if not inside:
-                raise SpecError(f"trace: {path} holds no .json or .json.gz")
-            found += inside
-        else:
+        if not path.is_dir():
             found.append(path)
+            continue
+        moments = sorted((path / "traces").glob("step-*")) if (path / "traces").is_dir() else []
+        folder = moments[-1] if moments else path
+        inside = sorted(
+            p
+            for p in folder.iterdir()
+            if p.name.endswith((".json", ".json.gz")) and p.name != "summary.json"
+        )
+        if not inside:
+            raise SpecError(f"trace: {path} holds no .json or .json.gz")
+        found += inside
     return found

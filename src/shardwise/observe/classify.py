@@ -1,22 +1,21 @@
 """What a device row is: compute, communication or a copy, by the best evidence there is.
 
-Collective metadata decides first, then the name; a stranger on a stream of collectives is told. On
-a CPU every instant of a thread belongs to the innermost event.
+Collective metadata decides first, then the process group's annotation on the stream, then the name;
+a stranger on a stream of collectives is told. On a CPU every instant of a thread belongs to the
+innermost event.
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardwise.observe.innermost import innermost
+from shardwise.observe.rules import Rules
 from shardwise.observe.trace import Codes, Ints, Trace
-from shardwise.spec.lookup import read_toml
-from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.timeline.intervals import holds, union
 from shardwise.timeline.spans import KINDS, Timeline
 
 # The second names are those of the first Kineto versions.
@@ -32,45 +31,13 @@ _COMMUNICATION = re.compile(
 # Operations around a collective; what happens in them is copying, not compute.
 _COPIES = re.compile(r"^(fsdp::|c10d::|_c10d_functional::)")
 _GLOO = re.compile(r"^(gloo|mpi|ucc):")
-
-
-class Rules(NamedTuple):
-    """Names a user knows better: regular expressions that come before all evidence."""
-
-    compute: tuple[str, ...] = ()
-    communication: tuple[str, ...] = ()
-    copy: tuple[str, ...] = ()
+# What a process group writes on the stream around its kernels.
+_GROUP_NOTE = re.compile(r"^(nccl|rccl|ucc|xccl):")
 
 
 def on_device(trace: Trace) -> npt.NDArray[np.bool_]:
     """Rows of a device; rows of the host may carry a stream too, and are not."""
     return trace.in_category(*DEVICE_CATEGORIES)
-
-
-def read_rules(path: Path) -> Rules:
-    """Rules of a TOML file: lists of regular expressions under compute, communication and copy."""
-    table = read_toml(path, "rules")
-    problems = []
-    for name, patterns in table.items():
-        if name not in Rules._fields:
-            hint = did_you_mean(name, Rules._fields) or f"; known are {', '.join(Rules._fields)}"
-            problems.append(f"rules.{name}: unknown kind{hint}")
-        elif not isinstance(patterns, list) or not all(isinstance(p, str) for p in patterns):
-            problems.append(f"rules.{name}: must be a list of texts")
-        else:
-            problems += [f"rules.{name}: {p!r} is no regular expression" for p in patterns
-                         if not _compiles(p)]  # fmt: skip
-    if problems:
-        raise SpecError(problems)
-    return Rules(**{name: tuple(patterns) for name, patterns in table.items()})
-
-
-def _compiles(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except re.error:
-        return False
-    return True
 
 
 def unrecognised(trace: Trace, timeline: Timeline) -> list[str]:
@@ -118,15 +85,33 @@ def _kinds(trace: Trace, rows: Ints, rules: Rules) -> npt.NDArray[np.int8]:
     described = np.isin(rows, trace.collective_row)
     kernels = ~copies
     kinds[kernels & described] = communication
-    kinds[kernels & _named(trace, trace.name[rows], _COMMUNICATION)] = communication
+    kinds[kernels & _annotated(trace, rows)] = communication
+    kinds[kernels & named(trace, trace.name[rows], _COMMUNICATION)] = communication
     for kind, patterns in ((compute, rules.compute), (communication, rules.communication),
-                           (copy, rules.copy)):  # fmt: skip
+                           (copy, rules.copy_)):  # fmt: skip
         for pattern in patterns:
-            kinds[_named(trace, trace.name[rows], re.compile(pattern))] = kind
+            kinds[named(trace, trace.name[rows], re.compile(pattern))] = kind
     return kinds
 
 
-def _named(trace: Trace, names: Codes, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+def _annotated(trace: Trace, rows: Ints) -> npt.NDArray[np.bool_]:
+    """Device rows that lie inside an annotation of a process group, on the same stream."""
+    found = np.zeros(len(rows), dtype=np.bool_)
+    notes = np.flatnonzero(
+        trace.in_category("gpu_user_annotation") & named(trace, trace.name, _GROUP_NOTE)
+    )
+    for thread in np.unique(trace.thread[notes]).tolist():
+        here = notes[trace.thread[notes] == thread]
+        inside = union(trace.start_ns[here], trace.end_ns[here])
+        mine = trace.thread[rows] == thread
+        mine &= np.isin(trace.process[rows], trace.process[here])
+        # An annotation spans from its first kernel to its last.
+        last = np.maximum(trace.start_ns[rows], trace.end_ns[rows] - 1)
+        found |= mine & holds(inside, trace.start_ns[rows]) & holds(inside, last)
+    return found
+
+
+def named(trace: Trace, names: Codes, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
     """Rows whose name matches; each text is looked at once."""
     matches = np.zeros(len(trace.texts) + 1, dtype=np.bool_)
     for code in np.unique(names[names >= 0]).tolist():
@@ -139,8 +124,8 @@ def host_timeline(trace: Trace) -> Timeline:
     """Everything the threads of a process did on a CPU: each instant to the innermost event."""
     rows = np.flatnonzero(trace.in_category(*OPERATION_CATEGORIES, "user_annotation"))
     claims = np.full(len(rows), -1, dtype=np.int8)
-    claims[_named(trace, trace.name[rows], _COPIES)] = KINDS.index("copy")
-    claims[_named(trace, trace.name[rows], _GLOO)] = KINDS.index("communication")
+    claims[named(trace, trace.name[rows], _COPIES)] = KINDS.index("copy")
+    claims[named(trace, trace.name[rows], _GLOO)] = KINDS.index("communication")
     pieces = innermost(
         trace.start_ns[rows], trace.end_ns[rows], trace.process[rows], trace.thread[rows], claims
     )

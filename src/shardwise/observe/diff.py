@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from shardwise.observe.summary import RankSummary
-from shardwise.timeline.spans import KINDS, Timeline
+from shardwise.timeline.spans import KINDS
 
 Change = Literal["added", "removed", "slower", "faster", "same"]
 # Below this share of a step no difference counts, whatever the spread.
@@ -100,7 +100,8 @@ def _side(steps: list[tuple[float, float]]) -> Side:
 
 
 def _by_name(rank: RankSummary) -> dict[tuple[str, str], Side]:
-    timeline: Timeline = rank.timeline
+    timeline = rank.timeline
+    assert timeline is not None  # summarise(..., timelines=True)
     windows = [(s, e) for s, e in rank.windows] or [timeline.window]
     names = {code: short_name(timeline.names[code]) for code in np.unique(timeline.name).tolist()}
     lasted = timeline.end_ns - timeline.start_ns

@@ -37,6 +37,9 @@ class Args(msgspec.Struct, gc=False):
     sent: Text = msgspec.field(default=None, name="In msg nelems")
     received: Text = msgspec.field(default=None, name="Out msg nelems")
     dtype: Text = None
+    group: Text = msgspec.field(default=None, name="Process Group Name")
+    group_ranks: Text = msgspec.field(default=None, name="Process Group Ranks")
+    group_size: Text = msgspec.field(default=None, name="Group size")
     shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input type")
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from shardwise.observe.trace import Ints, Trace
 
 _BACKENDS = ("gloo:", "mpi:", "ucc:")
+BYTES = {"float": 4, "bfloat16": 2, "half": 2, "double": 8, "int": 4, "long": 8, "byte": 1}
 
 
 class GlooCalls(NamedTuple):
@@ -32,3 +35,50 @@ def _named(trace: Trace, starts: tuple[str, ...]) -> Ints:
     matches = np.asarray([text.startswith(starts) for text in trace.texts], dtype=np.bool_)
     rows = np.flatnonzero(matches[trace.name])
     return rows[np.argsort(trace.start_ns[rows], kind="stable")]
+
+
+class Message(NamedTuple):
+    """Bytes of the whole group's message and the size of the group; -1 where it is not told."""
+
+    size: int
+    group_size: int
+
+
+def message(trace: Trace, carried: int, asked: int | None, operation: str) -> Message:
+    """What a call moved, by the shapes the profiler recorded."""
+    world = trace.world_size or -1
+    mine = _elements(trace, carried)
+    width = _width(trace, carried)
+    if mine < 0 or width < 0:
+        return Message(-1, world)
+    if operation == "all-gather":
+        whole, part = (_elements(trace, asked, 0), mine) if asked is not None else (-1, -1)
+        group = whole // part if whole > 0 and part > 0 else world
+        return Message(mine * group * width if group > 0 else -1, group)
+    if operation == "reduce-scatter" and asked is not None:
+        part = _elements(trace, asked, 0)
+        return Message(mine * width, mine // part if part > 0 else world)
+    # The group of an all-reduce cannot be seen in its shapes.
+    return Message(mine * width, -1)
+
+
+def _elements(trace: Trace, row: int, argument: int = 0) -> int:
+    try:
+        dims = msgspec.json.decode(trace.shapes[row])[argument]
+        while dims and isinstance(dims[0], list):  # a list of tensors: the first is all there is
+            dims = dims[0]
+        return math.prod(int(size) for size in dims)
+    except (KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError):
+        return -1
+
+
+def _width(trace: Trace, row: int) -> int:
+    try:
+        return width_of(msgspec.json.decode(trace.types[row])[0])
+    except (KeyError, IndexError, TypeError, msgspec.DecodeError):
+        return -1
+
+
+def width_of(dtype: Any) -> int:
+    """Bytes of one element; -1 for a type nobody knows."""
+    return BYTES.get(str(dtype).removeprefix("c10::").lower(), -1)

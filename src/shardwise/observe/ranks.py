@@ -1,7 +1,8 @@
 """Ranks joined: what a collective moved, what it waited, and for whom.
 
-The kernel of a collective spins until the last rank arrives. Its shortest kernel over all ranks is
-the transfer; the rest of every other one is waiting, and the rank that began last kept the others.
+The kernel of a collective spins until the last rank arrives. Its shortest run over the ranks of
+its group is the transfer; the rest of every other one is waiting, and the rank that began last
+kept the others. Nothing here grows with more than the number of calls.
 """
 
 from __future__ import annotations
@@ -10,79 +11,124 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from shardwise.observe.calls import Calls
 from shardwise.observe.trace import Ints
-from shardwise.timeline.spans import Timeline
 
 
 class Joined(NamedTuple):
-    """Collectives that all ranks took part in, one column each; a row per rank."""
+    """Calls that at least two ranks share, those of one collective together.
 
+    A value per call, but for `offset_ns` and `unmatched`, which have one per rank.
+    """
+
+    collective: Ints
+    rank: Ints
+    # Which of the rank's calls it is.
+    call: Ints
     start_ns: Ints
     end_ns: Ints
     # Added to a rank's clock to make its ends agree with those of the first rank.
     offset_ns: Ints
-    # Collectives that could not be matched, per rank.
+    # Calls without a partner.
     unmatched: list[int]
 
     @property
-    def duration_ns(self) -> Ints:
+    def collectives(self) -> int:
+        return int(self.collective[-1]) + 1 if len(self.collective) else 0
+
+    @property
+    def lasted_ns(self) -> Ints:
         return self.end_ns - self.start_ns
 
     @property
-    def transfer_ns(self) -> int:
-        return int(self.duration_ns.min(axis=0).sum())
+    def transfers_ns(self) -> Ints:
+        """Of each collective."""
+        shortest: Ints = np.minimum.reduceat(self.lasted_ns, _first(self.collective))
+        return shortest
 
     @property
-    def waiting_ns(self) -> Ints:
-        """Per rank."""
-        waits: Ints = (self.duration_ns - self.duration_ns.min(axis=0)).sum(axis=1)
-        return waits
+    def transfer_ns(self) -> int:
+        return int(self.transfers_ns.sum())
 
     @property
     def mean_ns(self) -> float:
-        """Communication kernels of the average rank."""
-        return float(self.duration_ns.sum(axis=1).mean())
+        """Matched calls of the average rank."""
+        return float(self.lasted_ns.sum()) / len(self.unmatched)
 
-    def last_to_arrive(self) -> npt.NDArray[np.int64]:
-        """How often each rank was the one the others waited for, on a common clock."""
-        ranks = (self.start_ns + self.offset_ns[:, None]).argmax(axis=0)
-        return np.bincount(ranks, minlength=len(self.start_ns))
+    @property
+    def last_rank(self) -> Ints:
+        """Of each collective the rank that the others waited for, on a common clock."""
+        begun = self.start_ns + self.offset_ns[self.rank]
+        order = np.lexsort((-self.rank, begun, self.collective))
+        ends = np.append(_first(self.collective)[1:], len(order)) - 1
+        last: Ints = self.rank[order[ends]]
+        return last
+
+    def last_to_arrive(self) -> Ints:
+        """How often each rank was the one the others waited for."""
+        return np.bincount(self.last_rank, minlength=len(self.unmatched))
+
+    def transfer_of(self, rank: int, count: int) -> Ints:
+        """The transfer of each of a rank's calls; -1 where it has no partner."""
+        found = np.full(count, -1, dtype=np.int64)
+        mine = self.rank == rank
+        found[self.call[mine]] = self.transfers_ns[self.collective[mine]]
+        return found
 
 
-def join(timelines: Sequence[Timeline]) -> Joined:
-    """Match the n-th collective of every stream; streams by the order of their first use.
+def _first(collective: Ints) -> Ints:
+    return np.flatnonzero(np.diff(collective, prepend=-1))
 
-    Every rank issues the collectives of a process group in the same order, and a process group has
-    a stream of its own.
+
+def join(ranks: Sequence[Calls]) -> Joined:
+    """Match calls of the same key in the same place: every rank of a group issues them in order."""
+    numbers: dict[tuple[str, int], int] = {}
+    collective: list[int] = []
+    for calls in ranks:
+        seen: dict[str, int] = {}
+        for key in calls.key:
+            place = seen.get(key, 0)
+            seen[key] = place + 1
+            collective.append(numbers.setdefault((key, place), len(numbers)))
+    shared = np.asarray(collective, dtype=np.int64)
+    counts = [len(calls) for calls in ranks]
+    rank = np.repeat(np.arange(len(ranks)), counts)
+    call = np.concatenate([np.arange(count) for count in counts])
+    start = np.concatenate([calls.start_ns for calls in ranks])
+    end = np.concatenate([calls.end_ns for calls in ranks])
+    partners = np.bincount(shared, minlength=1)[shared] if len(shared) else shared
+    order = np.argsort(shared, kind="stable")
+    order = order[partners[order] > 1]
+    _, renumbered = np.unique(shared[order], return_inverse=True)
+    renumbered = renumbered.reshape(-1).astype(np.int64)
+    unmatched = np.bincount(rank[partners < 2], minlength=len(ranks)).tolist()
+    offset = _offsets(renumbered, rank[order], end[order], len(ranks))
+    return Joined(renumbered, rank[order], call[order], start[order], end[order], offset, unmatched)
+
+
+def _offsets(collective: Ints, rank: Ints, end: Ints, ranks: int) -> Ints:
+    """What to add to each clock. A collective ends everywhere at once.
+
+    Ranks that share nothing with the first are reached through others; what is never reached
+    keeps its own clock.
     """
-    per_rank = [_by_lane(timeline) for timeline in timelines]
-    lanes = min(len(found) for found in per_rank)
-    starts: list[list[Ints]] = [[] for _ in timelines]
-    ends: list[list[Ints]] = [[] for _ in timelines]
-    unmatched = [sum(len(s) for s, _ in found) for found in per_rank]
-    for lane in range(lanes):
-        count = min(len(found[lane][0]) for found in per_rank)
-        for rank, found in enumerate(per_rank):
-            start, end = found[lane]
-            starts[rank].append(start[:count])
-            ends[rank].append(end[:count])
-            unmatched[rank] -= count
-    start = np.stack([np.concatenate(s) if s else np.empty(0, np.int64) for s in starts])
-    end = np.stack([np.concatenate(e) if e else np.empty(0, np.int64) for e in ends])
-    offset = np.zeros(len(timelines), dtype=np.int64)
-    if end.shape[1]:
-        offset = np.rint(np.median(end[0] - end, axis=1)).astype(np.int64)
-    return Joined(start, end, offset, unmatched)
-
-
-def _by_lane(timeline: Timeline) -> list[tuple[Ints, Ints]]:
-    """Collectives of each lane in the order they ran, the lane first used first."""
-    moving = timeline.of_kind("communication")
-    found = []
-    for lane in np.unique(timeline.lane[moving]).tolist():
-        rows = np.flatnonzero(moving & (timeline.lane == lane))
-        rows = rows[np.argsort(timeline.start_ns[rows], kind="stable")]
-        found.append((timeline.start_ns[rows], timeline.end_ns[rows]))
-    return sorted(found, key=lambda lane: int(lane[0][0]))
+    offset = np.zeros(ranks, dtype=np.int64)
+    known = np.zeros(ranks, dtype=np.bool_)
+    known[:1] = True
+    while len(collective):
+        told = known[rank]
+        if told.all():
+            break
+        # The end of each collective on the common clock, by the first rank known to have seen it.
+        reference = np.full(int(collective[-1]) + 1, -1, dtype=np.int64)
+        reference[collective[told][::-1]] = (end + offset[rank])[told][::-1]
+        usable = np.flatnonzero(~told & (reference[collective] >= 0))
+        if not len(usable):
+            break
+        usable = usable[np.argsort(rank[usable], kind="stable")]
+        for mine in np.split(usable, np.flatnonzero(np.diff(rank[usable])) + 1):
+            new = rank[mine[0]]
+            offset[new] = round(float(np.median(reference[collective[mine]] - end[mine])))
+            known[new] = True
+    return offset

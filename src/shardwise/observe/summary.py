@@ -1,50 +1,40 @@
-"""What one rank's trace says: where its time went, step by step and by collective."""
+"""What the traces of a run say: where its time went, by step, collective, unit and rank."""
 
 from __future__ import annotations
 
-import math
-import re
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
-from shardwise.observe.classify import (
-    Rules,
-    device_timeline,
-    host_timeline,
-    on_device,
-    unrecognised,
+from shardwise.observe.cache import cached_trace
+from shardwise.observe.calls import (
+    Calls,
+    CollectiveTime,
+    Exposed,
+    by_operation,
+    calls_of,
+    exposed_pieces,
+    free_before,
 )
-from shardwise.observe.gloo import gloo_calls
+from shardwise.observe.classify import device_timeline, host_timeline, on_device, unrecognised
+from shardwise.observe.host import Host, host_of
+from shardwise.observe.matmul import Matmul, matmul_of
+from shardwise.observe.micro_batches import MicroBatches, micro_batches_of
 from shardwise.observe.ranks import Joined, join
-from shardwise.observe.trace import Ints, Trace, read_trace
-from shardwise.observe.units import UnitTime, unit_times
+from shardwise.observe.rules import Rules
+from shardwise.observe.slowdown import Slowdown, slowdown_of
+from shardwise.observe.trace import Ints, Trace
+from shardwise.observe.units import Place, UnitTime, places_of, unit_times
 from shardwise.spec.record import SpecError
 from shardwise.timeline.breakdown import Breakdown, breakdown
-from shardwise.timeline.intervals import minus, union
 from shardwise.timeline.spans import Timeline
 
-# Names of collectives as metadata, kernels and Gloo write them.
-_OPERATIONS = {
-    "all-gather": re.compile(r"all_?gather", re.IGNORECASE),
-    "reduce-scatter": re.compile(r"reduce_?scatter", re.IGNORECASE),
-    "all-reduce": re.compile(r"all_?reduce|cross_device_reduce", re.IGNORECASE),
-    "all-to-all": re.compile(r"all_?to_?all", re.IGNORECASE),
-    "broadcast": re.compile(r"broadcast", re.IGNORECASE),
-    "send and receive": re.compile(r"send_?recv|\bsend\b|\brecv\b", re.IGNORECASE),
-}
-
-
-class CollectiveTime(NamedTuple):
-    """All calls of one operation; `bytes` is None where the trace does not tell them."""
-
-    operation: str
-    calls: int
-    total_ns: int
-    exposed_ns: int
-    moved_bytes: int | None
+# Files smaller than this together are read sooner than processes are started.
+_WORTH_PROCESSES = 20_000_000
 
 
 class RankSummary(NamedTuple):
@@ -52,16 +42,39 @@ class RankSummary(NamedTuple):
 
     path: Path
     rank: int | None
+    world_size: int | None
     on_cpu: bool
-    timeline: Timeline
+    # The whole trace, and the part from the first profiled step to the last.
     whole: Breakdown
+    span: tuple[int, int]
+    inside: Breakdown
     # Profiled steps, where they were marked: from when to when, and what they consist of.
     windows: list[tuple[int, int]]
     steps: list[Breakdown]
+    calls: Calls
+    exposed: Exposed
+    # Of each call: compute that ran right before it while no collective did.
+    free_ns: Ints
+    # Of each call: the FSDP unit it serves.
+    places: list[Place]
     collectives: list[CollectiveTime]
     # Empty where FSDP2 left no annotations.
     units: list[UnitTime]
+    # Empty where all are of one kind.
+    micro_batches: list[MicroBatches]
+    host: Host
+    matmul: Matmul | None
+    slowdown: Slowdown | None
     problems: list[str]
+    # Only where asked for: it is larger than all the rest.
+    timeline: Timeline | None
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank}" if self.rank is not None else self.path.name
+
+    def per_step(self, nanoseconds: float) -> float:
+        return nanoseconds / max(1, len(self.steps))
 
 
 class Summary(NamedTuple):
@@ -71,17 +84,50 @@ class Summary(NamedTuple):
     joined: Joined | None
 
 
-_BYTES = {"float": 4, "bfloat16": 2, "half": 2, "double": 8, "int": 4, "long": 8, "byte": 1}
+def summarise(
+    paths: list[Path],
+    rules: Rules | None = None,
+    *,
+    timelines: bool = False,
+    cache: Path | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Summary:
+    """Read traces, one process per core where that pays; of each only what is needed is kept.
 
-
-def summarise(paths: list[Path], rules: Rules | None = None) -> Summary:
-    """Read traces one after the other; only their timelines are kept."""
-    ranks = sorted((_summarise(read_trace(path), rules) for path in paths), key=_order)
+    `progress` is told how many are done.
+    """
+    read = partial(summarise_rank, rules=rules, timeline=timelines, cache=cache)
+    ranks = []
+    for rank in _each(read, paths):
+        ranks.append(rank)
+        if progress is not None:
+            progress(len(ranks))
+    ranks.sort(key=_order)
     _check_ranks(ranks)
-    joined = None
-    if len(ranks) > 1 and not any(r.on_cpu for r in ranks):
-        joined = join([r.timeline for r in ranks])
-    return Summary(ranks, joined if joined is not None and joined.start_ns.size else None)
+    joined = join([rank.calls for rank in ranks]) if len(ranks) > 1 else None
+    return Summary(ranks, joined if joined is not None and joined.collectives else None)
+
+
+def _each(read: Callable[[Path], RankSummary], paths: list[Path]) -> Iterator[RankSummary]:
+    workers = min(len(paths), os.cpu_count() or 1)
+    if workers < 2 or sum(map(_size, paths)) < _WORTH_PROCESSES:
+        yield from map(read, paths)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+
+    with ProcessPoolExecutor(workers) as pool:
+        try:
+            yield from pool.map(read, paths)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # reading it will say what is wrong
 
 
 def _order(rank: RankSummary) -> tuple[int, str]:
@@ -95,11 +141,47 @@ def _check_ranks(ranks: list[RankSummary]) -> None:
         raise SpecError(f"trace: rank {twice[0]} is given more than once; give one file per rank")
 
 
-def _summarise(trace: Trace, rules: Rules | None) -> RankSummary:
+def summarise_rank(
+    path: Path, rules: Rules | None = None, *, timeline: bool = False, cache: Path | None = None
+) -> RankSummary:
+    """Read one trace."""
+    trace = cached_trace(path, cache)
     on_cpu = not on_device(trace).any()
-    timeline = host_timeline(trace) if on_cpu else device_timeline(trace, rules)
-    if not len(timeline):
+    lanes = host_timeline(trace) if on_cpu else device_timeline(trace, rules)
+    if not len(lanes):
         raise SpecError(f"trace: nothing in {trace.path} tells what a device or thread did")
+    windows = _steps(trace, lanes)
+    span = (windows[0][0], max(end for _, end in windows)) if windows else lanes.window
+    calls = calls_of(trace, lanes)
+    compute = lanes.covered("compute")
+    exposed = exposed_pieces(calls, compute, span)
+    places = places_of(trace, calls)
+    return RankSummary(
+        path=trace.path,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        on_cpu=on_cpu,
+        whole=breakdown(lanes),
+        span=span,
+        inside=breakdown(lanes, span),
+        windows=windows,
+        steps=[breakdown(lanes, window) for window in windows],
+        calls=calls,
+        exposed=exposed,
+        free_ns=free_before(calls, compute),
+        places=places,
+        collectives=by_operation(calls, compute),
+        units=unit_times(trace, lanes, calls, places),
+        micro_batches=micro_batches_of(trace, calls, exposed, places),
+        host=host_of(trace, lanes, span),
+        matmul=matmul_of(trace, lanes, span),
+        slowdown=slowdown_of(lanes),
+        problems=_problems(trace, lanes, on_cpu),
+        timeline=lanes if timeline else None,
+    )
+
+
+def _problems(trace: Trace, timeline: Timeline, on_cpu: bool) -> list[str]:
     problems = list(trace.problems)
     world = trace.world_size
     if world is not None and world > 1 and not timeline.of_kind("communication").any():
@@ -110,19 +192,7 @@ def _summarise(trace: Trace, rules: Rules | None) -> RankSummary:
             f"{len(unknown)} kinds of kernels run among collectives and count as compute, such as "
             f"{unknown[0][:40]!r}; --rules can say what they are"
         )
-    windows = _steps(trace, timeline)
-    return RankSummary(
-        path=trace.path,
-        rank=trace.rank,
-        on_cpu=on_cpu,
-        timeline=timeline,
-        whole=breakdown(timeline),
-        windows=windows,
-        steps=[breakdown(timeline, window) for window in windows],
-        collectives=_gloo(trace, timeline) if on_cpu else _collectives(trace, timeline),
-        units=unit_times(trace, timeline),
-        problems=problems,
-    )
+    return problems
 
 
 def _steps(trace: Trace, timeline: Timeline) -> list[tuple[int, int]]:
@@ -138,98 +208,4 @@ def _steps(trace: Trace, timeline: Timeline) -> list[tuple[int, int]]:
         inside = sorted((s, e) for s, e in windows if s < end and e > begin and e > s)
         if sum(e - s for s, e in inside) > 1.1 * sum(e - s for s, e in found):
             found = inside
-    return found
-
-
-def _collectives(trace: Trace, timeline: Timeline) -> list[CollectiveTime]:
-    """Kernels that communicate, by operation."""
-    moving = np.flatnonzero(timeline.of_kind("communication"))
-    start, end = timeline.start_ns[moving], timeline.end_ns[moving]
-    operations = _operations(trace, timeline, moving)
-    sizes = _sizes(trace)
-    moved = [sizes.get((int(s), int(e))) for s, e in zip(start, end, strict=True)]
-    return _by_operation(operations, start, end, moved, timeline)
-
-
-def _gloo(trace: Trace, timeline: Timeline) -> list[CollectiveTime]:
-    """Collectives of a CPU run: whole events of Gloo's threads, not the pieces inside them."""
-    calls = gloo_calls(trace)
-    told = calls.carried if calls.asked is None else calls.asked
-    operations = [operation_of(trace.texts[code]) for code in trace.name[told].tolist()]
-    world = trace.world_size
-    moved = []
-    for row, operation in zip(calls.carried.tolist(), operations, strict=True):
-        size = _shape_bytes(trace, row)
-        if size is not None and operation == "all-gather":
-            size = size * world if world else None
-        moved.append(size)
-    start, end = trace.start_ns[calls.carried], trace.end_ns[calls.carried]
-    return _by_operation(operations, start, end, moved, timeline)
-
-
-def _by_operation(
-    operations: list[str], start: Ints, end: Ints, moved: list[int | None], timeline: Timeline
-) -> list[CollectiveTime]:
-    """Calls summed by operation, the most exposed first."""
-    compute = timeline.covered("compute")
-    found = []
-    for name in sorted(set(operations)):
-        mine = [index for index, operation in enumerate(operations) if operation == name]
-        known = [moved[index] for index in mine]
-        found.append(
-            CollectiveTime(
-                operation=name,
-                calls=len(mine),
-                total_ns=int((end[mine] - start[mine]).sum()),
-                exposed_ns=minus(union(start[mine], end[mine]), compute),
-                moved_bytes=None if None in known else sum(size or 0 for size in known),
-            )
-        )
-    return sorted(found, key=lambda one: -one.exposed_ns)
-
-
-def _shape_bytes(trace: Trace, row: int) -> int | None:
-    """Bytes of the first input, where shapes were recorded."""
-    try:
-        dims = msgspec.json.decode(trace.shapes[row])[0]
-        kind = str(msgspec.json.decode(trace.types[row])[0]).removeprefix("c10::").lower()
-        return math.prod(int(size) for size in dims) * _BYTES[kind]
-    except (KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError):
-        return None
-
-
-def operation_of(text: str) -> str:
-    """What a collective is called here, by what a kernel, metadata or operation calls it."""
-    matching = (op for op, pattern in _OPERATIONS.items() if pattern.search(text))
-    return next(matching, "unnamed collective")
-
-
-def _operations(trace: Trace, timeline: Timeline, rows: Ints) -> list[str]:
-    """By metadata where there is some, else by name."""
-    told = {
-        (int(trace.start_ns[row]), int(trace.end_ns[row])): trace.texts[code]
-        for row, code in zip(trace.collective_row.tolist(), trace.collective.tolist(), strict=True)
-    }
-    names: dict[str, str] = {}
-
-    found = []
-    for row in rows.tolist():
-        key = (int(timeline.start_ns[row]), int(timeline.end_ns[row]))
-        text = told.get(key) or timeline.names[timeline.name[row]]
-        if text not in names:
-            names[text] = operation_of(text)
-        found.append(names[text])
-    return found
-
-
-def _sizes(trace: Trace) -> dict[tuple[int, int], int]:
-    """Bytes of the whole group's message, by when a collective ran."""
-    found = {}
-    columns = zip(
-        trace.collective_row.tolist(), trace.elements.tolist(), trace.dtype.tolist(), strict=True
-    )
-    for row, elements, dtype in columns:
-        size = _BYTES.get(trace.texts[dtype].lower()) if dtype >= 0 else None
-        if size is not None and elements >= 0:
-            found[int(trace.start_ns[row]), int(trace.end_ns[row])] = elements * size
     return found

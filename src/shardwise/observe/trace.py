@@ -18,9 +18,12 @@ from shardwise.spec.record import SpecError
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
 
 # Of nanoseconds since 1970 nothing is lost in an int64 until the year 2262.
 _NONE = -1
+# Operations whose work follows from the shapes of their inputs.
+MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -46,7 +49,10 @@ class Trace:
     collective: Codes
     elements: Ints
     dtype: Codes
-    # Raw JSON of input shapes and types, by row, where they were recorded.
+    group: Codes
+    group_ranks: Codes
+    group_size: Ints
+    # Raw JSON of input shapes and types, by row, of the operations that need them.
     shapes: dict[int, bytes]
     types: dict[int, bytes]
     texts: list[str]
@@ -133,6 +139,14 @@ _COLLECTIVE, _SHAPES = attrgetter("collective"), attrgetter("shapes")
 _NO_ARGS = Args()
 
 
+# Every other operation's shapes would take more memory than all the rest.
+_SHAPED = ("c10d::", "_c10d_functional::", "gloo:", "mpi:", "ucc:", *MATMULS)
+
+
+def _needs_shapes(name: str | None) -> bool:
+    return name is not None and name.startswith(_SHAPED)
+
+
 class _Columns:
     def __init__(self) -> None:
         self.codes = _Codes()
@@ -173,8 +187,8 @@ class _Columns:
         part["moved"] = _placed(rows, [a.bytes for a in there], len(args))
         self._add_collectives(args)
         if list(map(_SHAPES, args)).count(_NO_ARGS.shapes) < len(args):
-            for row, a in enumerate(args):
-                if a.shapes is not _NO_ARGS.shapes:
+            for row, (event, a) in enumerate(zip(kept, args, strict=True)):
+                if a.shapes is not _NO_ARGS.shapes and _needs_shapes(event.name):
                     self.shapes[self.rows + row] = bytes(a.shapes)
                     self.types[self.rows + row] = bytes(a.types)
         self.parts.append(part)
@@ -191,6 +205,9 @@ class _Columns:
                 "collective_row": np.asarray(moving, dtype=np.int64) + self.rows,
                 "collective": self.codes.of(a.collective for a in found),
                 "dtype": self.codes.of(a.dtype for a in found),
+                "group": self.codes.of(a.group for a in found),
+                "group_ranks": self.codes.of(a.group_ranks for a in found),
+                "group_size": _numbers([_number(a.group_size) for a in found]),
                 "elements": _numbers([max(_number(a.sent), _number(a.received)) for a in found]),
             }
         )
@@ -198,8 +215,8 @@ class _Columns:
     def build(self, path: Path, about: dict[str, Any], problems: list[str]) -> Trace:
         codes = ["name", "category", "process", "thread", "device", "stream"]
         numbers = ["start_ns", "end_ns", "correlation", "moved"]
-        sparse = ["collective", "dtype"]
-        sparse_numbers = ["collective_row", "elements"]
+        sparse = ["collective", "dtype", "group", "group_ranks"]
+        sparse_numbers = ["collective_row", "elements", "group_size"]
 
         def joined(parts: list[dict[str, Any]], name: str, dtype: Any) -> Any:
             if not parts:

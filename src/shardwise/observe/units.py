@@ -13,13 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.observe.classify import RUNTIME_CATEGORIES, on_device
-from shardwise.observe.gloo import gloo_calls
-from shardwise.observe.trace import Trace
-from shardwise.timeline.intervals import Intervals, minus, overlap, union
-from shardwise.timeline.spans import Timeline
+from shardwise.observe.calls import Calls, launch_rows
+from shardwise.observe.classify import on_device
+from shardwise.observe.trace import Ints, Trace
+from shardwise.timeline.intervals import Intervals, holds, minus, overlap, union
+from shardwise.timeline.spans import KINDS, Kind, Timeline
 
 ROOT = "root"
+GATHER_FORWARD, GATHER_BACKWARD, SCATTER = "gather forward", "gather backward", "scatter"
+_COPYING = ("all_gather", "all_gather_copy_out", "post_backward_reduce")
 _ANNOTATION = re.compile(r"FSDP::(?P<what>\w+)(?: \((?P<unit>.*)\)| for (?P<target>.*))?$")
 
 
@@ -33,6 +35,16 @@ class Note(NamedTuple):
     end_ns: int
 
 
+class Place(NamedTuple):
+    """The unit a collective serves, and as what."""
+
+    unit: str
+    role: str
+
+
+NOWHERE = Place("", "")
+
+
 class UnitTime(NamedTuple):
     """Nanoseconds of one unit over the whole trace; `exposed` has no compute beside it."""
 
@@ -41,6 +53,8 @@ class UnitTime(NamedTuple):
     scatters: int
     forward_ns: int
     backward_ns: int
+    # Packing and unpacking; on a device part of compute.
+    copy_ns: int
     gather_forward_ns: int
     gather_forward_exposed_ns: int
     gather_backward_ns: int
@@ -67,48 +81,36 @@ def notes_of(trace: Trace) -> list[Note]:
     ]  # fmt: skip
 
 
-class _Launch(NamedTuple):
-    """A collective, and where the host asked for it."""
-
-    start_ns: int
-    end_ns: int
-    asked_ns: int
-    thread: int
-
-
-def unit_times(trace: Trace, timeline: Timeline) -> list[UnitTime]:
+def unit_times(
+    trace: Trace, timeline: Timeline, calls: Calls, places: list[Place]
+) -> list[UnitTime]:
     """A row per unit in the order of the forward; empty where FSDP2 left no annotations."""
     notes = notes_of(trace)
-    if not notes:
-        return []
     compute = timeline.covered("compute")
-    found: dict[tuple[str, str], list[_Launch]] = {}
-    nesting = _Nesting(notes)
-    for launch in _launches(trace, timeline):
-        place = _place(nesting, launch)
-        if place is not None:
-            found.setdefault(place, []).append(launch)
+    found: dict[Place, list[int]] = {}
+    for index, place in enumerate(places):
+        found.setdefault(place, []).append(index)
     names = list(dict.fromkeys(note.unit for note in notes if note.what == "pre_forward"))
 
-    def spent(unit: str, kind: str) -> tuple[int, int, int]:
-        launches = found.get((unit, kind), [])
-        start = np.asarray([x.start_ns for x in launches], dtype=np.int64)
-        end = np.asarray([x.end_ns for x in launches], dtype=np.int64)
-        covered = union(start, end)
-        return len(launches), int((end - start).sum()), minus(covered, compute)
+    def spent(unit: str, role: str) -> tuple[int, int, int]:
+        mine = found.get(Place(unit, role), [])
+        covered = union(calls.start_ns[mine], calls.end_ns[mine])
+        return len(mine), int(calls.lasted_ns[mine].sum()), minus(covered, compute)
 
+    work = _Work(trace, timeline, notes, compute)
     times = []
     for unit in names:
-        forward_calls, forward, forward_exposed = spent(unit, "gather forward")
-        backward_calls, backward, backward_exposed = spent(unit, "gather backward")
-        scatters, scatter, scatter_exposed = spent(unit, "scatter")
+        forward_calls, forward, forward_exposed = spent(unit, GATHER_FORWARD)
+        backward_calls, backward, backward_exposed = spent(unit, GATHER_BACKWARD)
+        scatters, scatter, scatter_exposed = spent(unit, SCATTER)
         times.append(
             UnitTime(
                 unit=unit,
                 gathers=forward_calls + backward_calls,
                 scatters=scatters,
-                forward_ns=_computed(trace, timeline, notes, unit, "forward", compute),
-                backward_ns=_computed(trace, timeline, notes, unit, "backward", compute),
+                forward_ns=work.computed(unit, "forward"),
+                backward_ns=work.computed(unit, "backward"),
+                copy_ns=work.copied(unit),
                 gather_forward_ns=forward,
                 gather_forward_exposed_ns=forward_exposed,
                 gather_backward_ns=backward,
@@ -118,39 +120,6 @@ def unit_times(trace: Trace, timeline: Timeline) -> list[UnitTime]:
             )
         )
     return times
-
-
-def _launches(trace: Trace, timeline: Timeline) -> list[_Launch]:
-    if on_device(trace).any():
-        return _device_launches(trace, timeline)
-    calls = gloo_calls(trace)
-    if calls.asked is None:
-        return []
-    return [
-        _Launch(int(trace.start_ns[r]), int(trace.end_ns[r]), int(trace.start_ns[s]),
-                int(trace.thread[s]))
-        for r, s in zip(calls.carried.tolist(), calls.asked.tolist(), strict=True)
-    ]  # fmt: skip
-
-
-def _device_launches(trace: Trace, timeline: Timeline) -> list[_Launch]:
-    """Kernels that communicate, each with the runtime call of the same correlation."""
-    runtime = trace.in_category(*RUNTIME_CATEGORIES)
-    calls = {
-        int(trace.correlation[row]): row
-        for row in np.flatnonzero(runtime & (trace.correlation >= 0)).tolist()
-    }
-    rows = np.flatnonzero(on_device(trace))
-    moving = timeline.of_kind("communication")
-    found = []
-    for row in rows[moving].tolist():
-        call = calls.get(int(trace.correlation[row]))
-        if call is not None:
-            found.append(
-                _Launch(int(trace.start_ns[row]), int(trace.end_ns[row]),
-                        int(trace.start_ns[call]), int(trace.thread[call]))
-            )  # fmt: skip
-    return found
 
 
 class _Nesting:
@@ -179,52 +148,71 @@ class _Nesting:
         return found
 
 
-def _place(nesting: _Nesting, launch: _Launch) -> tuple[str, str] | None:
-    """The unit a collective was launched for, and as what."""
-    around = nesting.around(launch.thread, launch.asked_ns)
+def places_of(trace: Trace, calls: Calls) -> list[Place]:
+    """The unit each call was launched for, and as what."""
+    nesting = _Nesting(notes_of(trace))
+    return [
+        _place(nesting, thread, asked)
+        for thread, asked in zip(calls.asked_thread.tolist(), calls.asked_ns.tolist(), strict=True)
+    ]
+
+
+def _place(nesting: _Nesting, thread: int, asked_ns: int) -> Place:
+    around = nesting.around(thread, asked_ns)
     for note in around:
         if note.what == "post_backward_reduce":
-            return note.unit, "scatter"
+            return Place(note.unit, SCATTER)
         if note.what == "all_gather":
             backward = any(n.what in ("pre_backward", "backward_prefetch") for n in around)
-            return note.unit, "gather backward" if backward else "gather forward"
-    return None
+            return Place(note.unit, GATHER_BACKWARD if backward else GATHER_FORWARD)
+    return NOWHERE
 
 
-def _computed(
-    trace: Trace,
-    timeline: Timeline,
-    notes: list[Note],
-    unit: str,
-    phase: str,
-    compute: Intervals,
-) -> int:
-    """Compute between the notes that open and close a unit's phase.
+class _Work:
+    """Compute and copies of units: on a device what was launched in their notes, on a CPU what ran.
 
-    On a device what was launched in between; on a CPU what ran in between. The root is open around
-    all others, so that its own share cannot be told from theirs.
+    The root is open around all others, so that its own compute cannot be told from theirs.
     """
-    if unit == ROOT:
-        return 0
-    closing = "post_forward" if phase == "forward" else "post_backward_accumulate"
-    windows = []
-    opened: Note | None = None
-    for note in notes:
-        if note.unit == unit and note.what == f"pre_{phase}":
-            opened = note
-        elif note.unit == unit and note.what == closing and opened is not None:
-            windows.append((opened.end_ns, note.start_ns))
-            opened = None
-    start = np.asarray([begin for begin, _ in windows], dtype=np.int64)
-    end = np.asarray([stop for _, stop in windows], dtype=np.int64)
-    if not on_device(trace).any():
-        return overlap(union(start, end), compute)
-    runtime = np.flatnonzero(trace.in_category(*RUNTIME_CATEGORIES))
-    asked = trace.start_ns[runtime]
-    inside = np.zeros(len(runtime), dtype=np.bool_)
-    for begin, stop in windows:
-        inside |= (asked >= begin) & (asked < stop)
-    launched = trace.correlation[runtime[inside]]
-    rows = np.flatnonzero(on_device(trace))
-    mine = timeline.of_kind("compute") & np.isin(trace.correlation[rows], launched[launched >= 0])
-    return union(timeline.start_ns[mine], timeline.end_ns[mine]).length
+
+    def __init__(
+        self, trace: Trace, timeline: Timeline, notes: list[Note], compute: Intervals
+    ) -> None:
+        self._notes, self._compute, self._timeline = notes, compute, timeline
+        rows = np.flatnonzero(on_device(trace))
+        self._launched: Ints | None = None
+        if len(rows):
+            launch = launch_rows(trace, rows)
+            self._launched = np.where(launch >= 0, trace.start_ns[launch], -1)
+
+    def computed(self, unit: str, phase: str) -> int:
+        """Nanoseconds between the notes that open and close a unit's phase."""
+        if unit == ROOT:
+            return 0
+        closing = "post_forward" if phase == "forward" else "post_backward_accumulate"
+        windows = []
+        opened: Note | None = None
+        for note in self._notes:
+            if note.unit == unit and note.what == f"pre_{phase}":
+                opened = note
+            elif note.unit == unit and note.what == closing and opened is not None:
+                windows.append((opened.end_ns, note.start_ns))
+                opened = None
+        return self._spent(windows, ("compute",))
+
+    def copied(self, unit: str) -> int:
+        """Nanoseconds of packing and unpacking around a unit's collectives."""
+        windows = [(n.start_ns, n.end_ns) for n in self._notes
+                   if n.unit == unit and n.what in _COPYING]  # fmt: skip
+        # A device packs with kernels; a CPU's operations of this kind are known by their names.
+        kinds: tuple[Kind, ...] = ("copy",) if self._launched is None else ("copy", "compute")
+        return self._spent(windows, kinds)
+
+    def _spent(self, windows: list[tuple[int, int]], kinds: tuple[Kind, ...]) -> int:
+        inside = union(*(np.asarray([w[i] for w in windows], dtype=np.int64) for i in (0, 1)))
+        mine = np.isin(self._timeline.kind, [KINDS.index(kind) for kind in kinds])
+        if self._launched is None:
+            return overlap(
+                inside, union(self._timeline.start_ns[mine], self._timeline.end_ns[mine])
+            )
+        mine &= holds(inside, self._launched)
+        return union(self._timeline.start_ns[mine], self._timeline.end_ns[mine]).length

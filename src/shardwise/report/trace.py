@@ -8,31 +8,42 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shardwise.observe.calls import CollectiveTime
+from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import RankSummary, Summary
+from shardwise.observe.verdicts import Health, Verdict, health_of, link_of
 from shardwise.report.estimate import WIDTH, plain_table
+from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import show_gb
-from shardwise.timeline.breakdown import Breakdown
 
 MILLISECOND = 1e6
-# A part of the time that is worth a sentence.
-NOTICED = 0.05
-MOST_UNITS = 12
+MOST_RANKS, MOST_UNITS, MOST_CAUSES = 8, 12, 5
 
 
-def print_trace(summary: Summary, console: Console | None = None) -> None:
+def print_trace(
+    summary: Summary,
+    verdicts: list[Verdict],
+    thresholds: Thresholds,
+    cluster: ClusterSpec | None = None,
+    console: Console | None = None,
+) -> None:
+    """The cause in the first three lines; everything else below."""
     out = console or Console(highlight=False, markup=False, emoji=False)
     out.width = min(WIDTH, out.width)
-    for sentence in verdicts(summary):
-        out.print(sentence)
+    health = health_of(summary, thresholds)
+    _print_verdicts(out, verdicts, health)
     out.print()
-    out.print(_table(summary))
+    out.print(_checks(health, thresholds))
+    out.print()
+    _print_ranks(out, summary)
     for rank in summary.ranks:
         for problem in rank.problems:
             out.print(f"{rank.path.name}: {problem}.", style="yellow")
-    _print_collectives(out, summary)
+    _print_collectives(out, summary, cluster)
     _print_units(out, summary)
-    if summary.joined is not None:
-        _print_joined(out, summary)
+    _print_micro_batches(out, summary)
+    _print_speeds(out, summary, cluster)
+    _print_joined(out, summary)
     if any(rank.on_cpu for rank in summary.ranks):
         out.print(
             "\nThis ran on a CPU: communication takes a core even where it is hidden, and shares "
@@ -41,62 +52,70 @@ def print_trace(summary: Summary, console: Console | None = None) -> None:
         )
 
 
-def _shares(whole: Breakdown) -> dict[str, float]:
-    window = whole.window_ns or 1
-    return {
-        "waiting for communication": whole.exposed_communication_ns / window,
-        "copying": whole.exposed_copy_ns / window,
-        "idle": whole.idle_ns / window,
-    }
-
-
-def verdicts(summary: Summary) -> list[Text | str]:
-    """The largest loss and who causes it, in at most three sentences."""
-    ranks = summary.ranks
-    mean = {
-        name: sum(_shares(r.whole)[name] for r in ranks) / len(ranks)
-        for name in _shares(ranks[0].whole)
-    }
-    name, share = max(mean.items(), key=lambda item: item[1])
-    compute = sum(r.whole.compute_ns / (r.whole.window_ns or 1) for r in ranks) / len(ranks)
-    found: list[Text | str] = []
-    if share < NOTICED:
-        found.append(Text(f"Healthy: {compute:.1%} of the time computes.", style="bold green"))
-    else:
-        found.append(Text(f"{share:.1%} of the time is lost {_words(name)}.", style="bold"))
-        if name == "waiting for communication":
-            worst = max(
-                (c for r in ranks for c in r.collectives), key=lambda c: c.exposed_ns, default=None
-            )
-            if worst is not None:
-                exposed = worst.exposed_ns / max(1, worst.total_ns)
-                found.append(
-                    f"Most of it is {worst.operation}: {worst.calls:,} calls, {exposed:.0%} of "
-                    "their time with nothing computing beside them."
-                )
-    joined = summary.joined
-    if joined is not None:
-        late = joined.last_to_arrive()
-        waiting = float(joined.waiting_ns.mean()) / max(1.0, joined.mean_ns)
-        worst_rank = int(late.argmax())
-        number = ranks[worst_rank].rank
-        found.append(
-            f"{waiting:.0%} of communication is waiting for others; rank "
-            f"{number if number is not None else worst_rank} is last in {late[worst_rank]} of "
-            f"{late.sum()} collectives."
+def _print_verdicts(out: Console, verdicts: list[Verdict], health: Health) -> None:
+    if health.healthy:
+        out.print(Text(f"Healthy: {health.compute:.1%} of the time computes.", style="bold green"))
+        return
+    if not verdicts:
+        out.print(
+            Text(f"{health.compute:.1%} of the time computes; no single cause.", style="bold")
         )
-    return found[:3]
+        return
+    first = verdicts[0]
+    share = first.saves_ns / health.step_ns
+    out.print(Text(f"{first.statement} ({share:.0%}).", style="bold"))
+    out.print(f"{_sentence(first.evidence)}.")
+    out.print(f"To change: {first.change}.")
+    rest = verdicts[1:MOST_CAUSES]
+    if not rest:
+        return
+    out.print()
+    table = plain_table()
+    table.add_column("then", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for one in rest:
+        table.add_row(f"{one.saves_ns / health.step_ns:.1%}", f"{one.statement}.")
+    out.print(table)
 
 
-def _words(name: str) -> str:
-    return {"idle": "idle: nothing was given to the device", "copying": "to copies"}.get(name, name)
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
-def _table(summary: Summary) -> Table:
+def _checks(health: Health, limits: Thresholds) -> Text:
+    """The usual figures of one step, and whether they are as they should be."""
+
+    def one(good: bool, text: str, wanted: str) -> Text:
+        return Text(text, style="green" if good else "yellow") + Text(f" ({wanted})", style="dim")
+
+    idle = health.idle_ns / MILLISECOND
+    parts = [
+        Text(f"step {_milliseconds(health.step_ns)} ms"),
+        one(health.compute >= limits.compute, f"compute {health.compute:.1%}",
+            f">{limits.compute:.0%}"),
+        one(idle <= limits.idle_ms, f"idle {_milliseconds(health.idle_ns)} ms",
+            f"<{limits.idle_ms:,.0f}"),
+    ]  # fmt: skip
+    if health.overlap is not None:
+        good = health.overlap >= limits.overlap
+        parts.append(one(good, f"overlap {health.overlap:.1%}", f">{limits.overlap:.0%}"))
+    return Text("   ").join(parts)
+
+
+def _print_ranks(out: Console, summary: Summary) -> None:
+    shown = sorted(summary.ranks, key=lambda r: r.whole.compute_ns / (r.whole.window_ns or 1))
+    shown = sorted(shown[:MOST_RANKS], key=summary.ranks.index)
+    out.print(_table(shown))
+    more = len(summary.ranks) - len(shown)
+    if more:
+        out.print(f"and {more} more, which compute more of their time", style="dim")
+
+
+def _table(ranks: list[RankSummary]) -> Table:
     table = plain_table()
     for column in ("rank", "window", "compute", "exposed", "copies", "idle", "overlap", "steps"):
         table.add_column(column, justify="right", no_wrap=True)
-    for rank in summary.ranks:
+    for rank in ranks:
         whole = rank.whole
         window = whole.window_ns or 1
         table.add_row(
@@ -117,28 +136,47 @@ def _steps(rank: RankSummary) -> str:
     return f"{len(lengths)} of {median(lengths):,.1f} ms" if lengths else "-"
 
 
-def _print_collectives(out: Console, summary: Summary) -> None:
-    rows = [(rank, one) for rank in summary.ranks for one in rank.collectives]
-    if not rows:
+def _print_collectives(out: Console, summary: Summary, cluster: ClusterSpec | None) -> None:
+    """Sums of the average rank, by operation."""
+    by_name: dict[str, list[CollectiveTime]] = {}
+    for rank in summary.ranks:
+        for one in rank.collectives:
+            by_name.setdefault(one.operation, []).append(one)
+    if not by_name:
         return
+    ranks = len(summary.ranks)
     table = plain_table()
-    table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("collective", no_wrap=True)
-    for column in ("calls", "bytes", "time", "exposed"):
+    for column in ("calls", "bytes", "time", "exposed", "bus"):
         table.add_column(column, justify="right", no_wrap=True)
-    for rank, one in rows[:12]:
-        table.add_row(
-            "?" if rank.rank is None else str(rank.rank),
-            one.operation,
-            f"{one.calls:,}",
-            "unknown" if one.moved_bytes is None else show_gb(one.moved_bytes),
-            f"{one.total_ns / MILLISECOND:,.2f} ms",
-            f"{one.exposed_ns / MILLISECOND:,.2f} ms",
-        )
+    if cluster is not None:
+        table.add_column("of link", justify="right", no_wrap=True)
+    for name, found in sorted(by_name.items(), key=lambda i: -sum(o.exposed_ns for o in i[1])):
+        moved = [one.moved_bytes for one in found if one.moved_bytes is not None]
+        rates = [one.bus_bytes_per_s for one in found if one.bus_bytes_per_s is not None]
+        row = [
+            name,
+            f"{sum(one.calls for one in found) / ranks:,.0f}",
+            show_gb(sum(moved) / ranks) if len(moved) == len(found) else "unknown",
+            f"{_milliseconds(sum(one.total_ns for one in found) / ranks)} ms",
+            f"{_milliseconds(sum(one.exposed_ns for one in found) / ranks)} ms",
+            f"{show_gb(median(rates))}/s" if rates else "unknown",
+        ]
+        if cluster is not None:
+            size = found[0].group_size
+            key = next(
+                k
+                for r in summary.ranks
+                for k, op in zip(r.calls.key, r.calls.operation, strict=True)
+                if op == name
+            )
+            link = link_of(cluster, key, size) if size and rates else None
+            row.append(f"{median(rates) / link:.0%}" if link else "unknown")
+        table.add_row(*row)
     out.print()
     out.print(table)
-    if len(rows) > 12:
-        out.print(f"and {len(rows) - 12} more", style="dim")
+    average = "Of the average rank. " if ranks > 1 else ""
+    out.print(f"{average}Bus bandwidth counts the time spent waiting for other ranks.", style="dim")
 
 
 def _print_units(out: Console, summary: Summary) -> None:
@@ -147,21 +185,22 @@ def _print_units(out: Console, summary: Summary) -> None:
     if rank is None:
         return
     table = plain_table()
-    table.add_column(f"FSDP unit (rank {rank.rank})", no_wrap=True)
-    for column in ("forward", "backward", "gather fwd", "gather bwd", "scatter"):
+    table.add_column(f"FSDP unit ({rank.name})", no_wrap=True)
+    for column in ("forward", "backward", "copies", "gather fwd", "gather bwd", "scatter"):
         table.add_column(column, justify="right", no_wrap=True)
 
     def alone(total: int) -> str:
-        return _milliseconds(total) if total else "-"
+        return _short(total) if total else "-"
 
     def both(total: int, exposed: int) -> str:
-        return f"{_milliseconds(total)} ({_milliseconds(exposed)})" if total else "-"
+        return f"{_short(total)} ({_short(exposed)})" if total else "-"
 
     for unit in rank.units[:MOST_UNITS]:
         table.add_row(
             unit.unit,
             alone(unit.forward_ns),
             alone(unit.backward_ns),
+            alone(unit.copy_ns),
             both(unit.gather_forward_ns, unit.gather_forward_exposed_ns),
             both(unit.gather_backward_ns, unit.gather_backward_exposed_ns),
             both(unit.scatter_ns, unit.scatter_exposed_ns),
@@ -173,25 +212,63 @@ def _print_units(out: Console, summary: Summary) -> None:
     out.print(f"Milliseconds, in brackets those with no compute beside them{rest}.", style="dim")
 
 
-def _milliseconds(nanoseconds: int) -> str:
-    """Three digits or so: a row of five such has to fit."""
+def _short(nanoseconds: float) -> str:
+    """A row of nine such has to fit."""
+    value = nanoseconds / MILLISECOND
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:.1f}"
+
+
+def _milliseconds(nanoseconds: float) -> str:
     value = nanoseconds / MILLISECOND
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}"
 
 
+def _print_micro_batches(out: Console, summary: Summary) -> None:
+    rank = next((r for r in summary.ranks if r.micro_batches), None)
+    if rank is None:
+        return
+    out.print()
+    for kind in rank.micro_batches:
+        what = "reduce gradients" if kind.reduces else "only add them up"
+        each = kind.number or 1
+        out.print(
+            f"{kind.number} micro-batches {what}: {kind.gathers / each:,.0f} gathers, "
+            f"{kind.reductions / each:,.0f} reductions and "
+            f"{_milliseconds(kind.exposed_ns / each)} ms exposed in each."
+        )
+
+
+def _print_speeds(out: Console, summary: Summary, cluster: ClusterSpec | None) -> None:
+    slowed = [r.slowdown for r in summary.ranks if r.slowdown is not None]
+    if slowed:
+        out.print(
+            f"\nCompute takes {median(s.ratio for s in slowed):.2f} times as long beside "
+            f"communication, by {sum(s.kernels for s in slowed):,} kernels that also ran alone."
+        )
+    products = [r.matmul for r in summary.ranks if r.matmul is not None]
+    if products:
+        rate = median(m.flops_per_s for m in products)
+        peak = cluster.device.peak_flops(products[0].dtype) if cluster else None
+        share = f", {rate / peak:.0%} of {cluster.device.name}" if peak and cluster else ""
+        out.print(
+            f"\nMatrix products in {products[0].dtype} run at {rate / 1e12:,.3g} TFLOP/s{share}."
+        )
+
+
 def _print_joined(out: Console, summary: Summary) -> None:
     joined = summary.joined
-    assert joined is not None
+    if joined is None:
+        return
     late = joined.last_to_arrive()
     out.print(
-        f"\nJoined over {len(summary.ranks)} ranks: {joined.start_ns.shape[1]:,} collectives, "
-        f"{joined.mean_ns / MILLISECOND:,.2f} ms of kernels per rank, of which "
-        f"{joined.transfer_ns / MILLISECOND:,.2f} ms are transfer and the rest waiting."
+        f"\nJoined over {len(summary.ranks)} ranks: {joined.collectives:,} collectives, "
+        f"{joined.mean_ns / MILLISECOND:,.2f} ms of them per rank. Those that wait for nobody take "
+        f"{joined.transfer_ns / MILLISECOND:,.2f} ms; the rest is waiting."
     )
-    names = [str(r.rank if r.rank is not None else i) for i, r in enumerate(summary.ranks)]
-    order = sorted(range(len(names)), key=lambda i: -int(late[i]))
-    told = ", ".join(f"rank {names[i]} in {late[i]}" for i in order[:4] if late[i])
+    order = sorted(range(len(summary.ranks)), key=lambda i: -int(late[i]))
+    told = ", ".join(f"{summary.ranks[i].name} in {late[i]}" for i in order[:4] if late[i])
     out.print(f"Last to arrive: {told}.")
-    lost = [f"rank {names[i]} {n}" for i, n in enumerate(joined.unmatched) if n]
+    lost = [f"{summary.ranks[i].name} {n}" for i, n in enumerate(joined.unmatched) if n]
     if lost:
-        out.print(f"Collectives without a partner: {', '.join(lost)}.", style="yellow")
+        more = f" and {len(lost) - 4} more ranks" if len(lost) > 4 else ""
+        out.print(f"Collectives without a partner: {', '.join(lost[:4])}{more}.", style="yellow")

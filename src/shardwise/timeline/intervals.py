@@ -48,3 +48,41 @@ def both(one: Intervals, other: Intervals) -> Intervals:
 def minus(one: Intervals, other: Intervals) -> int:
     """Nanoseconds of `one` that `other` does not cover."""
     return both(one, other).length - other.length
+
+
+def common(one: Intervals, other: Intervals) -> Intervals:
+    """All instants of both."""
+    return _chosen(one, other, inside=True)
+
+
+def without(one: Intervals, other: Intervals) -> Intervals:
+    """All instants of `one` that `other` does not cover."""
+    return _chosen(one, other, inside=False)
+
+
+def _chosen(one: Intervals, other: Intervals, inside: bool) -> Intervals:
+    edges = np.unique(np.concatenate([*one, *other]))
+    begin, end = edges[:-1], edges[1:]
+    kept = holds(one, begin) & (holds(other, begin) == inside)
+    return union(begin[kept], end[kept])
+
+
+def holds(one: Intervals, moments: Nanoseconds) -> npt.NDArray[np.bool_]:
+    """Which moments lie in it."""
+    if not len(one.start):
+        return np.zeros(len(moments), dtype=np.bool_)
+    index = np.searchsorted(one.start, moments, side="right") - 1
+    found: npt.NDArray[np.bool_] = (index >= 0) & (moments < one.end[np.maximum(index, 0)])
+    return found
+
+
+def length_until(one: Intervals, moments: Nanoseconds) -> Nanoseconds:
+    """Nanoseconds of it that lie before each moment."""
+    if not len(one.start):
+        return np.zeros(len(moments), dtype=np.int64)
+    sums = np.concatenate([[0], np.cumsum(one.end - one.start)])
+    index = np.searchsorted(one.start, moments, side="right")
+    # What the last interval begun by then has beyond the moment is not before it.
+    beyond = np.maximum(one.end[np.maximum(index - 1, 0)] - moments, 0)
+    found: Nanoseconds = sums[index] - np.where(index > 0, beyond, 0)
+    return found

@@ -1,0 +1,88 @@
+"""Traces kept as Parquet, for looking at the same ones again: columns load faster than JSON parses.
+
+An entry is used only while the trace it came from has the same size and time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardwise.observe.trace import Trace, read_trace
+from shardwise.spec.record import SpecError
+
+# To be raised whenever columns change what they mean.
+_VERSION = 1
+_ROWS = ("name", "category", "process", "thread", "start_ns", "end_ns", "device", "stream",
+         "correlation", "moved")  # fmt: skip
+_SPARSE = ("collective", "elements", "dtype", "group", "group_ranks", "group_size")
+_TEXTS = ("shapes", "types")
+
+
+def cached_trace(path: Path, folder: Path | None) -> Trace:
+    """The trace at `path`, from `folder` where that has it, else read and kept there."""
+    if folder is None:
+        return read_trace(path)
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise SpecError("--cache: needs pyarrow; pip install 'shardwise[data]'") from None
+    try:
+        about = path.stat()
+    except OSError as error:
+        raise SpecError(f"trace: cannot read {path}: {error.strerror or error}") from None
+    origin = f"{_VERSION} {path.resolve()} {about.st_size} {about.st_mtime_ns}"
+    kept = folder / f"{hashlib.sha256(origin.encode()).hexdigest()[:20]}.parquet"
+    if kept.exists():
+        try:
+            return _load(parquet.read_table(kept), path)
+        except (OSError, ValueError, KeyError):
+            pass  # broken: made anew below
+    trace = read_trace(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = kept.with_suffix(f".{hash(origin):x}.part")
+        parquet.write_table(_table(trace), unfinished)
+        unfinished.replace(kept)
+    except OSError as error:
+        raise SpecError(f"--cache: cannot write {folder}: {error.strerror or error}") from None
+    return trace
+
+
+def _table(trace: Trace) -> Any:
+    import pyarrow
+
+    columns = {name: pyarrow.array(getattr(trace, name)) for name in _ROWS}
+    absent = np.ones(len(trace), dtype=np.bool_)
+    absent[trace.collective_row] = False
+    for name in _SPARSE:
+        values = np.zeros(len(trace), dtype=np.int64)
+        values[trace.collective_row] = getattr(trace, name)
+        columns[name] = pyarrow.array(values, mask=absent)
+    for name in _TEXTS:
+        known: dict[int, bytes] = getattr(trace, name)
+        values = np.full(len(trace), None, dtype=object)
+        values[list(known)] = list(known.values())
+        columns[name] = pyarrow.array(values, type=pyarrow.binary())
+    rest = {"texts": trace.texts, "about": trace.about, "problems": trace.problems}
+    return pyarrow.table(columns).replace_schema_metadata({"trace": json.dumps(rest)})
+
+
+def _load(table: Any, path: Path) -> Trace:
+    rest = json.loads(table.schema.metadata[b"trace"])
+    columns: dict[str, Any] = {name: table[name].to_numpy() for name in _ROWS}
+    there = np.flatnonzero(np.asarray(table["collective"].is_valid()))
+    columns["collective_row"] = there.astype(np.int64)
+    codes = {f.name for f in fields(Trace) if f.type == "Codes"}
+    for name in _SPARSE:
+        values = table[name].drop_null().to_numpy()
+        columns[name] = values.astype(np.int32 if name in codes else np.int64)
+    for name in _TEXTS:
+        rows = np.flatnonzero(np.asarray(table[name].is_valid())).tolist()
+        columns[name] = dict(zip(rows, table[name].drop_null().to_pylist(), strict=True))
+    return Trace(path=path, **columns, **rest)
