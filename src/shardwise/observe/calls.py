@@ -295,7 +295,9 @@ def free_before(calls: Calls, compute: Intervals) -> Ints:
     if not len(calls):
         return np.empty(0, dtype=np.int64)
     reached = np.maximum.accumulate(calls.end_ns)
-    before = np.concatenate([calls.start_ns[:1], reached[:-1]])
+    # Not those that begin at the same moment: they did not stand in the way before.
+    earlier = np.searchsorted(calls.start_ns, calls.start_ns, side="left") - 1
+    before = np.where(earlier >= 0, reached[np.maximum(earlier, 0)], calls.start_ns)
     before = np.minimum(before, calls.start_ns)
     room: Ints = length_until(compute, calls.start_ns) - length_until(compute, before)
     return room

@@ -66,7 +66,7 @@ def host_of(trace: Trace, timeline: Timeline, span: tuple[int, int]) -> Host:
     busy = union(np.clip(timeline.start_ns, begin, end), np.clip(timeline.end_ns, begin, end))
     left = without(whole, busy)
     runtime = trace.in_category(*RUNTIME_CATEGORIES)
-    inside = (trace.end_ns > begin) & (trace.start_ns < end)
+    inside = (trace.end_ns >= begin) & (trace.start_ns < end)
     data = inside & named(trace, trace.name, _DATA)
     allocating = inside & runtime & named(trace, trace.name, _ALLOCATOR)
     limited = inside & named(trace, trace.name, _RATE_LIMITER)

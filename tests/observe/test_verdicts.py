@@ -1,0 +1,210 @@
+"""Planted causes in synthetic traces are found, to the nanosecond; healthy ones get no verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardwise.observe.rules import Thresholds
+from shardwise.observe.summary import Summary, summarise
+from shardwise.observe.verdicts import Verdict, verdicts_of
+from shardwise.spec.lookup import find_cluster
+from tests.observe.synthetic import Built, Plan, build
+
+HEALTHY = Plan(forward=4000, backward=8000)
+US = 1000
+
+
+def read(folder: Path, plan: Plan, offset: int = 0) -> tuple[Built, Summary]:
+    built = build(folder, plan, offset)
+    return built, summarise(built.paths)
+
+
+def causes(summary: Summary) -> dict[str, Verdict]:
+    return {verdict.cause: verdict for verdict in verdicts_of(summary)}
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_healthy_run_gets_no_verdict(tmp_path: Path, ranks: int, micro_batches: int) -> None:
+    plan = replace(HEALTHY, ranks=ranks, micro_batches=micro_batches)
+    _, summary = read(tmp_path, plan, offset=777)
+    assert verdicts_of(summary) == []
+    assert all(rank.inside.compute_ns > 0.97 * rank.inside.window_ns for rank in summary.ranks)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        HEALTHY,
+        Plan(prefetched=False, gather=400, scatter=300),
+        Plan(separate=False, gather=700, scatter=900, backward=1000),
+        Plan(ranks=3, late={1: ("data", 4000)}, gather=300),
+        Plan(host_gap=200, data=900, synchronised=500, malloc=300),
+        Plan(micro_batches=2, blocks=5, gather=1500, scatter=2500),
+    ],
+)
+def test_the_parts_of_every_rank_and_unit_are_exact(tmp_path: Path, plan: Plan) -> None:
+    built, summary = read(tmp_path, plan)
+    for number, rank in enumerate(summary.ranks):
+        window = (built.windows[number][0][0], built.windows[number][-1][1])
+        computing = built.covered(number, "compute", window)
+        moving = built.covered(number, "communication", window)
+        length = window[1] - window[0]
+        assert rank.span == (window[0] * US, window[1] * US)
+        assert rank.inside.compute_ns == len(computing) * US
+        assert rank.inside.exposed_communication_ns == len(moving - computing) * US
+        assert rank.inside.idle_ns == (length - len(computing | moving)) * US
+        assert rank.host.idle.total_ns == rank.inside.idle_ns
+        assert rank.exposed.per_call(len(rank.calls)).sum() == len(moving - computing) * US
+        names = ["root", *(f"layers.{block}" for block in range(plan.blocks))]
+        assert [unit.unit for unit in rank.units] == names
+        for unit in rank.units:
+            for role, total, exposed in (
+                ("gather forward", unit.gather_forward_ns, unit.gather_forward_exposed_ns),
+                ("gather backward", unit.gather_backward_ns, unit.gather_backward_exposed_ns),
+                ("scatter", unit.scatter_ns, unit.scatter_exposed_ns),
+            ):
+                assert total == built.total(number, unit.unit, role) * US
+                assert exposed == built.exposed(number, unit.unit, role) * US
+            assert unit.forward_ns == built.total(number, unit.unit, "forward") * US
+            assert unit.backward_ns == built.total(number, unit.unit, "backward") * US
+        for one in rank.collectives:
+            calls = [s for s in built.spans if s.rank == number and s.kind == "communication"
+                     and (s.role == "scatter") == (one.operation == "reduce-scatter")]  # fmt: skip
+            alone = {m for s in calls for m in range(s.start, s.end)}
+            everywhere = built.covered(number, "compute", (0, 10**9))
+            assert one.calls == len(calls)
+            assert one.total_ns == sum(s.end - s.start for s in calls) * US
+            assert one.exposed_ns == len(alone - everywhere) * US
+            # Whole messages in two bytes a number, of two ranks at least.
+            assert one.moved_bytes == len(calls) * plan.elements * max(plan.ranks, 2) * 2
+
+
+def test_gathers_that_start_too_late_are_named(tmp_path: Path) -> None:
+    """All but those that open a step wait for the compute before them: 15 + 16 gathers."""
+    plan = Plan(prefetched=False, gather=400, scatter=50)
+    _, summary = read(tmp_path, plan)
+    verdict = verdicts_of(summary)[0]
+    assert verdict.cause == "gathers not prefetched"
+    # The first block's gather follows the root's, with no compute between.
+    assert verdict.saves_ns == (15 + 16) * 400 * US
+    assert "93 gathers of 16 units, 48 of them in the backward" in verdict.evidence
+    assert "gathers not prefetched" not in causes(read(tmp_path, replace(plan, prefetched=True))[1])
+
+
+def test_gathers_behind_reduce_scatters_are_named(tmp_path: Path) -> None:
+    """A gather asked for at the start of a backward runs after the last block's reduce-scatter.
+
+    A backward lasts 1000, both together 1600: 600 are exposed. With a communicator of its own a
+    gather would take 700 beside compute. Blocks 13 to 0 meet a reduce-scatter; two do not.
+    """
+    plan = Plan(separate=False, gather=700, scatter=900, backward=1000, forward=2000)
+    _, summary = read(tmp_path, plan)
+    found = causes(summary)
+    verdict = found["gather and reduce-scatter serialised"]
+    assert verdict.saves_ns == 14 * 600 * US
+    assert "gather and reduce-scatter serialised" not in causes(
+        read(tmp_path, replace(plan, separate=True))[1]
+    )
+
+
+def test_a_slow_network_is_told_from_late_gathers(tmp_path: Path) -> None:
+    """Gathers twice as long as the forward they hide behind, prefetched as far as they can be."""
+    _, summary = read(tmp_path, Plan(gather=2000, scatter=50, forward=1000, backward=3000))
+    found = causes(summary)
+    assert next(iter(found)) == "exposed all-gather"
+    # Root, first block and first of the backward whole; fifteen blocks of the forward by half. Only
+    # the first of the backward could have begun beside the last block of the forward.
+    assert found["gathers not prefetched"].saves_ns == 1000 * US
+    assert found["exposed all-gather"].saves_ns == (3 * 2000 + 15 * 1000 - 1000) * US
+
+
+def test_small_messages_are_named(tmp_path: Path) -> None:
+    """Messages of 64 KiB, back to back and longer than what they hide behind."""
+    plan = Plan(gather=1500, scatter=60, forward=500, backward=1600, elements=16_384)
+    _, summary = read(tmp_path, plan)
+    verdict = verdicts_of(summary)[0]
+    assert verdict.cause == "small messages"
+    assert "move less than 1MiB" in verdict.evidence
+
+
+def test_a_slow_link_is_named_where_the_cluster_is(tmp_path: Path) -> None:
+    """200 MB in 20 ms over two ranks is 5 GB/s on a link of 450 GB/s."""
+    plan = Plan(gather=20_000, scatter=100, forward=1000, backward=3000, blocks=4)
+    _, summary = read(tmp_path, plan)
+    cluster = find_cluster("1x2xH100-SXM")
+    found = {v.cause: v for v in verdicts_of(summary, cluster=cluster)}
+    first = found["slow link"]
+    reached = (100e6 / 20e-3) / cluster.device.link_bandwidth
+    assert f"reach {reached:.0%}" in first.evidence
+    assert "slow link" not in causes(summary)
+    fast = replace(plan, gather=300, forward=200, backward=600)
+    assert "slow link" not in {v.cause for v in verdicts_of(read(tmp_path, fast)[1],
+                                                            cluster=cluster)}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("plan", "cause", "microseconds"),
+    [
+        (Plan(data=9000), "data loader", 9000),
+        (Plan(malloc=7000), "allocator", 7000),
+        (Plan(limiter=8000), "rate limiter", 8000),
+        (Plan(synchronised=6000), "synchronisation", 6000),
+        # Before each of 33 kernels, where no gather runs at that time.
+        (Plan(host_gap=300, gather=10, scatter=10, forward=500), "host-bound launches", None),
+    ],
+)  # fmt: skip
+def test_what_the_host_does_is_told(
+    tmp_path: Path, plan: Plan, cause: str, microseconds: int | None
+) -> None:
+    _, summary = read(tmp_path, plan)
+    verdict = verdicts_of(summary)[0]
+    assert verdict.cause == cause
+    if microseconds is not None:
+        assert verdict.saves_ns == microseconds * US
+    else:
+        assert verdict.saves_ns == summary.ranks[0].inside.idle_ns / plan.steps
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 2.0])
+@pytest.mark.parametrize("kind", ["data", "compute", "host"])
+def test_a_straggler_is_named_with_its_reason(tmp_path: Path, kind: str, share: float) -> None:
+    """Once a step rank 2 is late; the others wait for it in the root's or second gather."""
+    plan = replace(HEALTHY, ranks=4, blocks=4)
+    step = 4 * (plan.forward + plan.backward) + plan.optimizer
+    late = round(share * step)
+    _, summary = read(tmp_path, replace(plan, late={2: (kind, late)}), offset=12_345)
+    verdict = verdicts_of(summary)[0]
+    assert verdict.cause == "straggler"
+    assert verdict.statement.startswith("Rank 2 keeps the others waiting")
+    words = {"data": "loads data", "compute": "computes", "host": "has nothing queued"}
+    assert f"rank 2 {words[kind]} for" in verdict.evidence
+    assert summary.joined is not None
+    assert summary.joined.offset_ns.tolist() == [0, -12_345_000, -24_690_000, -37_035_000]
+    # What the others wait, by every microsecond of theirs that is not transfer, in the open.
+    hidden = plan.gather if kind == "compute" else 0
+    assert verdict.saves_ns == pytest.approx((late - hidden) * US, rel=0.02)
+
+
+def test_thresholds_decide_what_is_healthy(tmp_path: Path) -> None:
+    _, summary = read(tmp_path, HEALTHY)
+    strict = Thresholds(compute=1.0, least=0.0)
+    assert verdicts_of(summary, strict)
+    _, slow = read(tmp_path, Plan(data=9000))
+    assert verdicts_of(slow, Thresholds(compute=0.1)) == []
+    assert verdicts_of(slow, Thresholds(least=0.5)) == []
+
+
+def test_micro_batches_that_reduce_are_told_from_those_that_do_not(tmp_path: Path) -> None:
+    plan = Plan(micro_batches=4, blocks=3, steps=2)
+    _, summary = read(tmp_path, plan)
+    adding, reducing = summary.ranks[0].micro_batches
+    assert (adding.reduces, adding.number, reducing.reduces, reducing.number) == (False, 6, True, 2)
+    # Three blocks gathered twice, the root once.
+    assert adding.gathers == 6 * 7
+    assert adding.reductions == 0
+    assert reducing.gathers == 2 * 7
+    assert reducing.reductions == 2 * 4
