@@ -139,6 +139,13 @@ def by_operation(
     return found
 
 
+def relative_error(predicted: float, measured: float) -> float | None:
+    """How far the prediction is from what was measured, as a share of the measurement."""
+    if measured == 0:
+        return 0.0 if predicted == 0 else None
+    return predicted / measured - 1
+
+
 def _plain(value: Any) -> Any:
     """Records as dictionaries without their unknown fields."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

@@ -26,6 +26,14 @@ def trace(
         Path | None,
         typer.Option(help="TOML with name patterns (compute, communication, copy), thresholds."),
     ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="The run.toml of these traces: simulated against measured."),
+    ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help="With a run: write both steps for Perfetto, to a .json or .json.gz."),
+    ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder that keeps what was read, as Parquet.")
     ] = None,
@@ -35,19 +43,30 @@ def trace(
 
     Ranks are joined: give the traces of as many as there are.
     """
+    from shardwise.cli.beside import Beside
     from shardwise.observe.rules import Rules, read_rules
     from shardwise.observe.verdicts import verdicts_of
     from shardwise.report.trace import print_trace
     from shardwise.spec.lookup import find_cluster
+    from shardwise.spec.record import SpecError
 
     known = find_cluster(cluster) if cluster else None
     chosen = read_rules(rules) if rules else Rules()
-    summary = read_summary(trace_files(files), chosen, cache, quiet=as_json)
+    beside = Beside.of(run, files)
+    if timeline is not None and beside is None:
+        raise SpecError("--timeline: needs a run to simulate; add --run run.toml")
+    paths = trace_files(files)
+    summary = read_summary(paths, chosen, cache, quiet=as_json)
     verdicts = verdicts_of(summary, chosen.thresholds, known)
     if as_json:
-        print_json(summary_json(summary) | {"verdicts": [v._asdict() for v in verdicts]})
+        found = summary_json(summary) | {"verdicts": [v._asdict() for v in verdicts]}
+        print_json(found | (beside.to_dict(summary.ranks[0]) if beside else {}))
     else:
         print_trace(summary, verdicts, chosen.thresholds, known)
+        if beside is not None:
+            beside.show(summary.ranks[0])
+    if beside is not None and timeline is not None:
+        beside.write(summary.ranks[0], chosen, timeline)
 
 
 def read_summary(files: list[Path], rules: Any, cache: Path | None, *, quiet: bool) -> Summary:

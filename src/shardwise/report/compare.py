@@ -9,7 +9,7 @@ from rich.text import Text
 
 from shardwise.report.estimate import OPS, plain_table, show_seconds
 from shardwise.spec.quantity import show_gb
-from shardwise.step import StepProfile, by_operation
+from shardwise.step import StepProfile, by_operation, relative_error
 
 # What a ledger of a running program cannot tell apart, and what it is called together.
 WORKING = ("unsharded_gradients", "activations", "logits", "other")
@@ -58,25 +58,18 @@ def comparison_table(predicted: StepProfile, measured: StepProfile) -> Table:
                 Text(f"  {row.name}", style=style),
                 Text(row.predicted, style=style),
                 Text(row.measured, style=style),
-                _error(row.error),
+                show_error(row.error),
             )
     return table
 
 
-def _error(error: float | None) -> Text:
+def show_error(error: float | None) -> Text:
     if error is None:
         return Text("")
     if error == 0:
         return Text("exact", style="green")
     colour = "green" if abs(error) < 0.03 else "yellow" if abs(error) < 0.10 else "red"
     return Text(f"{error:+.1%}", style=colour)
-
-
-def relative_error(predicted: float, measured: float) -> float | None:
-    """How far the prediction is from what was measured, as a share of the measurement."""
-    if measured == 0:
-        return 0.0 if predicted == 0 else None
-    return predicted / measured - 1
 
 
 def _memory(predicted: StepProfile, measured: StepProfile) -> list[Row]:

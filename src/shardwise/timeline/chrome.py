@@ -60,6 +60,13 @@ def chrome_events(
 
 def write_chrome(path: Path, timeline: Timeline, about: Mapping[str, Any] | None = None) -> None:
     """Write a trace file; a name that ends with .gz is compressed."""
-    trace = {"traceEvents": chrome_events(timeline), "otherData": dict(about or {})}
-    text = json.dumps(trace, allow_nan=False).encode()
-    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    write_events(path, chrome_events(timeline), about)
+
+
+def write_events(
+    path: Path, events: list[dict[str, Any]], about: Mapping[str, Any] | None = None
+) -> None:
+    """The same for events that are there already."""
+    text = json.dumps({"traceEvents": events, "otherData": dict(about or {})}, allow_nan=False)
+    packed = gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode()
+    path.write_bytes(packed)

@@ -1,0 +1,72 @@
+"""A simulated step beside the measured one, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shardwise.observe.against import UNIT_TERMS, Against, Term
+from shardwise.report.compare import show_error
+from shardwise.report.estimate import plain_table
+from shardwise.spec.quantity import show_gb
+
+MOST_UNITS = 8
+
+
+def print_against(out: Console, found: Against | None, traffic: list[Term], rank: str) -> None:
+    """Terms of the step, then the units that were predicted worst."""
+    out.print()
+    table = _table(f"one step of {rank}", "simulated" if found else "predicted")
+    for term in found.terms if found else []:
+        _add(table, term, _time)
+    for term in traffic:
+        _add(table, term, show_gb if term.name.endswith("bytes") else lambda n: f"{n:,.0f}")
+    out.print(table)
+    if found is None:
+        out.print("The time of a step cannot be predicted for this device yet.", style="dim")
+        return
+    if not found.units:
+        return
+    out.print()
+    worst = sorted(found.units, key=lambda u: -max(abs(t.predicted - t.measured) for t in u.terms))
+    kept = [u.unit for u in worst[:MOST_UNITS]]
+    units = plain_table()
+    units.add_column("unit, simulated > measured ms", no_wrap=True)
+    for title in UNIT_TERMS:
+        units.add_column(title, justify="right", no_wrap=True)
+    for unit in found.units:
+        if unit.unit in kept:
+            units.add_row(unit.unit, *(_pair(term) for term in unit.terms))
+    out.print(units)
+    more = len(found.units) - len(kept)
+    if more:
+        out.print(f"and {more} units that were predicted better", style="dim")
+
+
+def _table(title: str, predicted: str) -> Table:
+    table = plain_table()
+    for column in (title, predicted, "measured", "error"):
+        table.add_column(column, justify="left" if column == title else "right", no_wrap=True)
+    return table
+
+
+def _add(table: Table, term: Term, show: Callable[[float], str]) -> None:
+    table.add_row(term.name, show(term.predicted), show(term.measured), show_error(term.error))
+
+
+def _time(nanoseconds: float) -> str:
+    return f"{nanoseconds / 1e6:,.2f} ms"
+
+
+def _pair(term: Term) -> Text:
+    if not term.predicted and not term.measured:
+        return Text("-")
+    return Text(f"{_short(term.predicted)} > {_short(term.measured)}")
+
+
+def _short(nanoseconds: float) -> str:
+    value = nanoseconds / 1e6
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:.2g}"
