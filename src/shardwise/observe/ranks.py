@@ -69,11 +69,20 @@ class Joined(NamedTuple):
         """How often each rank was the one the others waited for."""
         return np.bincount(self.last_rank, minlength=len(self.unmatched))
 
-    def transfer_of(self, rank: int, count: int) -> Ints:
-        """The transfer of each of a rank's calls; -1 where it has no partner."""
-        found = np.full(count, -1, dtype=np.int64)
-        mine = self.rank == rank
-        found[self.call[mine]] = self.transfers_ns[self.collective[mine]]
+    def by_rank(self) -> list[Ints]:
+        """Of each rank, where its calls are."""
+        order = np.argsort(self.rank, kind="stable")
+        edges = np.searchsorted(self.rank[order], np.arange(1, len(self.unmatched)))
+        return np.split(order, edges)
+
+    def transfers_of(self, counts: Sequence[int]) -> list[Ints]:
+        """Of each rank the transfer of each of its calls; -1 where that has no partner."""
+        transfers = self.transfers_ns
+        found = []
+        for mine, count in zip(self.by_rank(), counts, strict=True):
+            column = np.full(count, -1, dtype=np.int64)
+            column[self.call[mine]] = transfers[self.collective[mine]]
+            found.append(column)
         return found
 
 

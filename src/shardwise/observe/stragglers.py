@@ -32,9 +32,8 @@ def caused_waiting(summary: Summary, joined: Joined, losses: list[Losses]) -> li
     """Exposed waiting that each rank causes to the average other one, in nanoseconds of a step."""
     ranks = summary.ranks
     exposed = np.zeros(len(joined.call), dtype=np.float64)
-    for index, rank in enumerate(ranks):
-        mine = joined.rank == index
-        exposed[mine] = losses[index].waiting_ns[joined.call[mine]] / max(1, len(rank.steps))
+    for mine, rank, loss in zip(joined.by_rank(), ranks, losses, strict=True):
+        exposed[mine] = loss.waiting_ns[joined.call[mine]] / max(1, len(rank.steps))
     blamed: Ints = joined.last_rank[joined.collective]
     others = max(1, len(ranks) - 1)
     caused = np.bincount(blamed, weights=exposed, minlength=len(ranks)) / others

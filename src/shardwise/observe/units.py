@@ -151,8 +151,10 @@ class _Nesting:
 def places_of(trace: Trace, calls: Calls) -> list[Place]:
     """The unit each call was launched for, and as what."""
     nesting = _Nesting(notes_of(trace))
+    # Equal places are one object: there are as many as calls, on each of a thousand ranks.
+    known: dict[Place, Place] = {}
     return [
-        _place(nesting, thread, asked)
+        known.setdefault(place := _place(nesting, thread, asked), place)
         for thread, asked in zip(calls.asked_thread.tolist(), calls.asked_ns.tolist(), strict=True)
     ]
 

@@ -18,6 +18,7 @@ from shardwise.observe.ranks import Joined
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.stragglers import Straggler, straggler_of
 from shardwise.observe.summary import RankSummary, Summary
+from shardwise.observe.trace import Ints
 from shardwise.observe.units import GATHER_BACKWARD
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import show_gb, write_bytes
@@ -70,10 +71,8 @@ def verdicts_of(
     if health.healthy:
         return []
     ranks, joined = summary.ranks, summary.joined
-    losses = [
-        losses_of(rank, joined.transfer_of(i, len(rank.calls)) if joined else None, limits)
-        for i, rank in enumerate(ranks)
-    ]
+    transfers = transfers_of(summary)
+    losses = [losses_of(*pair, limits) for pair in zip(ranks, transfers, strict=True)]
     found: list[Verdict] = []
     if joined is not None:
         found += _straggler(summary, joined, losses, limits)
@@ -87,6 +86,13 @@ def verdicts_of(
         found += _matmul(ranks, limits, cluster)
     least = limits.least * health.step_ns
     return sorted((v for v in found if v.saves_ns >= least), key=lambda v: -v.saves_ns)
+
+
+def transfers_of(summary: Summary) -> list[Ints | None]:
+    """Of each rank the transfer of each call, where ranks could be joined."""
+    if summary.joined is None:
+        return [None] * len(summary.ranks)
+    return [*summary.joined.transfers_of([len(rank.calls) for rank in summary.ranks])]
 
 
 def _mean(values: list[float]) -> float:
@@ -271,12 +277,9 @@ def _reached(summary: Summary, operation: str, cluster: ClusterSpec | None) -> f
     if cluster is None:
         return None
     shares = []
-    for index, rank in enumerate(summary.ranks):
+    for rank, known in zip(summary.ranks, transfers_of(summary), strict=True):
         calls = rank.calls
-        times = calls.lasted_ns
-        if summary.joined is not None:
-            known = summary.joined.transfer_of(index, len(calls))
-            times = np.where(known >= 0, known, times)
+        times = calls.lasted_ns if known is None else np.where(known >= 0, known, calls.lasted_ns)
         for i, name in enumerate(calls.operation):
             size, group = int(calls.moved_bytes[i]), int(calls.group_size[i])
             if name != operation or size < _LARGE:

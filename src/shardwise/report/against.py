@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from shardwise.observe.against import UNIT_TERMS, Against, Term
 from shardwise.report.compare import show_error
 from shardwise.report.estimate import plain_table
+from shardwise.report.trace import merged
 from shardwise.spec.quantity import show_gb
 
-MOST_UNITS = 8
+MOST_UNITS = 12
 
 
 def print_against(out: Console, found: Against | None, traffic: list[Term], rank: str) -> None:
@@ -31,19 +31,16 @@ def print_against(out: Console, found: Against | None, traffic: list[Term], rank
     if not found.units:
         return
     out.print()
-    worst = sorted(found.units, key=lambda u: -max(abs(t.predicted - t.measured) for t in u.terms))
-    kept = [u.unit for u in worst[:MOST_UNITS]]
     units = plain_table()
-    units.add_column("unit, simulated > measured ms", no_wrap=True)
+    units.add_column("FSDP unit", no_wrap=True)
     for title in UNIT_TERMS:
         units.add_column(title, justify="right", no_wrap=True)
-    for unit in found.units:
-        if unit.unit in kept:
-            units.add_row(unit.unit, *(_pair(term) for term in unit.terms))
+    rows = merged([(unit.unit, [_pair(term) for term in unit.terms]) for unit in found.units])
+    for name, cells in rows[:MOST_UNITS]:
+        units.add_row(name, *cells)
     out.print(units)
-    more = len(found.units) - len(kept)
-    if more:
-        out.print(f"and {more} units that were predicted better", style="dim")
+    more = f"; {len(rows) - MOST_UNITS} more rows in --json" if len(rows) > MOST_UNITS else ""
+    out.print(f"Milliseconds of a step, simulated > measured{more}.", style="dim")
 
 
 def _table(title: str, predicted: str) -> Table:
@@ -61,10 +58,10 @@ def _time(nanoseconds: float) -> str:
     return f"{nanoseconds / 1e6:,.2f} ms"
 
 
-def _pair(term: Term) -> Text:
+def _pair(term: Term) -> str:
     if not term.predicted and not term.measured:
-        return Text("-")
-    return Text(f"{_short(term.predicted)} > {_short(term.measured)}")
+        return "-"
+    return f"{_short(term.predicted)} > {_short(term.measured)}"
 
 
 def _short(nanoseconds: float) -> str:

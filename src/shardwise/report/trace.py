@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from statistics import median
 
 from rich.console import Console
@@ -195,21 +196,44 @@ def _print_units(out: Console, summary: Summary) -> None:
     def both(total: int, exposed: int) -> str:
         return f"{_short(total)} ({_short(exposed)})" if total else "-"
 
-    for unit in rank.units[:MOST_UNITS]:
-        table.add_row(
+    rows = [
+        (
             unit.unit,
-            alone(unit.forward_ns),
-            alone(unit.backward_ns),
-            alone(unit.copy_ns),
-            both(unit.gather_forward_ns, unit.gather_forward_exposed_ns),
-            both(unit.gather_backward_ns, unit.gather_backward_exposed_ns),
-            both(unit.scatter_ns, unit.scatter_exposed_ns),
+            [
+                alone(unit.forward_ns),
+                alone(unit.backward_ns),
+                alone(unit.copy_ns),
+                both(unit.gather_forward_ns, unit.gather_forward_exposed_ns),
+                both(unit.gather_backward_ns, unit.gather_backward_exposed_ns),
+                both(unit.scatter_ns, unit.scatter_exposed_ns),
+            ],
         )
+        for unit in rank.units
+    ]
+    shown = merged(rows)
+    for name, cells in shown[:MOST_UNITS]:
+        table.add_row(name, *cells)
     out.print()
     out.print(table)
-    more = len(rank.units) - MOST_UNITS
-    rest = f"; {more} more units in --json" if more > 0 else ""
+    more = len(shown) - MOST_UNITS
+    rest = f"; {more} more rows in --json" if more > 0 else ""
     out.print(f"Milliseconds, in brackets those with no compute beside them{rest}.", style="dim")
+
+
+def merged(rows: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
+    """Neighbours that would read the same, as one row with the first and the last name."""
+    found = []
+    for cells, group in groupby(rows, key=lambda row: row[1]):
+        names = [name for name, _ in group]
+        found.append((names[0] if len(names) == 1 else _range(names[0], names[-1]), cells))
+    return found
+
+
+def _range(first: str, last: str) -> str:
+    """`layers.0` and `layers.11` as `layers.0-11`."""
+    stem, _, number = last.rpartition(".")
+    same = stem and first.startswith(f"{stem}.")
+    return f"{first}-{number}" if same else f"{first} to {last}"
 
 
 def _short(nanoseconds: float) -> str:
