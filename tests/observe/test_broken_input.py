@@ -5,16 +5,25 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary, summarise
 from shardwise.observe.trace import read_trace
+from shardwise.observe.verdicts import verdicts_of
+from shardwise.report.trace import print_trace
 from shardwise.spec.record import SpecError
+
+# More on demand: SHARDWISE_EXAMPLES=10000 takes minutes.
+EXAMPLES = int(os.environ.get("SHARDWISE_EXAMPLES", "1500"))
 
 
 def event(name: str, ts: float, dur: float, cat: str = "kernel", **args: Any) -> dict[str, Any]:
@@ -40,6 +49,12 @@ def summary_of(path: Path) -> Summary:
         assert sum(whole[:4]) == whole.window_ns
         assert all(part >= 0 for part in whole)
         assert whole.overlap is None or (math.isfinite(whole.overlap) and 0 <= whole.overlap <= 1)
+        assert all(part >= 0 for part in rank.host.idle)
+    found_causes = verdicts_of(found)
+    assert all(math.isfinite(v.saves_ns) and v.saves_ns >= 0 for v in found_causes)
+    screen = StringIO()
+    print_trace(found, found_causes, Thresholds(), console=Console(file=screen, width=80))
+    assert "nan" not in screen.getvalue().lower()
     return found
 
 
@@ -142,7 +157,7 @@ def test_one_rank_twice_is_an_error(tmp_path: Path) -> None:
         summarise([path, path])
 
 
-@settings(max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_mutated_files_never_break_it(tmp_path: Path, data: st.DataObject) -> None:
     """Bytes changed, dropped, doubled: an answer whose parts sum, or a sentence."""

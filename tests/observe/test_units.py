@@ -136,3 +136,23 @@ def test_a_stranger_among_collectives_is_told(tmp_path: Path) -> None:
     (rank,) = summarise([path]).ranks
     (problem,) = rank.problems
     assert "'one_shot_push'" in problem
+
+
+def test_a_process_groups_note_on_the_stream_makes_a_collective(tmp_path: Path) -> None:
+    """Before its name is looked at; the same kernel on another stream computes."""
+    path = synthetic(tmp_path)
+    trace = json.loads(path.read_text())
+    about = {"ph": "X", "pid": 0, "ts": 160.0, "dur": 5.0}
+    for stream in (20, 7):
+        trace["traceEvents"].append(
+            {**about, "cat": "kernel", "name": "one_shot_push", "tid": stream,
+             "args": {"device": 0, "stream": stream, "correlation": 900 + stream}}
+        )  # fmt: skip
+    trace["traceEvents"].append(
+        {**about, "cat": "gpu_user_annotation", "name": "nccl:all_reduce", "tid": 20, "args": {}}
+    )
+    path.write_text(json.dumps(trace))
+    (rank,) = summarise([path]).ranks
+    assert not rank.problems
+    assert rank.whole.communication_ns == (20 + 20 + 5) * 1000
+    assert rank.whole.compute_ns == (110 + 5) * 1000

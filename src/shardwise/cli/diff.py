@@ -11,21 +11,23 @@ from shardwise.cli.output import JsonOption, print_json
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(help="A trace of torch.profiler.")],
-    after: Annotated[Path, typer.Argument(help="Another one, of the same rank.")],
+    before: Annotated[Path, typer.Argument(help="A trace of torch.profiler, or a run's folder.")],
+    after: Annotated[Path, typer.Argument(help="Another one; of a folder the first rank counts.")],
     top: Annotated[int, typer.Option(help="Differences to show.", min=1, max=500)] = 15,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two traces: what was added, removed, slower and faster.
+    """Compare two traces or runs: what was added, removed, slower and faster.
 
     Exits with 1 if a step takes longer beyond noise.
     """
+    from shardwise.cli.trace import trace_files
     from shardwise.observe.diff import compare
     from shardwise.observe.summary import summarise
     from shardwise.report.diff import print_diff
 
-    sides = [summarise([path], timelines=True).ranks[0] for path in (before, after)]
-    found = compare(*sides)
+    found = compare(
+        *(summarise(trace_files([path])[:1], timelines=True).ranks[0] for path in (before, after))
+    )
     if as_json:
         print_json(
             {
