@@ -41,6 +41,8 @@ class Verdict(NamedTuple):
 class Health(NamedTuple):
     """One step of the average rank, in nanoseconds; shares of it."""
 
+    # How many steps were marked; with none, the whole trace stands for one.
+    steps: int
     step_ns: float
     compute: float
     idle_ns: float
@@ -54,6 +56,7 @@ def health_of(summary: Summary, thresholds: Thresholds) -> Health:
     moved = sum(r.inside.communication_ns for r in ranks)
     compute = _mean([r.inside.compute_ns / max(1, r.inside.window_ns) for r in ranks])
     return Health(
+        steps=max(len(r.steps) for r in ranks),
         step_ns=_mean([r.per_step(r.inside.window_ns) for r in ranks]),
         compute=compute,
         idle_ns=_mean([r.per_step(r.inside.idle_ns) for r in ranks]),
@@ -237,7 +240,6 @@ def _slow(
             mine = np.asarray(rank.calls.operation) == operation
             exposed += rank.per_step(int(loss.slow_ns[mine].sum())) / len(ranks)
         saves = exposed
-        calls = max(sum(op == operation for op in r.calls.operation) for r in ranks)
         share = _reached(summary, operation, cluster)
         if share is not None and share < limits.link:
             saves = exposed * (1 - share / limits.link)
@@ -258,14 +260,30 @@ def _slow(
                 saves_ns=exposed,
                 statement=f"{_capital(operation)} has no compute to hide behind: "
                 f"{_lost(exposed, ranks)}",
-                evidence=f"{calls} calls, each longer than what computes beside it",
-                change="raise the micro-batch, shard within a node (hsdp), or keep parameters "
-                "after the forward (zero2)"
-                if operation == "all-gather"
-                else "raise the micro-batch or accumulate, so that fewer bytes move per token",
+                evidence=_alone(ranks, operation),
+                change=_FEWER_BYTES.get(operation, "start it earlier, or move fewer bytes"),
             )
         )
     return found
+
+
+_FEWER_BYTES = {
+    "all-gather": "raise the micro-batch, shard within a node (hsdp), or keep parameters after the "
+    "forward (zero2)",
+    "reduce-scatter": "raise the micro-batch or accumulate, so that fewer bytes move per token",
+    "all-reduce": "raise the micro-batch or accumulate, so that fewer bytes move per token",
+}
+
+
+def _alone(ranks: list[RankSummary], operation: str) -> str:
+    """How exposed an operation is; one rank of several cannot tell transfer from waiting."""
+    mine = [one for rank in ranks for one in rank.collectives if one.operation == operation]
+    total = sum(one.total_ns for one in mine)
+    share = sum(one.exposed_ns for one in mine) / max(1, total)
+    text = f"{mine[0].calls} calls, {share:.0%} of their time with nothing computing beside them"
+    if len(ranks) == 1 and (ranks[0].world_size or 1) > 1:
+        text += "; waiting for other ranks may be part of it: give their traces too"
+    return text
 
 
 def _capital(text: str) -> str:
@@ -325,6 +343,11 @@ _IDLE = {
         "The device waits for launches",
         "torch.compile, larger micro-batches, fused optimizers",
     ),
+    "unexplained_ns": (
+        "unexplained idle",
+        "The device is idle, and the trace does not tell why",
+        "profile the other ranks too, and with CUDA activities",
+    ),
 }
 
 
@@ -345,18 +368,20 @@ def _idle(ranks: list[RankSummary]) -> list[Verdict]:
 
 def _why(rank: RankSummary, field: str) -> str:
     host = rank.host
-    per_step = max(1, len(rank.steps))
+    steps, where = max(1, len(rank.steps)), "a step" if rank.steps else "in the trace"
     if field == "data_ns":
-        return f"{_ms(rank.per_step(host.data_ns))} a step in the data loader of {rank.name}"
+        return f"{_ms(rank.per_step(host.data_ns))} {where} in the data loader of {rank.name}"
     if field == "allocator_ns":
-        return f"{host.allocator_calls / per_step:.1f} allocations and frees a step"
+        return f"{host.allocator_calls / steps:,.0f} allocations and frees {where}"
     if field == "synchronisation_ns":
         by = f", most in {host.synchronised_by}" if host.synchronised_by else ""
-        return f"{host.synchronisations / per_step:.1f} synchronisations a step{by}"
+        return f"{host.synchronisations / steps:,.0f} synchronisations {where}{by}"
     if field == "launch_ns" and rank.on_cpu:
         return "no operation runs on any thread, and no collective either"
-    return "nothing was queued when the device ran dry" if field == "launch_ns" else (
-        f"in {rank.name}")  # fmt: skip
+    return {
+        "launch_ns": "nothing was queued when the device ran dry",
+        "unexplained_ns": "what ran next had been launched, or its launch is not in the trace",
+    }.get(field, f"in {rank.name}")
 
 
 def _copies(ranks: list[RankSummary]) -> list[Verdict]:

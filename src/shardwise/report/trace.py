@@ -91,7 +91,7 @@ def _checks(health: Health, limits: Thresholds) -> Text:
 
     idle = health.idle_ns / MILLISECOND
     parts = [
-        Text(f"step {_milliseconds(health.step_ns)} ms"),
+        Text(f"{'step' if health.steps else 'trace'} {_milliseconds(health.step_ns)} ms"),
         one(health.compute >= limits.compute, f"compute {health.compute:.1%}",
             f">{limits.compute:.0%}"),
         one(idle <= limits.idle_ms, f"idle {_milliseconds(health.idle_ns)} ms",
