@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -208,3 +209,51 @@ def test_micro_batches_that_reduce_are_told_from_those_that_do_not(tmp_path: Pat
     assert adding.reductions == 0
     assert reducing.gathers == 2 * 7
     assert reducing.reductions == 2 * 4
+
+
+def test_compute_beside_communication_is_compared_with_itself_alone(tmp_path: Path) -> None:
+    """Forty kernels of one name alone, forty beside a collective and a quarter longer."""
+    events = []
+    for number in range(80):
+        start, length = 1000 + number * 200.0, 100.0 if number % 2 else 125.0
+        rows = [("gemm", 7, start, length)]
+        if not number % 2:
+            rows.append(("ncclAllGather", 20, start - 5, 150.0))
+        # Runs of many sizes under one name say nothing.
+        rows.append(("mixed", 7, start + 170, 1.0 + number % 9))
+        events += [{"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": begin,
+                    "dur": lasted, "args": {"device": 0, "stream": stream, "correlation": -1}}
+                   for name, stream, begin, lasted in rows]  # fmt: skip
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(events))
+    slowdown = summarise([path]).ranks[0].slowdown
+    assert slowdown == (1.25, 40, 40 * 125_000)
+
+
+def test_matrix_products_are_held_against_the_peak(tmp_path: Path) -> None:
+    """A product of 4096 cubed in bf16 takes 2 x 4096^3 operations; 2 ms make 69 TFLOP/s."""
+    size, events = 4096, []
+    for number in range(20):
+        begin = number * 2000.0
+        shared = {"ph": "X", "pid": 1, "tid": 1}
+        events += [
+            {**shared, "cat": "cpu_op", "name": "aten::mm", "ts": begin, "dur": 20.0,
+             "args": {"Input Dims": [[size, size], [size, size]],
+                      "Input type": ["c10::BFloat16", "c10::BFloat16"]}},
+            {**shared, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": begin + 5,
+             "dur": 5.0, "args": {"correlation": number}},
+            {**shared, "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": begin + 10,
+             "dur": 1900.0, "args": {"device": 0, "stream": 7, "correlation": number}},
+        ]  # fmt: skip
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(events))
+    summary = summarise([path])
+    product = summary.ranks[0].matmul
+    assert product is not None
+    assert product.flops_per_s == pytest.approx(2 * size**3 / 1900e-6)
+    cluster = find_cluster("8xH100-SXM")
+    (verdict,) = verdicts_of(summary, Thresholds(compute=0.99), cluster)[:1]
+    assert verdict.cause == "low matmul efficiency"
+    share = 2 * size**3 / 1900e-6 / (cluster.device.peak_flops("bf16") or 0)
+    assert f"reach {share:.0%} of H100-SXM's peak" in verdict.evidence
+    assert verdict.saves_ns == pytest.approx(20 * 1_900_000 * (1 - share / 0.5))

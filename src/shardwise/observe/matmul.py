@@ -33,13 +33,13 @@ class Matmul(NamedTuple):
 def matmul_of(trace: Trace, timeline: Timeline, span: tuple[int, int]) -> Matmul | None:
     """The products that took most of the time; None where shapes were not recorded."""
     wanted = np.isin(trace.name, [trace.code(name) for name in MATMULS])
-    rows = np.flatnonzero(wanted & (trace.start_ns >= span[0]) & (trace.start_ns < span[1]))
+    rows = np.flatnonzero(wanted)
     work = {row: found for row in rows.tolist() if (found := _work(trace, row)) is not None}
     if not work:
         return None
     rows = np.asarray(list(work), dtype=np.int64)
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
-    times = _times(trace, timeline, rows)
+    times = _times(trace, timeline, rows, span)
     sums: dict[DType, list[float]] = {}
     for row, time in zip(rows.tolist(), times.tolist(), strict=True):
         dtype, flops = work[row]
@@ -69,13 +69,17 @@ def _work(trace: Trace, row: int) -> tuple[DType, float] | None:
         return None
 
 
-def _times(trace: Trace, timeline: Timeline, rows: Ints) -> Ints:
-    """Nanoseconds of each operation: of the kernels launched in it, or on a CPU its own."""
+def _times(trace: Trace, timeline: Timeline, rows: Ints, span: tuple[int, int]) -> Ints:
+    """Nanoseconds of each operation: of the kernels launched in it, or on a CPU its own.
+
+    Only what runs inside `span`; the host is often far ahead of it.
+    """
+    inside = (trace.start_ns >= span[0]) & (trace.start_ns < span[1])
     if not on_device(trace).any():
-        return trace.end_ns[rows] - trace.start_ns[rows]
+        return np.where(inside[rows], trace.end_ns[rows] - trace.start_ns[rows], 0)
     kernels = np.flatnonzero(on_device(trace))
     launch = launch_rows(trace, kernels)
-    usable = (launch >= 0) & timeline.of_kind("compute")
+    usable = (launch >= 0) & timeline.of_kind("compute") & inside[kernels]
     kernels, launch = kernels[usable], launch[usable]
     place = np.searchsorted(trace.start_ns[rows], trace.start_ns[launch], side="right") - 1
     # Products do not nest, so that the last one begun is the only one a launch can lie in.

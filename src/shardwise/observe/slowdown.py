@@ -1,7 +1,7 @@
 """How much slower compute runs while communication does: both want the same memory and units.
 
-Kernels of one name are compared with themselves, beside a collective and alone. Names whose lone
-runs already differ, because one name serves several sizes, say nothing and are left out.
+Kernels of one name are compared with themselves, beside a collective and alone. Names whose runs
+differ among themselves, because one name serves several sizes, say nothing and are left out.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 from shardwise.timeline.intervals import length_until
 from shardwise.timeline.spans import Timeline
 
-# Lone runs of a name may differ this much, as a share of their mean.
-_ALIKE = 0.15
-_LEAST_RUNS = 5
+# Runs of a name may differ this much, as a share of their mean.
+_ALIKE = 0.1
+_LEAST_RUNS, _LEAST_KERNELS = 5, 30
 
 
 class Slowdown(NamedTuple):
@@ -42,11 +42,13 @@ def slowdown_of(timeline: Timeline) -> Slowdown | None:
         mine = names == name
         lone = lasted[mine & alone]
         together = lasted[mine & beside]
-        if len(lone) < _LEAST_RUNS or lone.std() > _ALIKE * lone.mean():
+        if min(len(lone), len(together)) < _LEAST_RUNS:
+            continue
+        if any(runs.std() > _ALIKE * runs.mean() for runs in (lone, together)):
             continue
         beside_ns += int(together.sum())
         alone_ns += len(together) * float(lone.mean())
         count += len(together)
-    if count < _LEAST_RUNS:
+    if count < _LEAST_KERNELS:
         return None
     return Slowdown(beside_ns / alone_ns, count, beside_ns)
