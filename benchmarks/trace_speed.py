@@ -24,9 +24,9 @@ from pathlib import Path
 
 import msgspec
 
-from shardwise.observe.classify import device_timeline
-from shardwise.observe.events import Event
-from shardwise.observe.trace import read_trace
+from shardwise.observe.file.events import Event
+from shardwise.observe.file.trace import read_trace
+from shardwise.observe.rank.classify import device_timeline
 from shardwise.timeline.breakdown import breakdown
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -91,8 +91,8 @@ def large_rss_mb() -> float:
         code = (
             "import sys\n"
             "from pathlib import Path\n"
-            "from shardwise.observe.classify import device_timeline\n"
-            "from shardwise.observe.trace import read_trace\n"
+            "from shardwise.observe.rank.classify import device_timeline\n"
+            "from shardwise.observe.file.trace import read_trace\n"
             "from shardwise.timeline.breakdown import breakdown\n"
             "breakdown(device_timeline(read_trace(Path(sys.argv[1]))))\n"
             # Not getrusage: it remembers the process that started this one.

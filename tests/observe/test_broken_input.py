@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from shardwise.observe.file.trace import read_trace
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary, summarise
-from shardwise.observe.trace import read_trace
-from shardwise.observe.verdicts import verdicts_of
+from shardwise.observe.why.verdicts import verdicts_of
 from shardwise.report.trace import print_trace
 from shardwise.spec.record import SpecError
 
@@ -89,7 +89,7 @@ def test_many_small_pieces_read_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     path.write_text(json.dumps({"traceEvents": events}))
     whole = read_trace(path)
     for size in (64, 257, 1000, 4096):
-        monkeypatch.setattr("shardwise.observe.stream.PIECE", size)
+        monkeypatch.setattr("shardwise.observe.file.stream.PIECE", size)
         again = read_trace(path)
         assert again.start_ns.tolist() == whole.start_ns.tolist()
         assert [again.texts[n] for n in again.name] == [whole.texts[n] for n in whole.name]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from shardwise.observe import summary as reading
-from shardwise.observe.cache import cached_trace
+from shardwise.observe.file.cache import cached_trace
+from shardwise.observe.file.trace import read_trace
 from shardwise.observe.summary import summarise
-from shardwise.observe.trace import read_trace
 from shardwise.spec.record import SpecError
 from tests.observe.synthetic import Plan, build
 

@@ -8,10 +8,10 @@ from statistics import median
 import numpy as np
 import pytest
 
-from shardwise.observe.classify import device_timeline, host_timeline
+from shardwise.observe.file.trace import read_trace
+from shardwise.observe.rank.classify import device_timeline, host_timeline
+from shardwise.observe.rank.summary import summarise_rank
 from shardwise.observe.ranks import join
-from shardwise.observe.summary import summarise_rank
-from shardwise.observe.trace import read_trace
 from shardwise.timeline.breakdown import breakdown
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.rules import read_rules
-from shardwise.observe.summary import RankSummary, summarise
+from shardwise.observe.summary import summarise
 from shardwise.spec.record import SpecError
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "fsdp2_cpu_gloo"

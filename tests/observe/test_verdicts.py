@@ -10,7 +10,8 @@ import pytest
 
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary, summarise
-from shardwise.observe.verdicts import Verdict, verdicts_of
+from shardwise.observe.why.verdict import Verdict
+from shardwise.observe.why.verdicts import verdicts_of
 from shardwise.spec.lookup import find_cluster
 from tests.observe.synthetic import Built, Plan, build
 

@@ -12,8 +12,8 @@ from shardwise.spec.record import SpecError
 from shardwise.step import CollectiveProfile
 
 if TYPE_CHECKING:
+    from shardwise.observe.rank.summary import RankSummary
     from shardwise.observe.rules import Rules
-    from shardwise.observe.summary import RankSummary
     from shardwise.timeline.spans import Timeline
 
 
@@ -62,7 +62,7 @@ class Beside(NamedTuple):
     def write(self, rank: RankSummary, rules: Rules, path: Path) -> None:
         """Both steps in one file; of the measured ones the middle by length."""
         from shardwise.observe.against import side_by_side
-        from shardwise.observe.summary import summarise_rank
+        from shardwise.observe.rank.summary import summarise_rank
         from shardwise.timeline.chrome import write_events
 
         if self.simulated is None:

@@ -10,7 +10,8 @@ import typer
 from shardwise.cli.output import JsonOption, print_json
 
 if TYPE_CHECKING:
-    from shardwise.observe.summary import RankSummary, Summary
+    from shardwise.observe.rank.summary import RankSummary
+    from shardwise.observe.summary import Summary
 
 
 def trace(
@@ -45,7 +46,7 @@ def trace(
     """
     from shardwise.cli.beside import Beside
     from shardwise.observe.rules import Rules, read_rules
-    from shardwise.observe.verdicts import verdicts_of
+    from shardwise.observe.why.verdicts import verdicts_of
     from shardwise.report.trace import print_trace
     from shardwise.spec.lookup import find_cluster
     from shardwise.spec.record import SpecError

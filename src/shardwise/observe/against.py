@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardwise.observe.summary import RankSummary
-from shardwise.observe.units import ROOT, UnitTime
+from shardwise.observe.rank.summary import RankSummary
+from shardwise.observe.rank.units import ROOT, UnitTime
 from shardwise.step import CollectiveProfile, relative_error
 from shardwise.timeline.breakdown import breakdown
 from shardwise.timeline.chrome import chrome_events

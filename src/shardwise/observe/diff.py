@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from shardwise.observe.summary import RankSummary
+from shardwise.observe.rank.summary import RankSummary
 from shardwise.timeline.spans import KINDS
 
 Change = Literal["added", "removed", "slower", "faster", "same"]

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.observe.calls import Calls
-from shardwise.observe.trace import Ints
+from shardwise.observe.file.trace import Ints
+from shardwise.observe.rank.calls import Calls
 
 
 class Joined(NamedTuple):

@@ -9,10 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.observe.calls import CollectiveTime
+from shardwise.observe.rank.calls import CollectiveTime
+from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.rules import Thresholds
-from shardwise.observe.summary import RankSummary, Summary
-from shardwise.observe.verdicts import Health, Verdict, health_of, link_of
+from shardwise.observe.summary import Summary
+from shardwise.observe.why.communication import link_of
+from shardwise.observe.why.verdict import Verdict
+from shardwise.observe.why.verdicts import Health, health_of
 from shardwise.report.estimate import WIDTH, plain_table
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import show_gb

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from shardwise.observe.trace import Ints, Trace
+from shardwise.observe.file.trace import Ints, Trace
 
 _BACKENDS = ("gloo:", "mpi:", "ucc:")
 BYTES = {"float": 4, "bfloat16": 2, "half": 2, "double": 8, "int": 4, "long": 8, "byte": 1}

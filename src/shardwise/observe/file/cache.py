@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.observe.trace import Trace, read_trace
+from shardwise.observe.file.trace import Trace, read_trace
 from shardwise.spec.record import SpecError
 
 # To be raised whenever columns change what they mean.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.observe.trace import Codes, Ints
+from shardwise.observe.file.trace import Codes, Ints
 
 
 class Pieces(NamedTuple):

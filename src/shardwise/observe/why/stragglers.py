@@ -7,11 +7,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from shardwise.observe.losses import Losses
+from shardwise.observe.file.trace import Ints
+from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.ranks import Joined
 from shardwise.observe.rules import Thresholds
-from shardwise.observe.summary import RankSummary, Summary
-from shardwise.observe.trace import Ints
+from shardwise.observe.summary import Summary
+from shardwise.observe.why.losses import Losses
 
 Cause = Literal["data", "compute", "host"]
 

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.observe.calls import Calls, Exposed
-from shardwise.observe.classify import named
-from shardwise.observe.trace import Trace
-from shardwise.observe.units import ROOT, SCATTER, Place, notes_of
+from shardwise.observe.file.trace import Trace
+from shardwise.observe.rank.calls import Calls
+from shardwise.observe.rank.classify import named
+from shardwise.observe.rank.exposure import Exposed
+from shardwise.observe.rank.units import ROOT, SCATTER, Place, notes_of
 
 _LABEL = re.compile(r"^shardwise::micro_batch \((no )?sync\)")
 _REDUCING = ("reduce-scatter", "all-reduce")

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from shardwise.observe.calls import launch_rows
-from shardwise.observe.classify import on_device
-from shardwise.observe.trace import MATMULS, Ints, Trace
+from shardwise.observe.file.trace import MATMULS, Ints, Trace
+from shardwise.observe.rank.calls import launch_rows
+from shardwise.observe.rank.classify import on_device
 from shardwise.spec.dtype import DType
 from shardwise.timeline.spans import Timeline
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.observe.calls import launch_rows
-from shardwise.observe.classify import RUNTIME_CATEGORIES, named, on_device
-from shardwise.observe.trace import Ints, Trace
+from shardwise.observe.file.trace import Ints, Trace
+from shardwise.observe.rank.calls import launch_rows
+from shardwise.observe.rank.classify import RUNTIME_CATEGORIES, named, on_device
 from shardwise.timeline.intervals import Intervals, common, union, without
 from shardwise.timeline.spans import Timeline
 

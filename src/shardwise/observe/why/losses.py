@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardwise.observe.file.trace import Bools, Ints
+from shardwise.observe.rank.summary import RankSummary
+from shardwise.observe.rank.units import GATHER_FORWARD, SCATTER
 from shardwise.observe.rules import Thresholds
-from shardwise.observe.summary import RankSummary
-from shardwise.observe.trace import Bools, Ints
-from shardwise.observe.units import GATHER_FORWARD, SCATTER
 from shardwise.timeline.intervals import length_until, union
 
 # A gather that begins this soon after a reduce-scatter was waiting for it.

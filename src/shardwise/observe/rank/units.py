@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.observe.calls import Calls, launch_rows
-from shardwise.observe.classify import on_device
-from shardwise.observe.trace import Ints, Trace
+from shardwise.observe.file.trace import Ints, Trace
+from shardwise.observe.rank.calls import Calls, launch_rows
+from shardwise.observe.rank.classify import on_device
 from shardwise.timeline.intervals import Intervals, holds, minus, overlap, union
 from shardwise.timeline.spans import KINDS, Kind, Timeline
 

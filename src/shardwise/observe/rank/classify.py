@@ -12,9 +12,9 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.observe.innermost import innermost
+from shardwise.observe.file.trace import Codes, Ints, Trace
+from shardwise.observe.rank.innermost import innermost
 from shardwise.observe.rules import Rules
-from shardwise.observe.trace import Codes, Ints, Trace
 from shardwise.timeline.intervals import holds, union
 from shardwise.timeline.spans import KINDS, Timeline
 

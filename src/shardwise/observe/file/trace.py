@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.observe.events import AnyEvent, Args, EventReader
-from shardwise.observe.stream import pieces
+from shardwise.observe.file.events import AnyEvent, Args, EventReader
+from shardwise.observe.file.stream import pieces
 from shardwise.spec.record import SpecError
 
 Ints = npt.NDArray[np.int64]

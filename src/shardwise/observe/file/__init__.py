@@ -1,0 +1,1 @@
+"""A trace file as columns: decompressed, decoded and kept, whatever its layout."""
