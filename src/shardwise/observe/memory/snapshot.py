@@ -1,0 +1,268 @@
+"""The CUDA allocator's snapshot: what it holds at the end, and the history that led there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardwise.observe.memory.text import printable
+from shardwise.observe.memory.unpickle import read_pickle
+from shardwise.spec.record import SpecError
+
+# Beyond any device; and more rows than a machine that reads them can want.
+MOST_BYTES, MOST_ROWS = 1 << 50, 20_000_000
+ACTIONS = frozenset({"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free",
+                     "segment_map", "segment_unmap", "oom", "snapshot"})  # fmt: skip
+# What some allocators call the same.
+_ALIASES = {"free": "free_requested"}
+_ALLOCATED = "active_allocated"
+
+
+class Frame(NamedTuple):
+    """One line of a stack; `line` 0 is one that is not known."""
+
+    file: str
+    line: int
+    function: str
+
+
+class Block(NamedTuple):
+    """A piece of a segment. `requested` is None where only the rounded size is known."""
+
+    address: int
+    size: int
+    requested: int | None
+    state: str
+    stack: int | None
+
+    @property
+    def allocated(self) -> bool:
+        return self.state == _ALLOCATED
+
+    @property
+    def free(self) -> bool:
+        return self.state == "inactive"
+
+
+class Segment(NamedTuple):
+    """Memory taken from the device in one piece; `small` ones serve only small requests."""
+
+    device: int
+    size: int
+    small: bool
+    blocks: tuple[Block, ...]
+
+
+class Event(NamedTuple):
+    """One action of the allocator; sizes are as requested. `stack` counts in `Snapshot.stacks`."""
+
+    action: str
+    address: int | None
+    size: int
+    time_us: int | None
+    stack: int | None
+    note: str
+
+
+class Mark(NamedTuple):
+    """The beginning of something the program named."""
+
+    name: str
+    time_us: int
+
+
+class Device(NamedTuple):
+    """What is known of one device."""
+
+    number: int
+    segments: tuple[Segment, ...]
+    events: tuple[Event, ...]
+    marks: tuple[Mark, ...]
+
+
+class Snapshot(NamedTuple):
+    """A whole file; `expandable` is None where the settings are not in it."""
+
+    path: Path
+    devices: tuple[Device, ...]
+    stacks: tuple[tuple[Frame, ...], ...]
+    expandable: bool | None
+    problems: tuple[str, ...]
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Read a file of `torch.cuda.memory._dump_snapshot`."""
+    return snapshot_from(read_pickle(path), path)
+
+
+def snapshot_from(data: Any, path: Path) -> Snapshot:
+    """A snapshot from plain data: the dict of a snapshot, or only its list of segments."""
+    if isinstance(data, list):
+        data = {"segments": data}
+    if not isinstance(data, dict) or not {"segments", "device_traces"} & data.keys():
+        raise SpecError(f"memory: {path} holds neither segments nor device_traces of an allocator")
+    read = _Reader(path)
+    segments = [s for raw in _rows(data.get("segments")) if (s := read.segment(raw)) is not None]
+    histories = [
+        [event for raw in _rows(history) if (event := read.event(raw)) is not None]
+        for history in _rows(data.get("device_traces"))
+    ]
+    notes = [found for raw in _rows(data.get("external_annotations")) if (found := _mark(raw))]
+    numbers = {s.device for s in segments} | {n for n, events in enumerate(histories) if events}
+    devices = tuple(
+        Device(
+            number,
+            tuple(s for s in segments if s.device == number),
+            tuple(histories[number]) if number < len(histories) else (),
+            tuple(mark for device, mark in notes if device in (number, None)),
+        )
+        for number in sorted(numbers)
+    )
+    if not devices:
+        raise SpecError(f"memory: {path} holds no segment and no event; nothing was recorded")
+    settings = data.get("allocator_settings")
+    expandable = settings.get("expandable_segments") if isinstance(settings, dict) else None
+    return Snapshot(
+        path=path,
+        devices=devices,
+        stacks=tuple(tuple(read.frames[i] for i in stack) for stack in read.stacks),
+        expandable=expandable if isinstance(expandable, bool) else None,
+        problems=tuple(read.problems()),
+    )
+
+
+class _Reader:
+    """Takes rows apart, each stack once, and counts what cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.frames: list[Frame] = []
+        self.stacks: dict[tuple[int, ...], int] = {}
+        # By identity, which holds as long as the file's data does: all the while.
+        self._stack_of: dict[int, int | None] = {}
+        self._frame_of: dict[int, int] = {}
+        self._number_of: dict[Frame, int] = {}
+        self._rows = 0
+        self._bad_segments = self._bad_blocks = self._bad_events = 0
+
+    def segment(self, raw: Any) -> Segment | None:
+        size = _size(raw.get("total_size")) if isinstance(raw, dict) else None
+        device = _size(raw.get("device", 0)) if isinstance(raw, dict) else None
+        if size is None or device is None or device > 1024:
+            self._bad_segments += 1
+            return None
+        address = _size(raw.get("address"), 1 << 64) or 0
+        blocks = []
+        for part in _rows(raw.get("blocks")):
+            block = self._block(part, address)
+            if block is not None:
+                blocks.append(block)
+                # Old snapshots leave out addresses: blocks lie one behind the other.
+                address = block.address + block.size
+        if sum(block.size for block in blocks) > size:
+            self._bad_segments += 1
+            return None
+        return Segment(device, size, raw.get("segment_type") == "small", tuple(blocks))
+
+    def _block(self, raw: Any, follows: int) -> Block | None:
+        self._count()
+        size = _size(raw.get("size")) if isinstance(raw, dict) else None
+        state = raw.get("state") if isinstance(raw, dict) else None
+        if size is None or not isinstance(state, str):
+            self._bad_blocks += 1
+            return None
+        address = _size(raw.get("address"), 1 << 64)
+        requested = _size(raw.get("requested_size"))
+        frames = raw.get("frames")
+        if frames is None:
+            # Old snapshots list what a block held in turn, the newest first.
+            past = next(iter(_rows(raw.get("history"))), None)
+            frames = past.get("frames") if isinstance(past, dict) else None
+        return Block(
+            follows if address is None else address,
+            size,
+            requested if requested is not None and requested <= size else None,
+            state,
+            self._stack(frames),
+        )
+
+    def event(self, raw: Any) -> Event | None:
+        self._count()
+        action = raw.get("action") if isinstance(raw, dict) else None
+        action = _ALIASES.get(action, action) if isinstance(action, str) else None
+        size = _size(raw.get("size")) if isinstance(raw, dict) else None
+        address = _size(raw.get("addr"), 1 << 64) if isinstance(raw, dict) else None
+        placeless = action in ("oom", "snapshot")
+        if action not in ACTIONS or (not placeless and (size is None or address is None)):
+            self._bad_events += 1
+            return None
+        assert action is not None
+        note = raw.get("user_metadata")
+        return Event(
+            action,
+            None if placeless else address,
+            size or 0,
+            _size(raw.get("time_us"), 1 << 62),
+            self._stack(raw.get("frames")),
+            note if isinstance(note, str) else "",
+        )
+
+    def problems(self) -> Iterable[str]:
+        for number, what in (
+            (self._bad_segments, "segments"),
+            (self._bad_blocks, "blocks"),
+            (self._bad_events, "events"),
+        ):
+            if number:
+                yield f"{number} {what} cannot be read and are left out"
+
+    def _stack(self, raw: Any) -> int | None:
+        # Many rows may point to one long list.
+        key = id(raw)
+        if key not in self._stack_of:
+            frames = tuple(self._frame(frame) for frame in _rows(raw) if isinstance(frame, dict))
+            known = self.stacks.setdefault(frames, len(self.stacks)) if frames else None
+            self._stack_of[key] = known
+        return self._stack_of[key]
+
+    def _frame(self, raw: dict[Any, Any]) -> int:
+        # A snapshot holds each frame once and points to it thousands of times.
+        known = self._frame_of.get(id(raw))
+        if known is not None:
+            return known
+        file, function, line = raw.get("filename"), raw.get("name"), _size(raw.get("line"))
+        frame = Frame(
+            printable(file) if isinstance(file, str) else "",
+            line or 0,
+            printable(function) if isinstance(function, str) else "",
+        )
+        number = self._number_of.setdefault(frame, len(self.frames))
+        if number == len(self.frames):
+            self.frames.append(frame)
+        self._frame_of[id(raw)] = number
+        return number
+
+    def _count(self) -> None:
+        # Lists that hold one another many times unfold to more than their file could.
+        self._rows += 1
+        if self._rows > MOST_ROWS:
+            raise SpecError(f"memory: {self._path} holds more than {MOST_ROWS:,} blocks and events")
+
+
+def _mark(raw: Any) -> tuple[int | None, Mark] | None:
+    """The beginning of an annotation, and its device where one is named."""
+    if not isinstance(raw, dict) or str(raw.get("stage", "START")).upper() != "START":
+        return None
+    name, time = raw.get("name"), _size(raw.get("time_us"), 1 << 62)
+    if not isinstance(name, str) or time is None:
+        return None
+    return _size(raw.get("device")), Mark(printable(name, 60), time)
+
+
+def _rows(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _size(value: Any, below: int = MOST_BYTES) -> int | None:
+    return value if type(value) is int and 0 <= value < below else None

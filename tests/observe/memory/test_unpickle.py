@@ -1,0 +1,179 @@
+"""Pickles that carry code: none of it runs, and one sentence says what the file asked for."""
+
+from __future__ import annotations
+
+import copyreg
+import gzip
+import os
+import pickle
+import struct
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.observe.memory.unpickle import loads, read_pickle
+from shardwise.spec.record import SpecError
+from tests.observe.memory.build import block, event, segment, snapshot
+
+DATA = snapshot([segment([block(1, 4)])], [event("alloc", 1, 4)], pool=(0, 0), x=[1.5, None, True])
+
+
+class Evil:
+    """Writes a file when it is unpickled the usual way."""
+
+    def __init__(self, path: Path) -> None:
+        self.command = f"touch {path}"
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+class Stateful:
+    """Made without a call, then given a state."""
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"a": 1}
+
+
+def text(word: str) -> bytes:
+    return b"\x8c" + bytes([len(word)]) + word.encode()
+
+
+def command(mark: Path) -> bytes:
+    return text(f"touch {mark}")
+
+
+def refused(data: bytes, *words: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        loads(data, "it.pickle")
+    (sentence,) = caught.value.problems
+    assert sentence.startswith("memory: it.pickle")
+    assert "\n" not in sentence
+    assert sentence.isprintable()
+    for word in words:
+        assert word in sentence
+    return sentence
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_plain_data_is_read_as_it_is(protocol: int, tmp_path: Path) -> None:
+    written = pickle.dumps(DATA, protocol=protocol)
+    assert loads(written, "it") == DATA
+    (tmp_path / "packed").write_bytes(gzip.compress(written))
+    assert read_pickle(tmp_path / "packed") == DATA
+
+
+def test_numbers_of_every_width_and_tuples_of_them() -> None:
+    numbers = [0, 255, 256, 65535, 65536, -1, 1 << 31, 1 << 47, (1 << 63) - 1, 1 << 64, -(1 << 40)]
+    found = [*numbers, (1,), (1, 1 << 40), (1, 2, 3), (), 5, (0, 7)]
+    assert loads(pickle.dumps(found), "it") == found
+    many = [{"text": str(n)} for n in range(70_000)]
+    assert loads(pickle.dumps(many, protocol=2), "it") == many
+
+
+@pytest.mark.parametrize("protocol", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_call_never_runs(protocol: int, nested: bool, tmp_path: Path) -> None:
+    evil = Evil(tmp_path / "ran")
+    data = {**DATA, "segments": [*DATA["segments"], {"blocks": [evil]}]} if nested else evil
+    refused(pickle.dumps(data, protocol=protocol), "asks to run code", "posix.system")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_every_instruction_that_runs_code_is_refused(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    shell = command(mark)
+    line = f"touch {mark}".encode()
+    forms = {
+        "GLOBAL": b"\x80\x02cposix\nsystem\n(" + shell + b"tR.",
+        "STACK_GLOBAL": b"\x80\x04" + text("posix") + text("system") + b"\x93" + shell + b"\x85R.",
+        "INST": b"(S'" + line + b"'\niposix\nsystem\n.",
+        "INST ": b"\x80\x02(" + shell + b"iposix\nsystem\n.",
+        "OBJ": b"\x80\x02(K\x01o.",
+        "REDUCE": b"\x80\x02K\x01)R.",
+        "NEWOBJ": b"\x80\x02K\x01)\x81.",
+        "NEWOBJ_EX": b"\x80\x04K\x01)}\x92.",
+        "BUILD": b"\x80\x02}}b.",
+        "EXT1": b"\x80\x02\x82\x01.",
+        "EXT2": b"\x80\x02\x83\x01\x00.",
+        "EXT4": b"\x80\x02\x84\x01\x00\x00\x00.",
+        "BINPERSID": b"\x80\x02" + shell + b"Q.",
+        "PERSID": b"\x80\x02Pit\n.",
+        "NEXT_BUFFER": b"\x80\x05\x97.",
+    }
+    copyreg.add_extension("posix", "system", 1)
+    try:
+        for name, data in forms.items():
+            sentence = refused(data)
+            assert name.strip() in sentence or name == "INST", (name, sentence)
+            # The same inside a snapshot that is otherwise good.
+            good = pickle.dumps(DATA, protocol=2)
+            inside = good[:-1] + b"(" + data.lstrip(b"\x80")[1:-1] + good[-1:]
+            refused(inside)
+    finally:
+        copyreg.remove_extension("posix", "system", 1)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("value", [OrderedDict(a=1), {1, 2}, frozenset([1]), b"bytes", bytearray(3),
+                                   Stateful(), 1j, print, Path("x")])  # fmt: skip
+def test_whatever_is_not_plain_is_refused(value: object) -> None:
+    refused(pickle.dumps({**DATA, "extra": value}), "is not read")
+
+
+def test_the_second_lock_holds_without_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardwise.observe.memory.unpickle._check", lambda data, where: None)
+    for data in (pickle.dumps(Evil(tmp_path / "ran")), b"\x80\x02Pit\n.", b"\x80\x02K\x01Q."):
+        with pytest.raises(SpecError, match="the file asks for"):
+            loads(data, "it")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_would_take_all_memory_or_time_is_refused() -> None:
+    # A memo of four billion; a frame, a text and a number longer than the file.
+    refused(b"\x80\x02]r\xff\xff\xff\xff.", "broken")
+    refused(b"\x80\x04\x95" + struct.pack("<Q", 1 << 60) + b"].", "broken")
+    refused(b"\x80\x04\x8d" + struct.pack("<Q", 1 << 60) + b"x.", "cut off")
+    refused(b"\x80\x02\x8b" + struct.pack("<i", 1 << 30) + b"x.", "LONG4")
+    refused(b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".", "BYTEARRAY8")
+    # Keys of nested tuples: hashing the first overflows the stack, the second never ends.
+    refused(b"\x80\x02})" + b"\x85" * 1_000_000 + b"K\x01s.", "TUPLE1")
+    refused(b"\x80\x02})" + b"2\x86" * 60 + b"K\x01s.", "DUP")
+    doubled = b"".join(b"q%ch%c\x86" % (n, n) for n in range(60))
+    refused(b"\x80\x02})" + doubled + b"K\x01s.", "TUPLE2")
+
+
+def test_deep_lists_and_marks_are_read_or_refused_but_end() -> None:
+    deep: Any = loads(b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b".", "it")
+    assert isinstance(deep, list)
+    refused(b"\x80\x02" + b"(" * 200_000 + b".", "broken")
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_every_beginning_of_a_file_is_a_sentence(protocol: int) -> None:
+    whole = pickle.dumps(DATA, protocol=protocol)
+    for length in range(len(whole)):
+        refused(whole[:length])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"hello", b"\x00", b"PK\x03\x04zip", b"\x7fELF", b"\x80\xff.", b".", b"\x80\x04.", b"a.",
+     b"\x80\x02u.", b"\x80\x02h\x07."],
+)  # fmt: skip
+def test_what_is_no_pickle_is_a_sentence(data: bytes) -> None:
+    refused(data)
+
+
+def test_a_file_that_is_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardwise.observe.memory.unpickle.MOST_BYTES", 1 << 20)
+    path = tmp_path / "bomb"
+    path.write_bytes(gzip.compress(b"\x80\x04" + b"]" * (1 << 22)))
+    with pytest.raises(SpecError, match="is larger than"):
+        read_pickle(path)
