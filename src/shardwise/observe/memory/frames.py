@@ -1,0 +1,136 @@
+"""Whose a stack is: the line of the user's code, and which kind of memory it speaks of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from shardwise.observe.memory.snapshot import Frame
+
+# Every kind, and the evidence for it as a reader is told.
+EVIDENCE = {
+    "parameters": "made while a module was built, moved or loaded",
+    "gradients": "made in the backward and outlive it",
+    "optimizer": "made in torch.optim",
+    "forward": "made in a module's forward or a loss",
+    "backward": "made in the backward, gone before it ended",
+    "collectives": "made in torch.distributed: buffers, gathered parameters",
+    "unknown": "no frame that tells",
+    "not recorded": "allocated before the recording began",
+}
+_TORCH = re.compile(
+    r"(^|/)(site|dist)-packages/(torch|triton|functorch)/|torchinductor"
+    r"|(^|/)torch/(nn|optim|autograd|distributed|utils|cuda|_dynamo|_inductor|_functorch|_\w+\.py)"
+)
+_DISTRIBUTED = re.compile(r"(^|/)torch/distributed/|_fsdp_collectives\.py")
+_PARAMETERS_OF_FSDP = {"_init_sharded_param", "_init_sharded_post_forward_param_metadata"}
+_COLLECTIVE_NAMES = ("c10d::", "ProcessGroup", "ncclComm")
+_OPTIM = re.compile(r"(^|/)torch/optim/|(^|/)optim(izers?)?/\w+\.py$")
+_BACKWARD_NAMES = ("torch::autograd::Engine", "torch::autograd::generated::")
+_BACKWARD_FILES = re.compile(r"(^|/)torch/(_tensor|autograd/\w+)\.py$")
+_BACKWARD_FUNCTIONS = {"backward", "_engine_run_backward", "_make_grads", "grad"}
+_MODULES = re.compile(r"(^|/)torch/nn/(modules/\w+|functional|init|parameter)\.py$")
+_BUILDING = {"__init__", "_apply", "convert", "to_empty", "reset_parameters", "load_state_dict",
+             "_load_from_state_dict", "__new__"}  # fmt: skip
+_LOADING = {"from_pretrained", "_load_pretrained_model", "load_checkpoint_and_dispatch"}
+_WRAPPERS = {"forward", "wrapper", "_call_impl", "fsdp_hook_wrapper"}
+_LAUNCHERS = ("/elastic/", "/launcher/", "/run.py", "/checkpoint_wrapper.py")
+_LOSS = re.compile(r"cross_entropy|CrossEntropy|log_softmax|LogSoftmax|nll_loss|NllLoss")
+_NODE = re.compile(r"\b(\w+Backward\d*)(?=::|_)")
+
+
+class Owner(NamedTuple):
+    """What a stack tells: the first place that is not torch's own, its kind, and a loss in it."""
+
+    file: str | None
+    line: int | None
+    function: str
+    category: str
+    in_loss: bool
+
+
+def owner_of(stack: Sequence[Frame]) -> Owner:
+    """Read a stack, innermost frame first."""
+    category = category_of(stack)
+    in_loss = any(_LOSS.search(frame.function) for frame in stack)
+    mine = next((f for f in stack if is_python(f) and not _TORCH.search(f.file)), None)
+    if mine is not None:
+        return Owner(mine.file, mine.line or None, mine.function, category, in_loss)
+    # The threads of autograd have no Python above them: the node is what there is.
+    node = next((m[1] for f in stack if (m := _NODE.search(f.function))), None)
+    if node is not None:
+        return Owner(None, None, f"{node} (autograd)", category, in_loss)
+    inner = next((f for f in stack if is_python(f)), None)
+    if inner is not None:
+        return Owner(inner.file, inner.line or None, inner.function, category, in_loss)
+    return Owner(None, None, "no Python frame", category, in_loss)
+
+
+def is_python(frame: Frame) -> bool:
+    return frame.file.endswith(".py") or frame.file.startswith("<")
+
+
+def category_of(stack: Sequence[Frame]) -> str:
+    """The kind of memory by frames alone; gradients are told from the rest by how long they live.
+
+    The first that fits: a collective inside a backward is a collective.
+    """
+    for category, is_so in _RULES:
+        if is_so(stack):
+            return category
+    return "unknown"
+
+
+def _is_parameter_of_fsdp(stack: Sequence[Frame]) -> bool:
+    return any(frame.function in _PARAMETERS_OF_FSDP for frame in stack)
+
+
+def _is_collective(stack: Sequence[Frame]) -> bool:
+    return any(
+        _DISTRIBUTED.search(f.file) or any(word in f.function for word in _COLLECTIVE_NAMES)
+        for f in stack
+        if not _wraps(f)
+    )
+
+
+def _is_optimizer(stack: Sequence[Frame]) -> bool:
+    return any(_OPTIM.search(frame.file) for frame in stack)
+
+
+def _is_backward(stack: Sequence[Frame]) -> bool:
+    return any(
+        f.function == "backward"
+        or any(word in f.function for word in _BACKWARD_NAMES)
+        or (f.function in _BACKWARD_FUNCTIONS and _BACKWARD_FILES.search(f.file))
+        for f in stack
+    )
+
+
+def _is_building(stack: Sequence[Frame]) -> bool:
+    return any(
+        f.function in _LOADING or (f.function in _BUILDING and _MODULES.search(f.file))
+        for f in stack
+    )
+
+
+def _is_forward(stack: Sequence[Frame]) -> bool:
+    return any(frame.function == "forward" or _MODULES.search(frame.file) for frame in stack)
+
+
+_RULES: tuple[tuple[str, Callable[[Sequence[Frame]], bool]], ...] = (
+    ("parameters", _is_parameter_of_fsdp),
+    ("collectives", _is_collective),
+    ("optimizer", _is_optimizer),
+    ("backward", _is_backward),
+    ("parameters", _is_building),
+    ("forward", _is_forward),
+)
+
+
+def _wraps(frame: Frame) -> bool:
+    """What stands around every forward, or every program, and says nothing of what it allocates."""
+    in_distributed = "torch/distributed/" in frame.file
+    return in_distributed and (
+        frame.function in _WRAPPERS or any(part in frame.file for part in _LAUNCHERS)
+    )

@@ -1,0 +1,94 @@
+"""Who holds the peak: allocations alive then, by place in the code and by kind of memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shardwise.observe.memory.frames import EVIDENCE, Owner, owner_of
+from shardwise.observe.memory.record import Holder, Share
+from shardwise.observe.memory.snapshot import Event, Frame
+from shardwise.observe.memory.timeline import Allocation
+
+BEFORE = Owner(None, None, "before the recording", "not recorded", in_loss=False)
+NAMELESS = Owner(None, None, "no stack was recorded", "unknown", in_loss=False)
+_ENGINE = "torch::autograd::Engine::evaluate_function"
+
+
+class Held(NamedTuple):
+    """The peak taken apart; everything sums to it."""
+
+    categories: tuple[Share, ...]
+    holders: tuple[Holder, ...]
+    loss_bytes: int | None
+    loss_place: str | None
+    transient_bytes: int | None
+
+
+def owners_of(
+    allocations: Sequence[Allocation], stacks: Sequence[Sequence[Frame]], events: Sequence[Event]
+) -> list[Owner]:
+    """The owner of every allocation. What a backward leaves behind for others is a gradient."""
+    told = [owner_of(stack) for stack in stacks]
+    owners = [_owner(one, told) for one in allocations]
+    outside = [
+        one.born
+        for one, owner in zip(allocations, owners, strict=True)
+        if owner.category in ("forward", "optimizer", "parameters")
+    ]
+    ends_inside = _ends_inside_backward(events, stacks)
+    for number, (one, owner) in enumerate(zip(allocations, owners, strict=True)):
+        if owner.category != "backward":
+            continue
+        following = bisect_right(outside, one.born)
+        if following < len(outside):
+            outlives = one.alive_after(outside[following])
+        else:
+            outlives = one.died is None and not ends_inside
+        if outlives:
+            owners[number] = owner._replace(category="gradients")
+    return owners
+
+
+def held_at(event: int, allocations: Sequence[Allocation], owners: Sequence[Owner]) -> Held:
+    """What is alive after `event`, the largest first."""
+    places: dict[Owner, list[int]] = {}
+    kinds: dict[str, int] = {}
+    in_loss = transient = 0
+    stacks_tell = False
+    for one, owner in zip(allocations, owners, strict=True):
+        if not one.alive_after(event):
+            continue
+        stacks_tell = stacks_tell or owner not in (BEFORE, NAMELESS)
+        place = places.setdefault(owner, [0, 0])
+        place[0] += one.size
+        place[1] += 1
+        kinds[owner.category] = kinds.get(owner.category, 0) + one.size
+        in_loss += one.size * owner.in_loss
+        transient += one.size * (owner.category == "optimizer" and one.died is not None)
+    categories = (Share(kind, size, EVIDENCE[kind]) for kind, size in kinds.items())
+    holders = {
+        owner: Holder(owner.file, owner.line, owner.function, owner.category, size, count)
+        for owner, (size, count) in places.items()
+    }
+    losses = [h for o, h in holders.items() if o.in_loss and o.file is not None]
+    worst = max(losses, key=lambda holder: holder.bytes, default=None)
+    return Held(
+        tuple(sorted(categories, key=lambda share: -share.bytes)),
+        tuple(sorted(holders.values(), key=lambda holder: -holder.bytes)),
+        in_loss if stacks_tell else None,
+        None if worst is None else worst.place,
+        transient if stacks_tell else None,
+    )
+
+
+def _owner(one: Allocation, told: Sequence[Owner]) -> Owner:
+    if one.stack is not None:
+        return told[one.stack]
+    return NAMELESS if one.recorded else BEFORE
+
+
+def _ends_inside_backward(events: Sequence[Event], stacks: Sequence[Sequence[Frame]]) -> bool:
+    last = next((event.stack for event in reversed(events) if event.stack is not None), None)
+    return last is not None and any(_ENGINE in frame.function for frame in stacks[last])

@@ -1,0 +1,96 @@
+"""Any file that tells of memory → the record of every device in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shardwise.observe.memory.fragmentation import fragmentation_of
+from shardwise.observe.memory.holders import held_at, owners_of
+from shardwise.observe.memory.leak import leak_of
+from shardwise.observe.memory.raw import memory_of_rows
+from shardwise.observe.memory.record import Memory, peak_of
+from shardwise.observe.memory.run import memory_of_run
+from shardwise.observe.memory.snapshot import Snapshot, read_snapshot
+from shardwise.observe.memory.steps import steps_of
+from shardwise.observe.memory.timeline import history_of
+from shardwise.observe.stream import pieces
+from shardwise.spec.record import SpecError
+
+RUN_FILE = "memory.json"
+MOST_BYTES = 1 << 30
+
+
+def read_memory(path: Path) -> tuple[Memory, ...]:
+    """A snapshot, a raw timeline, a memory.json, or the folder of a run that has one."""
+    if path.is_dir():
+        if not (path / RUN_FILE).is_file():
+            raise SpecError(f"memory: {path} holds no {RUN_FILE}; give a file, or measure the run")
+        path = path / RUN_FILE
+    try:
+        # The beginning tells: a pickle starts with its protocol, JSON with a bracket.
+        start = next(pieces(path, []), b"").lstrip()[:1]
+        if start in (b"[", b"{"):
+            return (_from_json(path),)
+        return memories_of(read_snapshot(path))
+    except OSError as error:
+        raise SpecError(f"memory: cannot read {path}: {error.strerror or error}") from None
+
+
+def memories_of(snapshot: Snapshot) -> tuple[Memory, ...]:
+    """Every device of a snapshot, taken apart."""
+    return tuple(_memory(snapshot, number) for number in range(len(snapshot.devices)))
+
+
+def _memory(snapshot: Snapshot, number: int) -> Memory:
+    device = snapshot.devices[number]
+    history = history_of(device)
+    owners = owners_of(history.allocations, snapshot.stacks, device.events)
+    peak = peak_of(history.curve)
+    held = held_at(peak.event, history.allocations, owners)
+    steps = steps_of(device, history.allocations, owners)
+    return Memory(
+        path=snapshot.path,
+        source="snapshot",
+        device=device.number,
+        curve=history.curve,
+        peak=peak,
+        categories=held.categories,
+        holders=held.holders,
+        leak=leak_of(history.allocations, owners, history.curve.allocated, steps),
+        fragmentation=fragmentation_of(device, peak, snapshot.stacks, snapshot.expandable),
+        loss_bytes=held.loss_bytes,
+        loss_place=held.loss_place,
+        transient_bytes=held.transient_bytes,
+        problems=(*snapshot.problems, *history.problems),
+    )
+
+
+def _from_json(path: Path) -> Memory:
+    data = _json(path)
+    if isinstance(data, list):
+        if len(data) == 2 and all(isinstance(one, list) for one in data) and len(data[0]) != 4:
+            raise SpecError(
+                f"memory: {path} is a timeline of sums; export it as .raw.json.gz instead"
+            )
+        return memory_of_rows(data, path)
+    if isinstance(data, dict) and "points" in data:
+        return memory_of_run(data, path)
+    raise SpecError(f"memory: {path} is neither a raw memory timeline nor a {RUN_FILE}")
+
+
+def _json(path: Path) -> Any:
+    problems: list[str] = []
+    parts, size = [], 0
+    for piece in pieces(path, problems):
+        size += len(piece)
+        if size > MOST_BYTES:
+            raise SpecError(f"memory: {path} is larger than {MOST_BYTES >> 30} GiB")
+        parts.append(piece)
+    if problems:
+        raise SpecError(f"memory: {path}: {problems[0]}")
+    try:
+        return json.loads(b"".join(parts))
+    except (ValueError, RecursionError):
+        raise SpecError(f"memory: {path} is no JSON; record it again") from None

@@ -1,0 +1,147 @@
+"""A device's history as allocations with a beginning and an end, and the curves they make.
+
+The allocator keeps only its last events, so a history begins in the middle: things are freed that
+were never seen to be made. What lived at its beginning follows from what lives at its end, walked
+backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shardwise.observe.memory.record import Curve
+from shardwise.observe.memory.snapshot import Device, Event
+
+_RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+class Allocation(NamedTuple):
+    """Alive after event `born` until event `died`; 0 is before the first, None after the last.
+
+    `recorded` says whether the stack is of the allocation, not lost with older events.
+    """
+
+    size: int
+    stack: int | None
+    born: int
+    died: int | None
+    recorded: bool
+
+    def alive_after(self, event: int) -> bool:
+        return self.born <= event and (self.died is None or event < self.died)
+
+
+class History(NamedTuple):
+    """Allocations in the order of their birth, the curves, and what does not fit together."""
+
+    allocations: tuple[Allocation, ...]
+    curve: Curve
+    problems: tuple[str, ...]
+
+
+def history_of(device: Device) -> History:
+    """Follow every allocation of a device from the beginning of its history to the end."""
+    at_start, lost = _alive_at_start(device)
+    allocations, contradictions = _follow(device.events, at_start)
+    allocated = _allocated(allocations, len(device.events))
+    reserved = _reserved(device)
+    if reserved is not None and any(r < a for r, a in zip(reserved, allocated, strict=True)):
+        reserved = None
+    curve = Curve(allocated, reserved, _seconds(device.events))
+    problems = []
+    if lost and device.segments:
+        problems.append(f"{lost} allocations are neither freed nor in the state at the end")
+    if contradictions:
+        problems.append(f"{contradictions} events contradict others and are left out")
+    if reserved is None and device.segments:
+        problems.append("events and segments disagree on what was reserved, which stays unknown")
+    if not device.segments:
+        problems.append("there is no state at the end: what lived before and still does is missing")
+    if not device.events:
+        problems.append("there is no history: the peak is the state at the end")
+    return History(allocations, curve, tuple(problems))
+
+
+def _alive_at_start(device: Device) -> tuple[dict[int, Allocation], int]:
+    """By address, what lived before the first event; and how many were lost on the way."""
+    alive = {
+        block.address: Allocation(
+            block.size if block.requested is None else block.requested,
+            block.stack,
+            0,
+            None,
+            block.stack is not None,
+        )
+        for segment in device.segments
+        for block in segment.blocks
+        if block.allocated
+    }
+    lost = 0
+    for event in reversed(device.events):
+        if event.address is None:
+            continue
+        if event.action == "free_requested":
+            # Its stack is of the one who freed.
+            alive[event.address] = Allocation(event.size, None, 0, None, recorded=False)
+        elif event.action == "alloc" and alive.pop(event.address, None) is None:
+            lost += 1
+    return alive, lost
+
+
+def _follow(
+    events: Sequence[Event], at_start: dict[int, Allocation]
+) -> tuple[tuple[Allocation, ...], int]:
+    alive = dict(at_start)
+    ended: list[Allocation] = []
+    contradictions = 0
+    for number, event in enumerate(events, 1):
+        if event.address is None:
+            continue
+        if event.action == "alloc":
+            if event.address in alive:
+                # A free that was not recorded: an address serves one allocation at a time.
+                ended.append(alive[event.address]._replace(died=number))
+                contradictions += 1
+            alive[event.address] = Allocation(event.size, event.stack, number, None, recorded=True)
+        elif event.action == "free_requested":
+            freed = alive.pop(event.address, None)
+            if freed is None:
+                contradictions += 1
+            else:
+                ended.append(freed._replace(died=number))
+    return tuple(sorted([*ended, *alive.values()], key=lambda one: one.born)), contradictions
+
+
+def _allocated(allocations: Sequence[Allocation], events: int) -> list[int]:
+    change = [0] * (events + 1)
+    for one in allocations:
+        change[one.born] += one.size
+        if one.died is not None:
+            change[one.died] -= one.size
+    return _running_sum(change)
+
+
+def _reserved(device: Device) -> list[int] | None:
+    """None where there is no state to count back from, or counting back leaves less than none."""
+    if not device.segments:
+        return None
+    change = [0] * (len(device.events) + 1)
+    for number, event in enumerate(device.events, 1):
+        change[number] = _RESERVES.get(event.action, 0) * event.size
+    change[0] = sum(segment.size for segment in device.segments) - sum(change)
+    levels = _running_sum(change)
+    return levels if min(levels) >= 0 else None
+
+
+def _running_sum(change: Sequence[int]) -> list[int]:
+    level, levels = 0, []
+    for one in change:
+        level += one
+        levels.append(level)
+    return levels
+
+
+def _seconds(events: Sequence[Event]) -> float | None:
+    times = [event.time_us for event in events if event.time_us is not None]
+    return (max(times) - min(times)) / 1e6 if len(times) > 1 else None

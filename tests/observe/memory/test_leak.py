@@ -1,0 +1,119 @@
+"""Leaks that were planted are found at their line; where there is none, none is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.observe.memory.build import (
+    BACKWARD,
+    FORWARD,
+    MIB,
+    OPTIMIZER,
+    PLAIN,
+    block,
+    event,
+    frame,
+    read_one,
+    segment,
+    snapshot,
+)
+
+KEPT = [frame("/home/me/train.py", 33, "log"), frame("/home/me/train.py", 9, "main")]
+STEP_US = 1000
+
+
+def training(
+    steps: int,
+    *,
+    leak: int = 0,
+    optimizer: bool = False,
+    names: bool = False,
+    notes: bool = False,
+    first_only: bool = False,
+) -> dict[str, Any]:
+    """`steps` of forward (4 and 6 MiB), backward (5 MiB, all freed), and `leak` bytes that stay."""
+    events: list[dict[str, Any]] = []
+    marks, blocks = [], []
+    fresh = 0x1_0000_0000
+    for step in range(steps):
+        time = step * STEP_US
+        more = {"user_metadata": f"step {step}"} if notes else {}
+        marks.append({"name": f"ProfilerStep#{step}", "stage": "START", "time_us": time})
+        marks.append({"name": f"ProfilerStep#{step}", "stage": "END", "time_us": time + 900})
+        events.append(event("alloc", 0x1000, 4 * MIB, FORWARD, time + 1, **more))
+        events.append(event("alloc", 0x2000, 6 * MIB, FORWARD, time + 2, **more))
+        if leak and (step == 0 or not first_only):
+            fresh += leak
+            events.append(event("alloc", fresh, leak, KEPT, time + 3, **more))
+            blocks.append(block(fresh, leak, frames=KEPT))
+        events.append(event("alloc", 0x3000, 5 * MIB, BACKWARD, time + 4, **more))
+        for address, size in ((0x2000, 6), (0x1000, 4), (0x3000, 5)):
+            events.append(event("free_requested", address, size * MIB, BACKWARD, time + 5))
+        if optimizer:
+            events.append(event("alloc", 0x4000, 1 * MIB, OPTIMIZER, time + 6))
+            events.append(event("free_requested", 0x4000, 1 * MIB, OPTIMIZER, time + 7))
+    free = block(0x1000, 100 * MIB, "inactive")
+    return snapshot([segment([free, *blocks])], events, external_annotations=marks if names else [])
+
+
+@pytest.mark.parametrize(
+    ("evidence", "said"),
+    [
+        ({"names": True}, "annotations 'ProfilerStep'"),
+        ({"notes": True}, "metadata"),
+        ({"optimizer": True}, "optimizer steps"),
+        ({}, "allocations that recur evenly"),
+    ],
+)
+def test_a_planted_leak_is_found_at_its_line(evidence: dict[str, bool], said: str) -> None:
+    memory = read_one(training(8, leak=3000, **evidence))
+    assert memory.leak.found is True
+    assert memory.leak.bytes_per_step == 3000
+    assert memory.leak.place == "train.py:33 log"
+    assert memory.leak.file == "/home/me/train.py"
+    assert said in memory.leak.why
+    none = read_one(training(8, **evidence)).leak
+    assert none.found is False
+    assert said in none.why
+
+
+def test_what_is_made_once_is_no_leak() -> None:
+    assert read_one(training(8, leak=3000, names=True, first_only=True)).leak.found is False
+
+
+def test_too_few_steps_are_not_judged() -> None:
+    leak = read_one(training(3, leak=3000, names=True)).leak
+    assert leak.found is None
+    assert "cannot be told" in leak.why
+    assert leak.bytes_per_step is None
+
+
+def test_layers_of_one_forward_are_no_steps() -> None:
+    """Twelve equal layers that keep their activations recur evenly, and the memory ends there."""
+    events, blocks = [], []
+    for layer in range(12):
+        for part in range(4):
+            address = 0x1_0000_0000 + (layer * 4 + part) * MIB
+            events.append(event("alloc", address, 1000 + part, FORWARD))
+            blocks.append(block(address, 1000 + part, frames=FORWARD))
+        events.append(event("alloc", 0x1000, 500, FORWARD))
+        events.append(event("free_requested", 0x1000, 500, FORWARD))
+    memory = read_one(snapshot([segment(blocks)], events))
+    assert memory.leak.found is None
+
+
+def test_growth_that_differs_from_step_to_step_is_no_steady_leak() -> None:
+    """One place that keeps 1, 100, 1, 100 … bytes: a cache that fills, not a leak per step."""
+    data = training(8, names=True)
+    events = data["device_traces"][0]
+    grown, blocks = [], data["segments"][0]["blocks"]
+    for step in range(8):
+        own = [one for one in events if step * STEP_US <= one["time_us"] < (step + 1) * STEP_US]
+        size = 100 if step % 2 else 1
+        address = 0x1_0000_0000 + step * MIB
+        grown += [*own, event("alloc", address, size, PLAIN, step * STEP_US + 8)]
+        blocks.append(block(address, size))
+    data["segments"] = [segment(blocks)]
+    assert read_one({**data, "device_traces": [grown]}).leak.found is False
