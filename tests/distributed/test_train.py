@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from shardwise.observe.memory.read import read_memory
 from shardwise.spec.run import read_run
 from shardwise.step import SCHEMA
 from tests.distributed.launch import ROOT
@@ -132,6 +133,10 @@ def test_a_run_ends_with_prediction_against_measurement(tmp_path: Path) -> None:
     assert measured["memory"]["terms"]["optimizer"] == 2 * 4 * (root + 3 * block) // 2
     peak = measured["memory"]["peak_allocated_bytes"]
     assert predicted["memory"]["peak_allocated_bytes"] == pytest.approx(peak, rel=0.03)
+    (memory,) = read_memory(folder)
+    assert memory.peak.allocated_bytes == peak
+    assert {one.category: one.bytes for one in memory.categories} == measured["memory"]["terms"]
+    assert memory.leak.found is False
     assert measured["throughput"]["tokens_per_s"] == pytest.approx(
         256 / measured["time"]["step_s"], rel=1e-6
     )

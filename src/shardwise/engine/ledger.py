@@ -18,6 +18,8 @@ _C10D, _FSDP = torch.ops.c10d, torch.ops.fsdp
 # What no operation of the engine or owner of the tensor tells: activations, logits, gradients that
 # are not reduced yet.
 REST = "working"
+# Of a curve; where a step has more, of every few only the highest is kept.
+MOST_POINTS = 1024
 
 
 class LiveBytes(TorchDispatchMode):
@@ -30,12 +32,19 @@ class LiveBytes(TorchDispatchMode):
 
     `known` names tensors that exist from the start; what the engine gathers into and reduces
     from is recognised by its operations, the rest is "working".
+
+    `curve` holds the operation's number and the bytes by term wherever the sum has changed since
+    `reset`; beyond MOST_POINTS it keeps the highest of every `curve_every` changes.
     """
 
     def __init__(self, known: Mapping[str, Iterable[torch.Tensor]] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self.peak_terms: dict[str, int] = {}
+        self.curve: list[tuple[int, dict[str, int]]] = []
+        self.curve_every = 1
+        self._operations = self._changes = 0
+        self._total = -1
         self._alive: dict[int, weakref.ref[Any]] = {}
         self._foreign: dict[int, weakref.ref[Any]] = {}
         self._term: dict[int, str] = {}
@@ -48,9 +57,15 @@ class LiveBytes(TorchDispatchMode):
             self._name(tensors, term)
 
     def reset(self) -> None:
-        """Forget the peak; start again from what is alive now."""
-        self.peak_bytes = 0
+        """Forget the peak and the curve; start again from what is alive now."""
+        self.peak_bytes, self._total = 0, -1
+        self._operations = self._changes = 0
+        self.curve, self.curve_every = [], 1
         self._measure()
+
+    def finish(self) -> None:
+        """End the curve with what is alive now."""
+        self.curve.append((self._operations, self.current()))
 
     def current(self) -> dict[str, int]:
         """Bytes alive now, by term."""
@@ -63,10 +78,28 @@ class LiveBytes(TorchDispatchMode):
         return terms
 
     def _measure(self) -> None:
-        storages = [reference() for reference in list(self._alive.values())]
-        total = sum(storage.nbytes() for storage in storages if storage is not None)
+        terms = self.current()
+        total = sum(terms.values())
+        if total == self._total:
+            return
+        self._total = total
         if total > self.peak_bytes:
-            self.peak_bytes, self.peak_terms = total, self.current()
+            self.peak_bytes, self.peak_terms = total, terms
+        self._draw(terms)
+
+    def _draw(self, terms: dict[str, int]) -> None:
+        point = (self._operations, terms)
+        # The beginning stands alone: what is left at the end is compared with it.
+        if len(self.curve) > 1 and self._changes % self.curve_every:
+            self.curve[-1] = max(self.curve[-1], point, key=_sum)
+        else:
+            self.curve.append(point)
+        self._changes += 1
+        if len(self.curve) == MOST_POINTS:
+            first, *rest = self.curve
+            pairs = zip(rest[::2], [*rest[1::2], rest[-1]], strict=False)
+            self.curve = [first, *(max(pair, key=_sum) for pair in pairs)]
+            self.curve_every *= 2
 
     def __torch_dispatch__(
         self,
@@ -83,6 +116,7 @@ class LiveBytes(TorchDispatchMode):
         engine = func.namespace in ("c10d", "fsdp")
         if engine:
             self._recognise(func, args, kwargs or {})
+        self._operations += 1
         # Only a new tensor, or the engine refilling one, can make a peak.
         if engine or len(self._alive) > known:
             self._measure()
@@ -123,3 +157,7 @@ class LiveBytes(TorchDispatchMode):
     def _forget(self, key: int, book: dict[int, weakref.ref[Any]]) -> None:
         book.pop(key, None)
         self._term.pop(key, None)
+
+
+def _sum(point: tuple[int, dict[str, int]]) -> int:
+    return sum(point[1].values())

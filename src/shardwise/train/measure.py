@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
@@ -65,6 +66,8 @@ class StepMeter:
         with self.counter if step == self.counted_step else ExitStack():
             yield
         if step == self.weighed_step:
+            if self._ledger is not None:
+                self._ledger.finish()
             self._entered.close()
             self._weigh()
             self.finished = True
@@ -72,6 +75,25 @@ class StepMeter:
     def settled(self, step: int) -> bool:
         """Whether a step's time says something about the run."""
         return step > max(self.counted_step, self.weighed_step)
+
+    def memory_curve(self) -> dict[str, Any] | None:
+        """What memory.json holds: bytes by term during the weighed step, where they were followed.
+
+        Each point is [operation, bytes of every term]; the last is the end of the step.
+        """
+        if self._ledger is None or not self.finished:
+            return None
+        curve = self._ledger.curve
+        terms = sorted({term for _, held in curve for term in held})
+        return {
+            "schema": 1,
+            "kind": "measured",
+            "rank": 0,
+            "step": self.weighed_step,
+            "every": self._ledger.curve_every,
+            "terms": terms,
+            "points": [[at, *(held.get(term, 0) for term in terms)] for at, held in curve],
+        }
 
     def _known(self) -> dict[str, list[torch.Tensor]]:
         states = [

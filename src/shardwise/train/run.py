@@ -80,6 +80,8 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
     )
     if leads and result.measured is not None:
         write_json(folder / "measurement.json", result.measured.to_dict())
+        if (curve := watcher.memory_curve()) is not None:
+            write_json(folder / "memory.json", curve)
     if shown is not None:
         shown.ended(result)
     return result
@@ -174,6 +176,9 @@ class _Recorder:
         if not self._measures or not self._meter.finished:
             return None
         return measured_profile(self._predicted, self._meter, self._settled, self._peak_flops)
+
+    def memory_curve(self) -> Mapping[str, object] | None:
+        return self._meter.memory_curve()
 
     def close(self) -> None:
         for tracker in self._trackers:
