@@ -94,6 +94,8 @@ def _leak(memory: Memory) -> str:
     if not leak.found or not leak.bytes_per_step:
         return ""
     size = show_gib(leak.bytes_per_step)
+    if memory.source != "snapshot":
+        return f"{leak.place} memory grows by {size} each step; find what keeps it."
     return f"{leak.place} keeps {size} more each step; drop what refers to it."
 
 

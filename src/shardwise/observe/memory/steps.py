@@ -89,24 +89,39 @@ def _by_optimizer(allocations: Sequence[Allocation], owners: Sequence[Owner]) ->
 
 
 def recurring(keys: Sequence[Hashable | None], change: Sequence[int]) -> Steps | None:
-    """Where the same allocation comes back evenly, and what is allocated between is freed again.
+    """Where the same allocations come back evenly, and what is allocated between is freed again.
 
-    Layers of one forward recur too, but keep what they made: those are no steps.
+    Layers of one forward recur too, but keep what they made: those are no steps. The first step
+    may be longer than the others, since it sets things up.
     """
-    places: dict[Hashable, list[int]] = {}
-    for number, key in enumerate(keys):
-        if key is not None:
-            places.setdefault(key, []).append(number)
     made = list(accumulate((max(0, size) for size in change), initial=0))
     freed = list(accumulate((max(0, -size) for size in change), initial=0))
-    # What comes only once in a step has the longest way to its next.
-    for found in sorted(places.values(), key=len):
-        if len(found) < FEWEST or found[-1] - found[0] < len(keys) / 2:
-            continue
-        gaps = [after - before for before, after in pairwise(found)]
-        usual = median(gaps)
-        if usual < 2 or max(abs(gap - usual) for gap in gaps) > UNEVEN * usual:
-            continue
-        if all(freed[b] - freed[a] >= FREED * (made[b] - made[a]) for a, b in pairwise(found)):
-            return Steps(tuple(found), "allocations that recur evenly")
+    for length in (1, 3):
+        # What comes only once in a step has the longest way to its next.
+        for places in sorted(_places(keys, length), key=len):
+            if _is_even(places[1:]) and places[-1] - places[1] >= len(keys) / 2:
+                bounds = places if _is_even(places) else places[1:]
+                if all(
+                    freed[b] - freed[a] >= FREED * (made[b] - made[a]) for a, b in pairwise(bounds)
+                ):
+                    return Steps(tuple(bounds), "allocations that recur evenly")
     return None
+
+
+def _places(keys: Sequence[Hashable | None], length: int) -> list[list[int]]:
+    """Where each run of `length` allocations ends, for every one that is seen."""
+    seen: dict[Hashable, list[int]] = {}
+    last: tuple[Hashable, ...] = ()
+    for number, key in enumerate(keys):
+        if key is not None:
+            last = (*last[1 - length :], key) if length > 1 else (key,)
+            seen.setdefault(last, []).append(number)
+    return list(seen.values())
+
+
+def _is_even(places: Sequence[int]) -> bool:
+    if len(places) < FEWEST:
+        return False
+    gaps = [after - before for before, after in pairwise(places)]
+    usual = median(gaps)
+    return usual >= 2 and max(abs(gap - usual) for gap in gaps) <= UNEVEN * usual
