@@ -50,6 +50,16 @@ def stack(frames: list[dict[str, Any]]) -> list[Frame]:
             "forward",
             ("/home/me/model.py", 21, "forward"),
         ),
+        # The states of an optimizer over DTensors are no collective, though DTensor makes them.
+        ([frame(DISTRIBUTED + "tensor/_dispatch.py", 150, "dispatch"), *OPTIMIZER], "optimizer",
+         ("/home/me/train.py", 12, "main")),
+        ([frame(DISTRIBUTED + "tensor/_redistribute.py", 9, "redistribute_local_tensor"), *PLAIN],
+         "collectives", ("/home/me/train.py", 3, "main")),
+        ([frame(DISTRIBUTED + "fsdp/_fully_shard/_fsdp_init.py", 9, "_move_states_to_device"),
+          *PLAIN], "parameters", ("/home/me/train.py", 3, "main")),
+        # Recomputed in the backward, where Python is all that was recorded.
+        ([*FORWARD[:4], frame("/env/site-packages/torch/utils/checkpoint.py", 9, "unpack_hook")],
+         "backward", ("/home/me/model.py", 21, "forward")),
         ([frame("??", 0, "c10d::Reducer::initialize_buckets"), *PLAIN], "collectives",
          ("/home/me/train.py", 3, "main")),
         ([frame("/home/me/torch/train.py", 5, "go")], "unknown",

@@ -15,7 +15,7 @@ EVIDENCE = {
     "optimizer": "made in torch.optim",
     "forward": "made in a module's forward or a loss",
     "backward": "made in the backward, gone before it ended",
-    "collectives": "made in torch.distributed: buffers, gathered parameters",
+    "collectives": "made in torch.distributed: gathered, reduced, buffers",
     "unknown": "no frame that tells",
     "not recorded": "allocated before the recording began",
 }
@@ -23,13 +23,19 @@ _TORCH = re.compile(
     r"(^|/)(site|dist)-packages/(torch|triton|functorch)/|torchinductor"
     r"|(^|/)torch/(nn|optim|autograd|distributed|utils|cuda|_dynamo|_inductor|_functorch|_\w+\.py)"
 )
-_DISTRIBUTED = re.compile(r"(^|/)torch/distributed/|_fsdp_collectives\.py")
-_PARAMETERS_OF_FSDP = {"_init_sharded_param", "_init_sharded_post_forward_param_metadata"}
+# Of a DTensor only what moves data: its dispatch stands around every operation of an optimizer.
+_DISTRIBUTED = re.compile(
+    r"(^|/)torch/distributed/(?!_?tensor/|checkpoint/)"
+    r"|(^|/)torch/distributed/_?tensor/(_redistribute|_collective_utils)\.py"
+)
+_PARAMETERS_OF_FSDP = {"_init_sharded_param", "_move_states_to_device"}
 _COLLECTIVE_NAMES = ("c10d::", "ProcessGroup", "ncclComm")
 _OPTIM = re.compile(r"(^|/)torch/optim/|(^|/)optim(izers?)?/\w+\.py$")
 _BACKWARD_NAMES = ("torch::autograd::Engine", "torch::autograd::generated::")
-_BACKWARD_FILES = re.compile(r"(^|/)torch/(_tensor|autograd/\w+)\.py$")
-_BACKWARD_FUNCTIONS = {"backward", "_engine_run_backward", "_make_grads", "grad"}
+# A checkpoint that is unpacked computes a forward again, in the middle of a backward.
+_BACKWARD_FILES = re.compile(r"(^|/)torch/(_tensor|autograd/\w+|utils/checkpoint)\.py$")
+_BACKWARD_FUNCTIONS = {"backward", "_engine_run_backward", "_make_grads", "grad", "unpack_hook",
+                       "recompute_fn"}  # fmt: skip
 _MODULES = re.compile(r"(^|/)torch/nn/(modules/\w+|functional|init|parameter)\.py$")
 _BUILDING = {"__init__", "_apply", "convert", "to_empty", "reset_parameters", "load_state_dict",
              "_load_from_state_dict", "__new__"}  # fmt: skip
