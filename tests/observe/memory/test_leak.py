@@ -117,3 +117,32 @@ def test_growth_that_differs_from_step_to_step_is_no_steady_leak() -> None:
         blocks.append(block(address, size))
     data["segments"] = [segment(blocks)]
     assert read_one({**data, "device_traces": [grown]}).leak.found is False
+
+
+def test_what_replaces_something_as_large_is_no_leak() -> None:
+    """Each step makes 3000 bytes that stay and frees 3000 that were there before."""
+    data = training(8, leak=3000, names=True)
+    events = data["device_traces"][0]
+    for step in range(8):
+        event_of_step = event("free_requested", 0x9_0000_0000 + step, 3000, PLAIN,
+                              step * STEP_US + 3)  # fmt: skip
+        at = next(n for n, one in enumerate(events) if one["time_us"] == step * STEP_US + 4)
+        events.insert(at, event_of_step)
+    assert read_one(data).leak.found is False
+
+
+def test_what_the_next_step_would_free_does_not_hide_a_leak() -> None:
+    """The line that leaks also holds 10,000 bytes from each step to the next."""
+    data = training(8, leak=3000, optimizer=True)
+    events, blocks = [], data["segments"][0]["blocks"]
+    for one in data["device_traces"][0]:
+        events.append(one)
+        if one["frames"] is KEPT:
+            step = one["time_us"] // STEP_US
+            if step:
+                events.append(event("free_requested", 0x5000 + step - 1, 10_000, PLAIN))
+            events.append(event("alloc", 0x5000 + step, 10_000, KEPT))
+    data["segments"] = [segment([*blocks, block(0x5000 + 7, 10_000, frames=KEPT)])]
+    leak = read_one({**data, "device_traces": [events]}).leak
+    assert leak.found is True
+    assert (leak.bytes_per_step, leak.place) == (3000, "train.py:33 log")

@@ -108,6 +108,13 @@ def test_requested_sizes_count_and_rounding_is_told() -> None:
     assert memory.fragmentation.allocated_bytes == 512
 
 
+def test_a_request_larger_than_its_block_is_not_believed() -> None:
+    memory = read_one(snapshot([segment([block(A, 512, requested_size=4096)])], []))
+    assert memory.peak.allocated_bytes == 512
+    assert memory.fragmentation is not None
+    assert memory.fragmentation.rounding_bytes == 0
+
+
 def test_fragments_are_parts_of_what_is_reserved() -> None:
     """Three segments: one in pieces, one free as a whole, one small."""
     pieces = [block(A, 4 * MIB), block(A + 4 * MIB, 7 * MIB, "inactive"),
@@ -155,6 +162,13 @@ def test_retries_are_segments_given_back_for_one_that_is_asked_for() -> None:
                 event("alloc", C, 8 * MIB),
                 event("free_requested", C, 8 * MIB),
                 event("free_completed", C, 8 * MIB),
+                # Given back, and only later is another needed: none.
+                event("segment_alloc", B, 4 * MIB),
+                event("segment_free", B, 4 * MIB),
+                event("alloc", B, 0),
+                event("free_requested", B, 0),
+                event("segment_alloc", B, 4 * MIB),
+                event("segment_free", B, 4 * MIB, empty_cache),
                 # Asked for by the user: none.
                 event("segment_free", C, 8 * MIB, empty_cache),
                 event("segment_alloc", D, 9 * MIB),
@@ -168,7 +182,7 @@ def test_retries_are_segments_given_back_for_one_that_is_asked_for() -> None:
     assert (found.retries, found.out_of_memory) == (1, 1)
     assert memory.curve.reserved is not None
     assert [one // MIB for one in memory.curve.reserved] == [
-        0, 4, 8, 4, 0, 8, 8, 8, 8, 0, 9, 9, 9,
+        0, 4, 8, 4, 0, 8, 8, 8, 8, 12, 8, 8, 8, 12, 8, 0, 9, 9, 9,
     ]  # fmt: skip
 
 

@@ -135,7 +135,7 @@ def test_the_second_lock_holds_without_the_first(
 
 def test_what_would_take_all_memory_or_time_is_refused() -> None:
     # A memo of four billion; a frame, a text and a number longer than the file.
-    refused(b"\x80\x02]r\xff\xff\xff\xff.", "broken")
+    refused(b"\x80\x02]r\xff\xff\xff\xff.", "it numbers what it has not")
     refused(b"\x80\x04\x95" + struct.pack("<Q", 1 << 60) + b"].", "broken")
     refused(b"\x80\x04\x8d" + struct.pack("<Q", 1 << 60) + b"x.", "cut off")
     refused(b"\x80\x02\x8b" + struct.pack("<i", 1 << 30) + b"x.", "LONG4")

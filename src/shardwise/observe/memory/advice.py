@@ -106,7 +106,9 @@ def _fragmentation(memory: Memory) -> str:
     share = (found.unused_at_peak_bytes or 0) / memory.peak.reserved_bytes
     if share < NOTICED and not found.retries:
         return ""
-    told = f"{share:.0%} unused" + (f", {found.retries} retries" if found.retries else "")
+    told = f"{share:.0%} unused"
+    if found.retries:
+        told = "1 retry" if found.retries == 1 else f"{found.retries:,} retries"
     if found.expandable:
         return f"leave more room ({told}, though segments are expandable)."
     return f"set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ({told})."
