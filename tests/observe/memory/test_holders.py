@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from shardwise.observe.memory.allocator import Frame
 from shardwise.observe.memory.frames import category_of, owner_of
-from shardwise.observe.memory.snapshot import Frame
 from tests.observe.memory.build import (
     BACKWARD,
     FORWARD,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwise.observe.memory.allocator import Device, Event, Frame
 from shardwise.observe.memory.record import Fragmentation, Peak
-from shardwise.observe.memory.snapshot import Device, Event, Frame
 
 # Requests up to here are served from small segments, larger ones never.
 SMALL = 1 << 20

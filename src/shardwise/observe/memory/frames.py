@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from shardwise.observe.memory.snapshot import Frame
+from shardwise.observe.memory.allocator import Frame
 
 # Every kind, and the evidence for it as a reader is told.
 EVIDENCE = {

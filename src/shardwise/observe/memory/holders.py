@@ -6,9 +6,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from shardwise.observe.memory.allocator import Event, Frame
 from shardwise.observe.memory.frames import EVIDENCE, Owner, owner_of
 from shardwise.observe.memory.record import Holder, Share
-from shardwise.observe.memory.snapshot import Event, Frame
 from shardwise.observe.memory.timeline import Allocation
 
 BEFORE = Owner(None, None, "before the recording", "not recorded", in_loss=False)

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
+from shardwise.observe.memory.allocator import MOST_BYTES
 from shardwise.observe.memory.leak import UNKNOWN_STEPS, growth_of
 from shardwise.observe.memory.record import Curve, Leak, Memory, Share, peak_of
-from shardwise.observe.memory.snapshot import MOST_BYTES
 from shardwise.observe.memory.steps import recurring
 from shardwise.spec.record import SpecError
 

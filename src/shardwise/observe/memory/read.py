@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from shardwise.observe.memory.allocator import Snapshot
 from shardwise.observe.memory.fragmentation import fragmentation_of
 from shardwise.observe.memory.holders import held_at, owners_of
 from shardwise.observe.memory.leak import leak_of
 from shardwise.observe.memory.raw import memory_of_rows
 from shardwise.observe.memory.record import Memory, peak_of
 from shardwise.observe.memory.run import memory_of_run
-from shardwise.observe.memory.snapshot import Snapshot, read_snapshot
+from shardwise.observe.memory.snapshot import read_snapshot
 from shardwise.observe.memory.steps import steps_of
 from shardwise.observe.memory.timeline import history_of
 from shardwise.observe.stream import pieces

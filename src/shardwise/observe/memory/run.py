@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from shardwise.observe.memory.allocator import MOST_BYTES
 from shardwise.observe.memory.record import Curve, Leak, Memory, Share, peak_of
-from shardwise.observe.memory.snapshot import MOST_BYTES
 from shardwise.observe.memory.text import printable
 from shardwise.spec.record import SpecError
 

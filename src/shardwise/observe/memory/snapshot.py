@@ -4,91 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from shardwise.observe.memory.allocator import (
+    MOST_BYTES,
+    Block,
+    Device,
+    Event,
+    Frame,
+    Mark,
+    Segment,
+    Snapshot,
+)
 from shardwise.observe.memory.text import printable
 from shardwise.observe.memory.unpickle import read_pickle
 from shardwise.spec.record import SpecError
 
-# Beyond any device; and more rows than a machine that reads them can want.
-MOST_BYTES, MOST_ROWS = 1 << 50, 20_000_000
+# More rows than a machine that reads them can want.
+MOST_ROWS = 20_000_000
 ACTIONS = frozenset({"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free",
                      "segment_map", "segment_unmap", "oom", "snapshot"})  # fmt: skip
 # What some allocators call the same.
 _ALIASES = {"free": "free_requested"}
-_ALLOCATED = "active_allocated"
-
-
-class Frame(NamedTuple):
-    """One line of a stack; `line` 0 is one that is not known."""
-
-    file: str
-    line: int
-    function: str
-
-
-class Block(NamedTuple):
-    """A piece of a segment. `requested` is None where only the rounded size is known."""
-
-    address: int
-    size: int
-    requested: int | None
-    state: str
-    stack: int | None
-
-    @property
-    def allocated(self) -> bool:
-        return self.state == _ALLOCATED
-
-    @property
-    def free(self) -> bool:
-        return self.state == "inactive"
-
-
-class Segment(NamedTuple):
-    """Memory taken from the device in one piece; `small` ones serve only small requests."""
-
-    device: int
-    size: int
-    small: bool
-    blocks: tuple[Block, ...]
-
-
-class Event(NamedTuple):
-    """One action of the allocator; sizes are as requested. `stack` counts in `Snapshot.stacks`."""
-
-    action: str
-    address: int | None
-    size: int
-    time_us: int | None
-    stack: int | None
-    note: str
-
-
-class Mark(NamedTuple):
-    """The beginning of something the program named."""
-
-    name: str
-    time_us: int
-
-
-class Device(NamedTuple):
-    """What is known of one device."""
-
-    number: int
-    segments: tuple[Segment, ...]
-    events: tuple[Event, ...]
-    marks: tuple[Mark, ...]
-
-
-class Snapshot(NamedTuple):
-    """A whole file; `expandable` is None where the settings are not in it."""
-
-    path: Path
-    devices: tuple[Device, ...]
-    stacks: tuple[tuple[Frame, ...], ...]
-    expandable: bool | None
-    problems: tuple[str, ...]
 
 
 def read_snapshot(path: Path) -> Snapshot:

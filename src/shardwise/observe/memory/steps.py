@@ -9,8 +9,8 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import NamedTuple
 
+from shardwise.observe.memory.allocator import Device, Event
 from shardwise.observe.memory.frames import Owner
-from shardwise.observe.memory.snapshot import Device, Event
 from shardwise.observe.memory.timeline import Allocation
 
 FEWEST = 4

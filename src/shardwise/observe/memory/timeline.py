@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from shardwise.observe.memory.allocator import Device, Event
 from shardwise.observe.memory.record import Curve
-from shardwise.observe.memory.snapshot import Device, Event
 
 _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
