@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from shardwise.engine.ledger import MOST_POINTS, LiveBytes  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_over() -> None:
+    """Tensors of other tests must not die in the middle of these."""
+    gc.collect()
 
 
 def test_the_curve_follows_what_lives() -> None:

@@ -66,7 +66,7 @@ def test_plain_data_is_read_as_it_is(protocol: int, tmp_path: Path) -> None:
 
 
 def test_numbers_of_every_width_and_tuples_of_them() -> None:
-    numbers = [0, 255, 256, 65535, 65536, -1, 1 << 31, 1 << 47, (1 << 63) - 1, 1 << 64, -(1 << 40)]
+    numbers = [0, 255, 256, 65535, 65536, -1, 1 << 31, 1 << 47, (1 << 60) + 7, -(1 << 40)]
     found = [*numbers, (1,), (1, 1 << 40), (1, 2, 3), (), 5, (0, 7)]
     assert loads(pickle.dumps(found), "it") == found
     many = [{"text": str(n)} for n in range(70_000)]
@@ -140,6 +140,9 @@ def test_what_would_take_all_memory_or_time_is_refused() -> None:
     refused(b"\x80\x04\x8d" + struct.pack("<Q", 1 << 60) + b"x.", "cut off")
     refused(b"\x80\x02\x8b" + struct.pack("<i", 1 << 30) + b"x.", "LONG4")
     refused(b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".", "BYTEARRAY8")
+    # Numbers of one hash, as many as one likes: a dict of them is searched from end to end.
+    same = {n * (2**61 - 1): 0 for n in range(1, 40)}
+    refused(pickle.dumps(same), "LONG1")
     # Keys of nested tuples: hashing the first overflows the stack, the second never ends.
     refused(b"\x80\x02})" + b"\x85" * 1_000_000 + b"K\x01s.", "TUPLE1")
     refused(b"\x80\x02})" + b"2\x86" * 60 + b"K\x01s.", "DUP")
