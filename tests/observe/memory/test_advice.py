@@ -53,7 +53,7 @@ def retried(data: dict[str, Any]) -> dict[str, Any]:
         (two(8, PLAIN, 2, OPTIMIZER), "optimizer step", "fused=True: its step takes 2.00 MiB"),
         (two(4, PLAIN, 6, FORWARD), "activations", "recompute activations"),
         (two(9, PARAMETERS, 1, PLAIN), "states", "shard parameters"),
-        (two(9, PLAIN, 1, PLAIN), "none", "Nothing is wasted: only less at train.py:3 main"),
+        (two(9, PLAIN, 1, PLAIN), "none", "Nothing stands out: only less at train.py:3 main"),
         (two(5, PLAIN, 5, PLAIN, free=5), "fragmentation", "expandable_segments:True (33% unused)"),
         (retried(two(9, PLAIN, 1, PLAIN)), "fragmentation", "expandable_segments:True (1 retry)"),
         (

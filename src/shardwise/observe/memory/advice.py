@@ -85,7 +85,7 @@ def _change(memory: Memory) -> tuple[str, str]:
             return cause, f"Change: {change}"
     first = memory.holders[0] if memory.holders else None
     if first is not None and first.file and first.bytes >= MOST * memory.peak.allocated_bytes:
-        return "none", f"Nothing is wasted: only less at {first.place} lowers the peak."
+        return "none", f"Nothing stands out: only less at {first.place} lowers the peak."
     return "none", "Nothing stands out to change."
 
 
