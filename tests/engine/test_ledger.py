@@ -18,7 +18,7 @@ def nothing_left_over() -> None:
 
 
 def test_the_curve_follows_what_lives() -> None:
-    with LiveBytes() as live:
+    with LiveBytes(draws=True) as live:
         live.reset()
         first = torch.zeros(1000)
         second = torch.ones(500)
@@ -40,7 +40,7 @@ def test_the_curve_follows_what_lives() -> None:
 
 def test_a_long_curve_is_thinned_and_keeps_its_peak() -> None:
     kept = []
-    with LiveBytes() as live:
+    with LiveBytes(draws=True) as live:
         live.reset()
         for size in range(1, 2 * MOST_POINTS):
             kept.append(torch.empty(size))

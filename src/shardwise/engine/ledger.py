@@ -33,16 +33,20 @@ class LiveBytes(TorchDispatchMode):
     `known` names tensors that exist from the start; what the engine gathers into and reduces
     from is recognised by its operations, the rest is "working".
 
-    `curve` holds the operation's number and the bytes by term wherever the sum has changed since
-    `reset`; beyond MOST_POINTS it keeps the highest of every `curve_every` changes.
+    With `draws`, which costs a little more, `curve` holds the operation's number and the
+    bytes by term wherever the sum has changed since `reset`; beyond MOST_POINTS it keeps the
+    highest of every `curve_every` changes.
     """
 
-    def __init__(self, known: Mapping[str, Iterable[torch.Tensor]] | None = None) -> None:
+    def __init__(
+        self, known: Mapping[str, Iterable[torch.Tensor]] | None = None, *, draws: bool = False
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self.peak_terms: dict[str, int] = {}
         self.curve: list[tuple[int, dict[str, int]]] = []
         self.curve_every = 1
+        self._draws = draws
         self._operations = self._changes = 0
         self._total = -1
         self._alive: dict[int, weakref.ref[Any]] = {}
@@ -78,14 +82,17 @@ class LiveBytes(TorchDispatchMode):
         return terms
 
     def _measure(self) -> None:
-        terms = self.current()
-        total = sum(terms.values())
-        if total == self._total:
-            return
-        self._total = total
+        if self._draws:
+            terms = self.current()
+            total = sum(terms.values())
+            if total != self._total:
+                self._total = total
+                self._draw(terms)
+        else:
+            storages = [reference() for reference in list(self._alive.values())]
+            total = sum(storage.nbytes() for storage in storages if storage is not None)
         if total > self.peak_bytes:
-            self.peak_bytes, self.peak_terms = total, terms
-        self._draw(terms)
+            self.peak_bytes, self.peak_terms = total, self.current()
 
     def _draw(self, terms: dict[str, int]) -> None:
         point = (self._operations, terms)

@@ -60,7 +60,7 @@ class StepMeter:
         # One step earlier: it meets what outlives steps.
         if step == max(0, self.weighed_step - 1) and self._follows:
             gc.collect()
-            self._ledger = self._entered.enter_context(LiveBytes(self._known()))
+            self._ledger = self._entered.enter_context(LiveBytes(self._known(), draws=True))
         if step == self.weighed_step and self._ledger is not None:
             self._ledger.reset()
         with self.counter if step == self.counted_step else ExitStack():
