@@ -82,6 +82,7 @@ class LiveBytes(TorchDispatchMode):
         return terms
 
     def _measure(self) -> None:
+        terms = None
         if self._draws:
             terms = self.current()
             total = sum(terms.values())
@@ -92,7 +93,9 @@ class LiveBytes(TorchDispatchMode):
             storages = [reference() for reference in list(self._alive.values())]
             total = sum(storage.nbytes() for storage in storages if storage is not None)
         if total > self.peak_bytes:
-            self.peak_bytes, self.peak_terms = total, self.current()
+            self.peak_bytes = total
+            # Threads of a collective may free in between: the curve and the peak are one reading.
+            self.peak_terms = self.current() if terms is None else terms
 
     def _draw(self, terms: dict[str, int]) -> None:
         point = (self._operations, terms)
