@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from shardwise.observe.file.stream import pieces
 from shardwise.observe.memory.allocator import Snapshot
 from shardwise.observe.memory.fragmentation import fragmentation_of
 from shardwise.observe.memory.holders import held_at, owners_of
@@ -16,7 +17,6 @@ from shardwise.observe.memory.run import memory_of_run
 from shardwise.observe.memory.snapshot import read_snapshot
 from shardwise.observe.memory.steps import steps_of
 from shardwise.observe.memory.timeline import history_of
-from shardwise.observe.stream import pieces
 from shardwise.spec.record import SpecError
 
 RUN_FILE = "memory.json"

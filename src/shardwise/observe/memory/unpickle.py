@@ -14,8 +14,8 @@ import re
 from pathlib import Path
 from typing import Any, Never
 
+from shardwise.observe.file.stream import pieces
 from shardwise.observe.memory.text import printable
-from shardwise.observe.stream import pieces
 from shardwise.spec.record import SpecError
 
 MOST_BYTES = 4 << 30
