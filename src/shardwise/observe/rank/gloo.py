@@ -11,7 +11,23 @@ import numpy as np
 from shardwise.observe.file.trace import Ints, Trace
 
 _BACKENDS = ("gloo:", "mpi:", "ucc:")
-BYTES = {"float": 4, "bfloat16": 2, "half": 2, "double": 8, "int": 4, "long": 8, "byte": 1}
+# Types as the profiler writes them, of C++ or of metadata, without c10:: and in lower case.
+BYTES = {
+    "double": 8,
+    "long int": 8,
+    "long": 8,
+    "float": 4,
+    "int": 4,
+    "bfloat16": 2,
+    "half": 2,
+    "short int": 2,
+    "bool": 1,
+    "byte": 1,
+    "signed char": 1,
+    "unsigned char": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 
 
 class GlooCalls(NamedTuple):
