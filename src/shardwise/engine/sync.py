@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwise.engine.annotate import NO_SYNC, SYNC, annotated
 from shardwise.spec.strategy import Strategy
 
 _MARK, _SET = "_shardwise_strategy", "_shardwise_sync"
@@ -54,5 +55,9 @@ def micro_batch(model: nn.Module, *, last: bool = True) -> Iterator[None]:
             model.set_reshard_after_backward(wanted[2])
             object.__setattr__(model, _SET, wanted)
     skip = isinstance(model, DistributedDataParallel) and not last and strategy.grad_sync != "every"
-    with model.no_sync() if skip else nullcontext():  # type: ignore[operator]
+    reduces = last or (not skip and strategy.grad_sync != "last")
+    with (
+        annotated(SYNC if reduces else NO_SYNC),
+        model.no_sync() if skip else nullcontext(),  # type: ignore[operator]
+    ):
         yield

@@ -16,6 +16,42 @@ Schedule = Literal["cosine", "constant"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
 
+class ProfileSettings(Record):
+    """The `[train.profile]` section: which steps torch.profiler records, and what stays on disk.
+
+    A moment is a few steps in a row, in one folder of traces.
+    """
+
+    # Steps before the first that is profiled. It is later where steps are still measured.
+    after: Annotated[Count, Field(ge=1, le=10**12)] = 10
+    # Steps of one moment; unset, 3, or 1 where moments repeat.
+    steps: Annotated[Count, Field(ge=1, le=1000)] | None = None
+    # From one moment to the next; unset, there is one moment.
+    every: Annotated[Count, Field(ge=1, le=10**12)] | None = None
+    # How many moments stay on disk, the oldest going first; 0 keeps all.
+    keep: Annotated[Count, Field(ge=0)] = 5
+    # One process is enough to see where time goes; all are needed to see who is late.
+    ranks: Literal["all", "first"] = "all"
+    # Without shapes nobody knows the bytes of a collective on a CPU.
+    shapes: StrictBool = True
+    memory: StrictBool = False
+
+    @property
+    def length(self) -> int:
+        return self.steps or (3 if self.every is None else 1)
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        # A step warms up before, in the one after traces are written, and one stays undisturbed.
+        least = self.length + 3
+        if self.every is not None and self.every < least:
+            raise ValueError(
+                f"every {self.every} leaves no undisturbed step between moments of {self.length}; "
+                f"set it to at least {least}"
+            )
+        return self
+
+
 class TrainSettings(Record):
     """The `[train]` section. Learning rates follow a warm-up and then the schedule."""
 
@@ -43,6 +79,8 @@ class TrainSettings(Record):
     trackers: tuple[Tracker, ...] | None = None
     # One step early in the run is counted and weighed; it is slow, and left out of the timings.
     measure: StrictBool = True
+    # Steps that are profiled; unset, none.
+    profile: ProfileSettings | None = None
     # Where the folder of each run is made, relative to where the command runs.
     folder: str = "runs"
     # Threads of a process on a CPU; unset, the cores are divided among the processes.

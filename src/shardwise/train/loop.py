@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from shardwise.engine.annotate import DATA, annotated
 from shardwise.engine.mesh import world
 from shardwise.engine.sync import micro_batch
 from shardwise.spec.train import TrainSettings
@@ -89,7 +90,8 @@ def train(training: Training, watcher: Watcher, until: int | None = None) -> str
             current = batches
             with watcher.step(t.step):
                 if t.step + 1 < last:
-                    batches = t.batches.at(t.step + 1)
+                    with annotated(DATA):
+                        batches = t.batches.at(t.step + 1)
                     agreement = Agreement(t.step + 1, batches, asked_to_stop())
 
                 loss = torch.zeros((), device=t.device)

@@ -20,6 +20,7 @@ from shardwise.train.folder import write_json, write_setup
 from shardwise.train.loop import Logged, Training, train
 from shardwise.train.measure import StepMeter, control_traffic, measured_profile
 from shardwise.train.metrics import Tracker, memory_now, open_trackers
+from shardwise.train.profile import StepProfiler, moments_of
 from shardwise.train.start import start
 
 
@@ -55,6 +56,8 @@ def run_training(run: RunSpec, folder: Path, display: Display | None = None) -> 
 
 
 def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
+    # What cannot be profiled is refused before anything is built.
+    moments_of(run.train or TrainSettings())
     run, training = start(run)
     rank, _ = world()
     predicted = predict(run, training)
@@ -68,6 +71,8 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
     watcher = _Recorder(run, training, predicted, folder, shown)
     try:
         reason = train(training, watcher)
+        if reason != "stopped":
+            watcher.finish()
     finally:
         watcher.close()
     result = Result(
@@ -122,10 +127,16 @@ class _Recorder:
         known = device.source.get("peak") != "placeholder"
         self._peak_flops = device.peak_flops(run.strategy.param_dtype) if known else None
         self._settled: list[float] = []
+        self._profiler: StepProfiler | None = None
+        moments = moments_of(settings, training.step)
+        if settings.profile is not None and moments is not None:
+            self._profiler = StepProfiler(settings.profile, moments, folder, training.device)
         self.last: dict[str, float] = {}
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
+        if self._profiler is not None:
+            self._profiler.step(step)
         if not self._measures:
             yield
             return
@@ -135,18 +146,24 @@ class _Recorder:
     def logged(self, line: Logged) -> None:
         first = line.step - len(line.step_s) + 1
         settled = [
-            seconds
-            for step, seconds in enumerate(line.step_s, first)
-            if not self._measures or self._meter.settled(step)
+            seconds for step, seconds in enumerate(line.step_s, first) if self._is_settled(step)
         ]
         self._settled += settled
         if world()[0] != 0:
             return
         self.last = self._values(line, settled)
+        if self._profiler is not None:
+            self.last |= self._profiler.values()
         for tracker in self._trackers:
             tracker.log(line.step, self.last)
         if self._display is not None:
             self._display.logged(line.step, self.last)
+
+    def _is_settled(self, step: int) -> bool:
+        """Whether a step's time says something about the run."""
+        if self._profiler is not None and self._profiler.disturbs(step):
+            return False
+        return not self._measures or self._meter.settled(step)
 
     def _values(self, line: Logged, settled: list[float]) -> dict[str, float]:
         values = {
@@ -180,6 +197,14 @@ class _Recorder:
     def memory_curve(self) -> Mapping[str, object] | None:
         return self._meter.memory_curve()
 
+    def finish(self) -> None:
+        """Log what is known only after the last step."""
+        for values in self._profiler.rest() if self._profiler is not None else []:
+            for tracker in self._trackers:
+                tracker.log(self._training.step - 1, values)
+
     def close(self) -> None:
+        if self._profiler is not None:
+            self._profiler.close()
         for tracker in self._trackers:
             tracker.close()
