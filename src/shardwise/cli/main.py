@@ -19,7 +19,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # In the order of --help; each is the function of its name in the module of its name.
-COMMANDS = ("plan", "estimate", "whatif", "train", "doctor", "trace", "diff", "memory", "catalog")
+COMMANDS = (
+    *("plan", "estimate", "whatif", "train", "profile", "doctor"),
+    *("trace", "diff", "memory", "catalog"),
+)
 
 
 def _print_version(wanted: bool) -> None:

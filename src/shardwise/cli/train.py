@@ -12,17 +12,24 @@ from shardwise.cli.output import JsonOption, print_json
 
 if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec
+    from shardwise.train.run import Result
+
+RunFile = Annotated[Path, typer.Argument(help="The run.toml.", show_default=False)]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc", min=1, help="Processes on this machine; the cluster's devices per node."
+    ),
+]
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="Name of the run's folder; file name and time.")
+]
 
 
 def train(
-    run: Annotated[Path, typer.Argument(help="The run.toml.", show_default=False)],
-    nproc: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes on this machine; the cluster's devices per node."),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the run's folder; file name and time.")
-    ] = None,
+    run: RunFile,
+    nproc: ProcessesOption = None,
+    name: NameOption = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Instead of train.steps.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -30,10 +37,41 @@ def train(
 
     Starts the processes itself; under torchrun, Slurm or Kubernetes it joins those that are there.
     """
-    from shardwise.cli.long import long_command, needs_torch
     from shardwise.spec.run import read_run
 
     described = read_run(run)
+    if steps:
+        described = with_steps(described, steps)
+    arguments = ["train", str(run), *(["--steps", str(steps)] if steps else [])]
+    result = launch_or_join(described, run, arguments, nproc, name, as_json)
+    if as_json and result is not None:
+        print_json(result_json(result))
+
+
+def with_steps(described: RunSpec, steps: int, **changes: object) -> RunSpec:
+    """The same run with so many steps, and other settings of `[train]` changed."""
+    from shardwise.spec.train import TrainSettings
+
+    settings = described.train or TrainSettings()
+    warmup = min(settings.warmup_steps, steps)
+    return described._replace(train=settings.but(steps=steps, warmup_steps=warmup, **changes))
+
+
+def launch_or_join(
+    described: RunSpec,
+    file: Path,
+    arguments: list[str],
+    nproc: int | None,
+    name: str | None,
+    as_json: bool,
+) -> Result | None:
+    """Train, as one of the processes there are; returns how it ended, on rank 0 only.
+
+    Where nobody has started processes, this one starts some, each with `arguments`, and exits when
+    they have ended.
+    """
+    from shardwise.cli.long import long_command, needs_torch
+
     needs_torch()
     long_command()
     from shardwise.train import launch
@@ -41,27 +79,19 @@ def train(
     joined = launch.adopt_slurm(os.environ) or launch.is_worker(os.environ)
     processes = 1 if joined else _processes(described, nproc)
     if processes > 1:
-        folder = _folder(described, run, name)
+        folder = _folder(described, file, name)
         os.environ[launch.FOLDER] = str(folder)
-        arguments = ["train", str(run)]
-        arguments += ["--steps", str(steps)] if steps else []
-        arguments += ["--json"] if as_json else []
+        arguments = [*arguments, *(["--json"] if as_json else [])]
         raise typer.Exit(launch.launch(arguments, processes, folder / "logs"))
-    _work(described, run, name, steps, as_json, joined)
+    return _work(described, file, name, as_json, joined)
 
 
 def _work(
-    described: RunSpec,
-    file: Path,
-    name: str | None,
-    steps: int | None,
-    as_json: bool,
-    joined: bool,
-) -> None:
+    described: RunSpec, file: Path, name: str | None, as_json: bool, joined: bool
+) -> Result | None:
     """Be one of the processes."""
     from shardwise.cli.long import speak_for_all
     from shardwise.report.train import TrainScreen
-    from shardwise.spec.train import TrainSettings
     from shardwise.train import launch
     from shardwise.train.run import run_training
 
@@ -71,24 +101,22 @@ def _work(
     folder = Path(os.environ.get(launch.FOLDER, "."))
     if leads and launch.FOLDER not in os.environ:
         folder = _folder(described, file, name)
-    settings = described.train or TrainSettings()
-    if steps:
-        warmup = min(settings.warmup_steps, steps)
-        described = described._replace(train=settings.but(steps=steps, warmup_steps=warmup))
     screen = TrainScreen()
     with speak_for_all(on_error=screen.close):
         result = run_training(described, folder, None if as_json else screen)
-    if as_json and leads:
-        print_json(
-            {
-                "reason": result.reason,
-                "steps": result.steps,
-                "folder": str(result.folder),
-                "last": dict(result.last),
-                "predicted": result.predicted.to_dict(),
-                **({"measured": result.measured.to_dict()} if result.measured else {}),
-            }
-        )
+    return result if leads else None
+
+
+def result_json(result: Result) -> dict[str, object]:
+    """What `--json` prints of a run that has ended."""
+    return {
+        "reason": result.reason,
+        "steps": result.steps,
+        "folder": str(result.folder),
+        "last": dict(result.last),
+        "predicted": result.predicted.to_dict(),
+        **({"measured": result.measured.to_dict()} if result.measured else {}),
+    }
 
 
 def _folder(described: RunSpec, file: Path, name: str | None) -> Path:

@@ -79,6 +79,11 @@ def moments_of(settings: TrainSettings, start: int = 0) -> Moments | None:
     return Moments(first, asked.length, asked.every, settings.steps)
 
 
+def moment_folder(run: Path, step: int) -> Path:
+    """Where the traces of the moment that begins with `step` are, in the folder of a run."""
+    return run / "traces" / f"step-{step:06}"
+
+
 class StepProfiler:
     """Follows a run step by step and writes `<folder>/traces/step-000123/rank0.json.gz`.
 
@@ -90,7 +95,7 @@ class StepProfiler:
     ) -> None:
         rank, size = world()
         self._moments, self._keep = moments, settings.keep
-        self._folder = _of_rank_0(folder) / "traces"
+        self._folder = _of_rank_0(folder)
         self._name = f"rank{rank:0{len(str(size - 1))}}"
         self._moment = moments.first
         self._analyses: Analyses | None = None
@@ -149,7 +154,7 @@ class StepProfiler:
             self._profiler.stop()
 
     def _write(self, profiler: profile) -> None:
-        folder = self._folder / f"step-{self._moment:06}"
+        folder = moment_folder(self._folder, self._moment)
         unpacked, packed = (folder / f".{self._name}.{kind}" for kind in ("unpacked", "packed"))
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -163,7 +168,7 @@ class StepProfiler:
             return
         if os.environ.get("LOCAL_RANK", "0") == "0":
             # On every machine: they may not share their disks.
-            remove_old(self._folder, self._keep, self._analyses.busy if self._analyses else [])
+            remove_old(folder.parent, self._keep, self._analyses.busy if self._analyses else [])
         if self._analyses is not None:
             self._analyses.begin(folder, self._moment)
 
