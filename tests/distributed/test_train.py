@@ -77,7 +77,8 @@ def write(folder: Path, text: str = RUN, **fields: Any) -> Path:
 
 def environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    return {**kept, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+    here = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    return {**kept, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONPATH": here}
 
 
 def train(file: Path, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:

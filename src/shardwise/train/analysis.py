@@ -21,8 +21,8 @@ from shardwise.train.launch import end_with_launcher
 log = logging.getLogger("shardwise")
 
 SUMMARY = "summary.json"
-# How long the analysis waits for the traces of other ranks.
-PATIENCE = 60
+# Seconds that an analysis waits for traces of other ranks, and a run that ends for the analysis.
+PATIENCE_BEFORE, PATIENCE_AFTER = 20, 60
 _CHILD = (
     "import runpy, sys; from shardwise.train.analysis import step_back; "
     "step_back(sys.argv.pop()); runpy.run_module('shardwise', run_name='__main__')"
@@ -67,7 +67,8 @@ class Analyses:
                     start_new_session=True,
                 )
         except OSError as error:
-            _told_off(step, str(error))
+            said.close()
+            _tell(step, str(error))
             return
         self._running = _Running(process, folder, step, said)
 
@@ -96,7 +97,7 @@ class Analyses:
             try:
                 self._running.process.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
-                _told_off(self._running.step, f"not done {seconds:.0f} s after the run")
+                _tell(self._running.step, f"not done {seconds:.0f} s after the run")
                 self.close()
                 break
             found.append(self.take())
@@ -119,7 +120,7 @@ def step_back(traces: str) -> None:
     else:
         os.nice(19)
     folder = Path(sys.argv[2])
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + PATIENCE_BEFORE
     while len(list(folder.glob("*.json.gz"))) < int(traces) and time.monotonic() < end:
         time.sleep(0.1)
 
@@ -155,10 +156,10 @@ def _answer(ended: _Running) -> dict[str, float]:
         found = shares(json.loads(unfinished.read_bytes()), ended.step)
         unfinished.replace(ended.folder / SUMMARY)
     except (OSError, ValueError, LookupError, TypeError) as error:
-        _told_off(ended.step, str(error))
+        _tell(ended.step, str(error))
         return {}
     return found
 
 
-def _told_off(step: int, why: str) -> None:
+def _tell(step: int, why: str) -> None:
     log.warning("the profile of step %d was not analysed: %s", step, why)

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from shardwise.engine.mesh import world
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import ProfileSettings, TrainSettings
-from shardwise.train.analysis import PATIENCE, Analyses
+from shardwise.train.analysis import PATIENCE_AFTER, Analyses
 from shardwise.train.measure import WEIGHED_STEP
 
 log = logging.getLogger("shardwise")
@@ -140,7 +140,9 @@ class StepProfiler:
     def rest(self) -> list[dict[str, float]]:
         """The run has ended: write what was recorded, and wait for the analyses under way."""
         self._stop()
-        return self._analyses.rest(PATIENCE) if self._analyses is not None else []
+        found = self._analyses.rest(PATIENCE_AFTER) if self._analyses is not None else []
+        self._remove_old()
+        return found
 
     def close(self) -> None:
         """Leave, waiting for nobody; a moment that is not over is written as far as it came."""
@@ -166,11 +168,15 @@ class StepProfiler:
         except OSError as error:
             log.warning("no trace of step %d: %s", self._moment, error)
             return
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            # On every machine: they may not share their disks.
-            remove_old(folder.parent, self._keep, self._analyses.busy if self._analyses else [])
         if self._analyses is not None:
             self._analyses.begin(folder, self._moment)
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        # On every machine: they may not share their disks.
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            busy = self._analyses.busy if self._analyses is not None else []
+            remove_old(self._folder / "traces", self._keep, busy)
 
 
 def _quieten() -> None:
@@ -190,7 +196,9 @@ def _of_rank_0(folder: Path) -> Path:
 
 def remove_old(traces: Path, keep: int, busy: Collection[Path] = ()) -> None:
     """Leave the newest `keep` moments, and those that are being read; 0 leaves all."""
-    moments = sorted(folder for folder in traces.glob("step-*") if folder.is_dir())
+    moments = [folder for folder in traces.glob("step-*") if folder.is_dir()]
+    # Numbers of more than six digits are longer, and later.
+    moments.sort(key=lambda folder: (len(folder.name), folder.name))
     for folder in moments[:-keep] if keep else []:
         if folder not in busy:
             shutil.rmtree(folder, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict, deque
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,10 +31,18 @@ BYTES = {
 }
 
 
-class GlooCalls(NamedTuple):
-    """Rows of the backend's threads, and of torch.distributed's operations in the same order.
+# As what Gloo carries an operation out, and which of its inputs it hands over.
+_CARRIED_AS = {
+    "c10d::_allgather_base_": ("gloo:all_gather", 1),
+    "c10d::_reduce_scatter_base_": ("gloo:all_reduce", 1),
+    "c10d::allreduce_": ("gloo:all_reduce", 0),
+}
 
-    A trace has no link between the two but order. `asked` is None where their numbers differ.
+
+class GlooCalls(NamedTuple):
+    """Rows of the backend's threads, and for each the torch.distributed operation it carries out.
+
+    `asked` is None where their numbers differ.
     """
 
     carried: Ints
@@ -41,9 +50,30 @@ class GlooCalls(NamedTuple):
 
 
 def gloo_calls(trace: Trace) -> GlooCalls:
-    """Gloo carries out a reduce-scatter as an all-reduce: only `asked` tells what it was."""
+    """Gloo carries out a reduce-scatter as an all-reduce: only `asked` tells what it was.
+
+    A trace links the two by nothing but size and order, and order alone deceives: a call that is
+    not waited for may be carried out by its thread after one that was asked for later.
+    """
     carried, asked = _named(trace, _BACKENDS), _named(trace, ("c10d::",))
-    return GlooCalls(carried, asked if len(asked) == len(carried) else None)
+    if len(asked) != len(carried):
+        return GlooCalls(carried, None)
+    waiting: dict[tuple[str, int], deque[int]] = defaultdict(deque)
+    for place, row in enumerate(carried.tolist()):
+        waiting[trace.texts[trace.name[row]], _elements(trace, row)].append(place)
+    asked_at: dict[int, int] = {}
+    unlike = []
+    for row in asked.tolist():
+        name, argument = _CARRIED_AS.get(trace.texts[trace.name[row]], ("", 0))
+        alike = waiting[name, _elements(trace, row, argument)]
+        if alike:
+            asked_at[alike.popleft()] = row
+        else:
+            unlike.append(row)
+    left = [place for place in range(len(carried)) if place not in asked_at]
+    asked_at.update(zip(left, unlike, strict=True))
+    ordered = [asked_at[place] for place in range(len(carried))]
+    return GlooCalls(carried, np.asarray(ordered, dtype=np.int64))
 
 
 def _named(trace: Trace, starts: tuple[str, ...]) -> Ints:

@@ -1,0 +1,194 @@
+"""Profiled runs: real processes, and traces that agree with what was counted and predicted."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.observe.summary import summarise
+from tests.distributed.test_train import environment, lines, train, write
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+from tests.distributed import sources
+
+LATE = """
+cluster = "1x4xCPU"
+model = "tests.distributed.sources:late_model"
+job = { seq_len = 64 }
+strategy = { kind = "zero3", micro_batch = 8, param_dtype = "fp32" }
+data = { source = "tests.distributed.sources:late" }
+
+[train]
+steps = %d
+measure = false
+trackers = []
+profile = { after = %d, steps = %d, every = %d, keep = 0 }
+"""
+SLOW_RANK = 2
+CASES = list(product(("data", "host", "compute"), (0.2, 0.5, 2.0)))
+
+
+def moments(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "runs" / "it" / "traces").iterdir())
+
+
+def traces(folder: Path, step: int) -> list[Path]:
+    return sorted((folder / "runs" / "it" / "traces" / f"step-{step:06}").glob("*.json.gz"))
+
+
+def names(trace: Path) -> Counter[str]:
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    return Counter(event["name"] for event in events if event.get("ph") == "X")
+
+
+def by_operation(traffic: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
+    """Calls and bytes of a StepProfile's traffic, whatever the groups."""
+    found: dict[str, tuple[int, int]] = {}
+    for one in traffic:
+        calls, total = found.get(one["op"], (0, 0))
+        found[one["op"]] = (calls + one["calls"], total + one["bytes"])
+    return {op: both for op, both in found.items() if both[0]}
+
+
+def assert_traffic_agrees(folder: Path, step: int, ranks: int, steps: int = 1) -> None:
+    """The trace of every rank, the counter and the prediction tell the same calls and bytes."""
+    run = folder / "runs" / "it"
+    predicted = by_operation(json.loads((run / "prediction.json").read_text())["traffic"])
+    counted = by_operation(json.loads((run / "measurement.json").read_text())["traffic"])
+    assert counted == predicted
+    summary = summarise(traces(folder, step))
+    assert [rank.rank for rank in summary.ranks] == list(range(ranks))
+    for rank in summary.ranks:
+        assert len(rank.steps) == steps
+        traced = {
+            one.operation.replace("-", "_"): (one.calls, one.moved_bytes)
+            for one in rank.collectives
+        }
+        assert traced == {op: (steps * calls, steps * n) for op, (calls, n) in counted.items()}
+
+
+def test_moments_that_repeat_become_a_curve(tmp_path: Path) -> None:
+    steps, first, every = 28, 6, 4
+    settings = f"[train.profile]\nafter = {first}\nevery = {every}\nkeep = 2"
+    # Two micro-batches a step, and enough work that an analysis ends before the run does.
+    file = write(tmp_path, steps=steps, log_every=1, micro_batch=8, train=settings)
+    file.write_text(file.read_text().replace("global_batch = 256", "global_batch = 1024"))
+    done = train(file, "--nproc", "2")
+    assert "profiler_start" not in done.stderr
+    assert "Warning" not in done.stderr
+    began = list(range(first, steps, every))
+    assert moments(tmp_path) == [f"step-{step:06}" for step in began[-2:]]
+
+    found = lines(tmp_path)
+    profiled = [line for line in found if "profile_step" in line]
+    assert len(profiled) >= 2
+    # The last one may come after the last step; those that came too fast were left out.
+    assert profiled[-1]["profile_step"] == began[-1]
+    assert {line["profile_step"] for line in profiled} <= set(began)
+    for line in profiled:
+        parts = [line[f"profile_{part}"] for part in ("compute", "exposed", "idle")]
+        assert all(0 < part < 1 for part in parts)
+        assert sum(parts) <= 1
+        assert 0 <= line["profile_overlap"] <= 1
+
+    # Steps 0 to 4 are measured; around a profiled one, times say nothing about the run.
+    timed = {line["step"] for line in found if "step_s" in line}
+    disturbed = {step + near for step in began for near in (-1, 0, 1)}
+    assert timed == set(range(5, steps)) - disturbed
+
+    last = traces(tmp_path, began[-1])
+    assert [path.name for path in last] == ["rank0.json.gz", "rank1.json.gz"]
+    seen = names(last[1])
+    assert {name for name in seen if name.startswith("ProfilerStep")} == {
+        f"ProfilerStep#{began[-1]}"
+    }
+    assert seen["shardwise::data"] == 1
+    assert seen["shardwise::micro_batch (sync)"] == 2
+    for step in began[-2:]:
+        assert_traffic_agrees(tmp_path, step, ranks=2)
+
+
+def test_one_command_profiles_and_tells(tmp_path: Path) -> None:
+    file = write(tmp_path, kind="zero2", micro_batch=4, log_every=20)
+    done = subprocess.run(
+        [sys.executable, "-m", "shardwise", "profile", str(file), "--nproc", "2", "--name", "it"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout
+    assert "Collectives of one step" in shown
+    assert "Steps 6 to 8, profiled: runs/it/traces/step-000006" in shown
+    assert re.search(r"3 of [\d.,]+ ms", shown)
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    seen = names(traces(tmp_path, 6)[0])
+    assert {name for name in seen if name.startswith("ProfilerStep")} == {
+        f"ProfilerStep#{step}" for step in (6, 7, 8)
+    }
+    assert_traffic_agrees(tmp_path, 6, ranks=2, steps=3)
+
+
+def test_hybrid_sharding_moves_what_was_predicted(tmp_path: Path) -> None:
+    settings = "[train.profile]\nafter = 7\nsteps = 1"
+    fields = {"strategy": "shard = 2\nreplicate = 2", "micro_batch": 2}
+    file = write(tmp_path, steps=12, log_every=20, train=settings, **fields)
+    file.write_text(file.read_text().replace("1x2xCPU", "1x4xCPU"))
+    train(file, "--nproc", "4")
+    assert_traffic_agrees(tmp_path, 7, ranks=4)
+
+
+def profiled_runs(folder: Path, cases: list[tuple[str, float]]) -> list[Path]:
+    """Traces of four ranks, a folder for each case, in which one is late by a share of a step.
+
+    A case is the share, and where: "data" comes late, the "host" sleeps in the forward, or there is
+    more to "compute".
+    """
+    moments = [sources.LATE_FIRST + sources.LATE_EVERY * case for case in range(len(cases))]
+    steps = moments[-1] + sources.LATE_STEPS + 2
+    file = folder / "run.toml"
+    file.write_text(LATE % (steps, sources.LATE_FIRST, sources.LATE_STEPS, sources.LATE_EVERY))
+    told = ",".join(f"{kind}:{share}" for kind, share in cases)
+    done = subprocess.run(
+        [sys.executable, "-m", "shardwise", "train", str(file), "--nproc", "4", "--name", "it"],
+        cwd=folder,
+        env={**environment(), "SLOW_RANK": str(SLOW_RANK), "SLOW_CASES": told},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [folder / "runs" / "it" / "traces" / f"step-{step:06}" for step in moments]
+
+
+def profiled_run(folder: Path, kind: str, share: float) -> Path:
+    """Traces of four ranks, one of which is late by `share` of a step."""
+    return profiled_runs(folder, [(kind, share)])[0]
+
+
+@pytest.fixture(scope="module")
+def late_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, float], Path]:
+    folders = profiled_runs(tmp_path_factory.mktemp("late"), CASES)
+    return dict(zip(CASES, folders, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_late_rank_is_found(
+    late_runs: dict[tuple[str, float], Path], case: tuple[str, float]
+) -> None:
+    found = sorted(late_runs[case].glob("*.json.gz"))
+    assert [path.name for path in found] == [f"rank{rank}.json.gz" for rank in range(4)]
