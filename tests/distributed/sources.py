@@ -14,7 +14,7 @@ from torch import nn
 VOCAB, SEQ_LEN = 64, 16
 LATE_SEQ_LEN = 64
 # The moments of a run in which a rank is late.
-LATE_FIRST, LATE_STEPS, LATE_EVERY = 10, 3, 7
+LATE_FIRST, LATE_STEPS, LATE_EVERY = 10, 3, 6
 POISON = VOCAB - 1
 
 
@@ -78,12 +78,12 @@ class Delay:
         self._step += 1
         if not self._here:
             return 0.0
-        # A moment's data is read one step ahead, and the profiler warms up one step before.
-        case, place = divmod(self._step - (LATE_FIRST - 2), LATE_EVERY)
+        # From two steps before a moment on: one warms up, and data is read a step ahead.
+        case = (self._step - (LATE_FIRST - 2)) // LATE_EVERY
         if case < 0:
             self._seen.append(time.perf_counter())
             return 0.0
-        if case >= len(self._cases) or place > LATE_STEPS + 2 or self._cases[case][0] != self._kind:
+        if case >= len(self._cases) or self._cases[case][0] != self._kind:
             return 0.0
         # The first steps set things up.
         steps = [after - before for before, after in pairwise(self._seen[2:])]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shardwise.observe.summary import summarise
-from tests.distributed.test_train import environment, lines, train, write
+from tests.distributed.test_train import FOREIGN, environment, lines, train, write
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -143,12 +143,13 @@ def test_one_command_profiles_and_tells(tmp_path: Path) -> None:
 
 
 def test_hybrid_sharding_moves_what_was_predicted(tmp_path: Path) -> None:
-    settings = "[train.profile]\nafter = 7\nsteps = 1"
-    fields = {"strategy": "shard = 2\nreplicate = 2", "micro_batch": 2}
-    file = write(tmp_path, steps=12, log_every=20, train=settings, **fields)
-    file.write_text(file.read_text().replace("1x2xCPU", "1x4xCPU"))
+    # Every second step is logged, which takes an all-reduce; neither step 2 nor step 8 is.
+    settings = "trackers = []\n[train.profile]\nafter = 8\nsteps = 1"
+    file = write(tmp_path, FOREIGN, source="equal", accumulate=1, train=settings)
+    hybrid = file.read_text().replace('"zero3", ', '"zero3", shard = 2, replicate = 2, ')
+    file.write_text(hybrid.replace("1x2xCPU", "1x4xCPU"))
     train(file, "--nproc", "4")
-    assert_traffic_agrees(tmp_path, 7, ranks=4)
+    assert_traffic_agrees(tmp_path, 8, ranks=4)
 
 
 def profiled_runs(folder: Path, cases: list[tuple[str, float]]) -> list[Path]:

@@ -1,0 +1,275 @@
+"""What `[train.profile] every = …` costs the steps that are not profiled.
+
+    python benchmarks/profile_overhead.py [--json]
+
+Two processes hold three trainings of the same model at once, one of them profiled now and then, and
+take turns a few steps at a time, in an order that changes from round to round. Compared are rounds
+in which nothing is profiled and nothing analysed: there, the profiled training only carries its
+schedule. Two plain trainings against each other show what is noise. Where others use the machine
+too, noise is large; what the profiler itself takes at a step and at a log line is timed as well.
+
+Told beside it: how much longer rounds take while an analysis runs at the lowest priority, for
+everyone, on a machine whose cores all train; and how much longer a step takes that is profiled, or
+in which traces are written. Those are left out of a run's own timings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+# A turn is three steps: in one of `CYCLE` turns the profiler warms up, records and writes.
+ROUNDS, STEPS, CYCLE = 120, 3, 12
+# Small: the shorter a step, the more weighs what is added to it.
+SIZES = {"layers": 4, "hidden": 128, "heads": 4, "ffn": 352, "vocab": 512}
+SEQ_LEN, MICRO_BATCH = 128, 2
+CONTESTANTS = ("plain", "plain again", "profiled")
+
+
+class Contestant(NamedTuple):
+    """A training: runs so many steps; its profiler; seconds of its steps, and of the profiler's."""
+
+    run: Callable[[int], None]
+    profiler: Any
+    step_s: list[float]
+    profiler_s: list[float]
+
+
+def contestant(name: str, rounds: int, folder: Path) -> Contestant:
+    import torch
+
+    from shardwise.engine.mesh import local_device, world
+    from shardwise.engine.parallelize import parallelize
+    from shardwise.spec import ModelSpec, Strategy
+    from shardwise.spec.train import TrainSettings
+    from shardwise.train.batches import Layout, SyntheticBatches
+    from shardwise.train.loop import Training, train
+    from shardwise.train.optimizer import make_optimizer
+    from shardwise.train.profile import StepProfiler, moments_of
+    from shardwise.units.build import build_module
+
+    torch.manual_seed(0)
+    module = build_module(ModelSpec.read({"family": "llama", "max_positions": SEQ_LEN, **SIZES}))
+    every = STEPS * CYCLE
+    chosen = TrainSettings.read(
+        {
+            "steps": (rounds + 2) * STEPS,
+            "log_every": 1,
+            "measure": False,
+            "profile": {"after": every + 1, "every": every, "keep": 1},
+        }
+    )
+    model = parallelize(module, Strategy(kind="zero3", param_dtype="fp32", micro_batch=MICRO_BATCH))
+    training = Training(
+        model=model,
+        optimizer=make_optimizer(model, "adamw", chosen),
+        batches=SyntheticBatches(Layout(*world(), MICRO_BATCH, 1, SEQ_LEN), SIZES["vocab"], 0),
+        settings=chosen,
+        device=local_device("cpu"),
+    )
+    profiler = None
+    if name == "profiled":
+        moments = moments_of(chosen)
+        assert chosen.profile is not None
+        assert moments is not None
+        profiler = StepProfiler(chosen.profile, moments, folder, training.device)
+    step_s: list[float] = []
+    profiler_s: list[float] = []
+
+    class Watcher:
+        """What a run does at each step and log line, as far as profiling has a part in it."""
+
+        @contextmanager
+        def step(self, step: int) -> Any:
+            if profiler is not None:
+                begin = time.perf_counter()
+                profiler.step(step)
+                profiler_s.append(time.perf_counter() - begin)
+            yield
+
+        def logged(self, line: Any) -> None:
+            step_s.extend(line.step_s)
+            if profiler is not None:
+                begin = time.perf_counter()
+                profiler.values()
+                profiler_s[-1] += time.perf_counter() - begin
+
+    def run(steps: int) -> None:
+        train(training, Watcher(), until=training.step + steps)
+
+    return Contestant(run, profiler, step_s, profiler_s)
+
+
+def worker(rounds: int, folder: Path) -> None:
+    """Take turns; rank 0 prints what every turn and step took, and when an analysis ran."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    running = {name: contestant(name, rounds, folder) for name in CONTESTANTS}
+    seconds: dict[str, list[float]] = {name: [] for name in running}
+    cpu_s: dict[str, list[float]] = {name: [] for name in running}
+    analysing: list[bool] = []
+    for one in running.values():
+        one.run(STEPS)  # warm-up
+    for number in range(rounds):
+        turn = number % len(running)
+        order = [*running][turn:] + [*running][:turn]
+        before = _analysing(folder)
+        for name in order if number % 2 else reversed(order):
+            dist.barrier()
+            begin, worked = time.perf_counter(), time.process_time()
+            running[name].run(STEPS)
+            dist.barrier()
+            seconds[name].append((time.perf_counter() - begin) / STEPS)
+            cpu_s[name].append((time.process_time() - worked) / STEPS)
+        analysing.append(before or _analysing(folder))
+    running["profiled"].profiler.rest()
+    if dist.get_rank() == 0:
+        found = {
+            "seconds": seconds,
+            "cpu_s": cpu_s,
+            "step_s": {name: one.step_s for name, one in running.items()},
+            "profiler_s": running["profiled"].profiler_s,
+            "analysing": analysing,
+        }
+        print("FOUND " + json.dumps(found), flush=True)
+    dist.barrier()
+    os._exit(0)
+
+
+def _analysing(folder: Path) -> bool:
+    """The answer of an analysis has its name only when it is complete."""
+    return any(folder.glob("traces/step-*/.summary"))
+
+
+def measured(rounds: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", str(Path(__file__)), "--worker", folder),
+            *("--rounds", str(rounds)),
+        ]
+        here = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": here}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if "FOUND " in line]
+    if not lines:
+        sys.exit(done.stderr[-3000:])
+    found: dict[str, Any] = json.loads(lines[0].partition("FOUND ")[2])
+    return found
+
+
+def figures(found: dict[str, Any]) -> dict[str, Any]:
+    seconds, analysing = found["seconds"], found["analysing"]
+    rounds = range(len(analysing))
+    plain, plain_cpu = _both(seconds), _both(found["cpu_s"])
+    # The warm-up was the first turn of all: round r begins with step (r + 1) * STEPS.
+    profiled = [r for r in rounds if r + 1 >= CYCLE and (r + 1) % CYCLE == 0]
+    calm = [r for r in rounds if r not in profiled and not analysing[r]]
+    busy = [r for r in rounds if r not in profiled and analysing[r]]
+    everyone = [statistics.geometric_mean(seconds[name][r] for name in CONTESTANTS) for r in rounds]
+
+    def beside(r: int) -> float:
+        """Calm rounds of the same cycle: what else the machine does changes slowly."""
+        near = [everyone[c] for c in calm if (c + 1) // CYCLE == (r + 1) // CYCLE]
+        return statistics.median(near or [everyone[c] for c in calm])
+
+    def of_steps(offset: int) -> float:
+        steps = found["step_s"]
+        ratios = [
+            steps["profiled"][at] / steps["plain"][at]
+            for at in ((r + 1) * STEPS + offset for r in profiled)
+        ]
+        return statistics.median(ratios) if ratios else math.nan
+
+    ratios = [seconds["profiled"][r] / plain[r] - 1 for r in calm]
+    own = [found["profiler_s"][(r + 1) * STEPS + n] for r in calm for n in range(STEPS)]
+    worked = [found["cpu_s"]["profiled"][r] / plain_cpu[r] - 1 for r in calm]
+    noise = [seconds["plain again"][r] / seconds["plain"][r] - 1 for r in calm]
+    slowed = [everyone[r] / beside(r) - 1 for r in busy]
+    return {
+        "overhead": statistics.median(ratios),
+        "spread": _quartiles(ratios),
+        "profiler_s": statistics.median(own),
+        "cpu_overhead": statistics.median(worked),
+        "cpu_spread": _quartiles(worked),
+        "noise": statistics.median(noise),
+        "noise_spread": _quartiles(noise),
+        "rounds": len(calm),
+        "step_s": statistics.median(plain),
+        "during_analysis": statistics.median(slowed) if slowed else None,
+        "during_analysis_spread": _quartiles(slowed) if slowed else None,
+        "during_analysis_rounds": len(busy),
+        "moments": len(profiled),
+        "profiled_step_ratio": of_steps(1),
+        "writing_step_ratio": of_steps(2),
+    }
+
+
+def _both(seconds: dict[str, list[float]]) -> list[float]:
+    """The plain trainings, taken together."""
+    pairs = zip(seconds["plain"], seconds["plain again"], strict=True)
+    return [math.sqrt(one * other) for one, other in pairs]
+
+
+def _quartiles(values: list[float]) -> list[float]:
+    ordered = sorted(values)
+    return [ordered[len(ordered) // 4], ordered[3 * len(ordered) // 4]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker is not None:
+        worker(options.rounds, options.worker)
+        return
+    result = figures(measured(options.rounds))
+    if options.json:
+        print(json.dumps(result, indent=2))
+        return
+
+    def shown(value: float, spread: list[float]) -> str:
+        return f"{value:+.2%} (half of them {spread[0]:+.2%} to {spread[1]:+.2%})"
+
+    print(f"2 processes, steps of {result['step_s'] * 1e3:.1f} ms, measured:")
+    print(
+        f"steps not profiled, {result['rounds']} rounds of {STEPS}: "
+        f"{shown(result['overhead'], result['spread'])}"
+    )
+    print(f"the same in time of CPUs: {shown(result['cpu_overhead'], result['cpu_spread'])}")
+    share = result["profiler_s"] / result["step_s"]
+    print(
+        f"of which the profiler: {result['profiler_s'] * 1e6:.0f} microseconds a step, {share:.3%}"
+    )
+    print(f"two plain trainings: {shown(result['noise'], result['noise_spread'])}")
+    if result["during_analysis"] is not None:
+        print(
+            f"everyone while an analysis runs, {result['during_analysis_rounds']} rounds: "
+            f"{shown(result['during_analysis'], result['during_analysis_spread'])}"
+        )
+    print(
+        f"a profiled step takes {result['profiled_step_ratio']:.2f} times as long, the one in "
+        f"which traces are written {result['writing_step_ratio']:.2f} times; of "
+        f"{result['moments']} moments"
+    )
+
+
+if __name__ == "__main__":
+    main()
