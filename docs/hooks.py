@@ -33,6 +33,8 @@ def _values(annotation: Any) -> str:
         return ", or ".join(_values(argument) for argument in arguments)
     if arguments and hasattr(annotation, "__metadata__"):
         return _values(arguments[0])
+    if hasattr(annotation, "model_fields"):
+        return "a table"
     words = {bool: "true, false", int: "whole number or size", float: "number", str: "text"}
     return words.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
