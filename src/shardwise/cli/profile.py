@@ -68,5 +68,6 @@ def profile(
         told = summary_json(summary) | {"verdicts": [verdict._asdict() for verdict in verdicts]}
         print_json({**result_json(result), "traces": str(traces), "trace": told})
         return
-    typer.echo(f"\nSteps {first} to {first + steps - 1}, profiled: {traces}\n")
+    which = f"Step {first}" if steps == 1 else f"Steps {first} to {first + steps - 1}"
+    typer.echo(f"\n{which}, profiled: {traces}\n")
     print_trace(summary, verdicts, thresholds, cluster)
