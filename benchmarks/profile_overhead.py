@@ -183,27 +183,25 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
     busy = [r for r in rounds if r not in profiled and analysing[r]]
     everyone = [statistics.geometric_mean(seconds[name][r] for name in CONTESTANTS) for r in rounds]
 
-    def beside(r: int) -> float:
-        """Calm rounds of the same cycle: what else the machine does changes slowly."""
-        near = [everyone[c] for c in calm if (c + 1) // CYCLE == (r + 1) // CYCLE]
-        return statistics.median(near or [everyone[c] for c in calm])
+    def beside(values: list[float], r: int) -> float:
+        """In calm rounds of about the same time: what else a machine does changes slowly."""
+        near = [values[c] for c in calm if abs(c - r) < CYCLE]
+        return statistics.median(near or [values[c] for c in calm])
 
     def of_steps(offset: int) -> float:
-        steps = found["step_s"]
-        ratios = [
-            steps["profiled"][at] / steps["plain"][at]
-            for at in ((r + 1) * STEPS + offset for r in profiled)
-        ]
+        steps = found["step_s"]["profiled"]
+        ratios = [steps[(r + 1) * STEPS + offset] / beside(plain, r) for r in profiled]
         return statistics.median(ratios) if ratios else math.nan
 
     ratios = [seconds["profiled"][r] / plain[r] - 1 for r in calm]
     own = [found["profiler_s"][(r + 1) * STEPS + n] for r in calm for n in range(STEPS)]
     worked = [found["cpu_s"]["profiled"][r] / plain_cpu[r] - 1 for r in calm]
     noise = [seconds["plain again"][r] / seconds["plain"][r] - 1 for r in calm]
-    slowed = [everyone[r] / beside(r) - 1 for r in busy]
+    slowed = [everyone[r] / beside(everyone, r) - 1 for r in busy]
     return {
         "overhead": statistics.median(ratios),
         "spread": _quartiles(ratios),
+        "standard_error": _standard_error(ratios),
         "profiler_s": statistics.median(own),
         "cpu_overhead": statistics.median(worked),
         "cpu_spread": _quartiles(worked),
@@ -218,6 +216,12 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
         "profiled_step_ratio": of_steps(1),
         "writing_step_ratio": of_steps(2),
     }
+
+
+def _standard_error(values: list[float]) -> float:
+    """Of their median, by how far the quartiles lie apart."""
+    low, high = _quartiles(values)
+    return 0.93 * (high - low) / math.sqrt(len(values))
 
 
 def _both(seconds: dict[str, list[float]]) -> list[float]:
@@ -251,7 +255,8 @@ def main() -> None:
     print(f"2 processes, steps of {result['step_s'] * 1e3:.1f} ms, measured:")
     print(
         f"steps not profiled, {result['rounds']} rounds of {STEPS}: "
-        f"{shown(result['overhead'], result['spread'])}"
+        f"{shown(result['overhead'], result['spread'])}, "
+        f"give or take {result['standard_error']:.2%}"
     )
     print(f"the same in time of CPUs: {shown(result['cpu_overhead'], result['cpu_spread'])}")
     share = result["profiler_s"] / result["step_s"]
