@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from shardwise.observe.summary import summarise
+from shardwise.observe.why.verdicts import verdicts_of
 from tests.distributed.test_train import FOREIGN, environment, lines, train, write
 
 pytest.importorskip("torch")
@@ -188,8 +189,17 @@ def late_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, float
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_late_rank_is_found(
+def test_a_late_rank_is_named_with_its_cause(
     late_runs: dict[tuple[str, float], Path], case: tuple[str, float]
 ) -> None:
+    """Four processes on two cores are noisy: a fifth of a step is named, two steps come first."""
     found = sorted(late_runs[case].glob("*.json.gz"))
     assert [path.name for path in found] == [f"rank{rank}.json.gz" for rank in range(4)]
+    verdicts = verdicts_of(summarise(found))
+    kind, share = case
+    (named,) = [verdict for verdict in verdicts if verdict.cause == "straggler"]
+    assert named.statement.startswith(f"Rank {SLOW_RANK} keeps the others waiting")
+    words = {"data": "loads data", "host": "runs no operation", "compute": "computes"}
+    assert f"rank {SLOW_RANK} {words[kind]} for" in named.evidence
+    if share > 0.5:
+        assert verdicts[0] is named

@@ -15,7 +15,7 @@ import numpy as np
 from shardwise.observe.file.trace import Ints, Trace
 from shardwise.observe.rank.calls import launch_rows
 from shardwise.observe.rank.classify import RUNTIME_CATEGORIES, named, on_device
-from shardwise.timeline.intervals import Intervals, common, union, without
+from shardwise.timeline.intervals import Intervals, common, length_until, union, without
 from shardwise.timeline.spans import Timeline
 
 _DATA = re.compile(r"^(enumerate\(DataLoader\)|shardwise::data)")
@@ -51,16 +51,19 @@ class Host(NamedTuple):
     """What the host did inside the profiled steps."""
 
     idle: Idle
-    # All time of loading data, idle or not.
+    # All time of loading data, idle or not, and the same by step.
     data_ns: int
+    data_by_step: list[int]
     allocator_calls: int
     synchronisations: int
     # The operation around most synchronisations; empty where none is known.
     synchronised_by: str
 
 
-def host_of(trace: Trace, timeline: Timeline, span: tuple[int, int]) -> Host:
-    """Explain the idle time of a trace inside `span`."""
+def host_of(
+    trace: Trace, timeline: Timeline, span: tuple[int, int], windows: list[tuple[int, int]]
+) -> Host:
+    """Explain the idle time of a trace inside `span`; `windows` are its steps."""
     begin, end = span
     whole = Intervals(*(np.asarray([edge], dtype=np.int64) for edge in span))
     busy = union(np.clip(timeline.start_ns, begin, end), np.clip(timeline.end_ns, begin, end))
@@ -93,7 +96,15 @@ def host_of(trace: Trace, timeline: Timeline, span: tuple[int, int]) -> Host:
         unexplained_ns=left.length - synchronised - launching,
     )
     loading = common(whole, union(trace.start_ns[data], trace.end_ns[data]))
-    return Host(idle, loading.length, int(allocating.sum()), len(waiting), _around(trace, waiting))
+    edges = np.asarray(windows, dtype=np.int64).reshape(-1, 2)
+    return Host(
+        idle=idle,
+        data_ns=loading.length,
+        data_by_step=np.diff(length_until(loading, edges.reshape(-1)))[::2].tolist(),
+        allocator_calls=int(allocating.sum()),
+        synchronisations=len(waiting),
+        synchronised_by=_around(trace, waiting),
+    )
 
 
 def _gaps(

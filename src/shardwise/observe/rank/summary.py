@@ -100,7 +100,7 @@ def summarise_rank(
         collectives=by_operation(calls, compute),
         units=unit_times(trace, lanes, calls, places),
         micro_batches=micro_batches_of(trace, calls, exposed, places),
-        host=host_of(trace, lanes, span),
+        host=host_of(trace, lanes, span, windows),
         matmul=matmul_of(trace, lanes, span),
         slowdown=slowdown_of(lanes),
         problems=_problems(trace, lanes, on_cpu),
