@@ -66,8 +66,10 @@ class Joined(NamedTuple):
         return last
 
     def last_to_arrive(self) -> Ints:
-        """How often each rank was the one the others waited for."""
-        return np.bincount(self.last_rank, minlength=len(self.unmatched))
+        """How often each rank was the one the others waited for; together nobody is."""
+        longest = np.maximum.reduceat(self.lasted_ns, _first(self.collective))
+        waited = longest > self.transfers_ns
+        return np.bincount(self.last_rank[waited], minlength=len(self.unmatched))
 
     def by_rank(self) -> list[Ints]:
         """Of each rank, where its calls are."""

@@ -294,7 +294,8 @@ def _print_joined(out: Console, summary: Summary) -> None:
     )
     order = sorted(range(len(summary.ranks)), key=lambda i: -int(late[i]))
     told = ", ".join(f"{summary.ranks[i].name} in {late[i]}" for i in order[:4] if late[i])
-    out.print(f"Last to arrive: {told}.")
+    if told:
+        out.print(f"Last to arrive: {told}.")
     lost = [f"{summary.ranks[i].name} {n}" for i, n in enumerate(joined.unmatched) if n]
     if lost:
         more = f" and {len(lost) - 4} more ranks" if len(lost) > 4 else ""
