@@ -41,7 +41,7 @@ def simulations_per_s(model: str, rounds: int) -> float:
     chosen = [s for s in placements(cluster, base, False) if s.sharded]
     rows = Rows.product(chosen, [(size, 1) for size in (1, 2, 3, 4, 6, 8)], RECOMPUTE)
     units = load_units(find_model(model), 4096, base)
-    k, hardware = coefficients_for(cluster.device), hardware_of(cluster, "bf16")
+    k, hardware = coefficients_for(cluster), hardware_of(cluster, "bf16")
     assert k is not None
     assert hardware is not None
     best = 0.0

@@ -205,7 +205,7 @@ def test_a_current_configuration_is_compared_with() -> None:
 def test_what_cannot_be_planned_is_one_sentence() -> None:
     with pytest.raises(SpecError, match="2 nodes need a network.*2x8xH100-SXM@400Gbps"):
         plan("llama-3-8b", "2x8xH100-SXM")
-    with pytest.raises(SpecError, match="step times of CPUs are not known"):
+    with pytest.raises(SpecError, match="step times of these CPUs are not known"):
         plan("llama-3-8b", "1x2xCPU")
 
 

@@ -145,7 +145,7 @@ def test_bound_by_bandwidth_the_sum_becomes_the_maximum(n: int, g: float, s: flo
 # ---- real models on ideal hardware ---------------------------------------------------------
 
 A100 = find_device("A100-80GB")
-_fitted = coefficients_for(A100)
+_fitted = coefficients_for(find_cluster("8xA100-80GB"))
 assert _fitted is not None
 FITTED = _fitted
 # Physics without friction: no latency, launch, contention, nor any limit on small matmuls.
@@ -455,7 +455,7 @@ def test_the_terms_sum_to_the_step(
     units, c = run
     cluster = find_cluster(f"2x8x{device}@{gigabits}Gbps")
     times = predict_time(units, c, cluster, "bf16", 2)
-    k, hardware = coefficients_for(cluster.device), hardware_of(cluster, "bf16")
+    k, hardware = coefficients_for(cluster), hardware_of(cluster, "bf16")
     assert times is not None
     assert k is not None
     assert hardware is not None

@@ -141,6 +141,7 @@ def configuration(draw: Any, blocks: int) -> tuple[dict[str, Any], dict[str, Any
         "prefetch": draw(st.integers(0, 3)),
         "forward_prefetch": draw(st.integers(0, 2)),
         "separate": draw(st.booleans()),
+        "waits": False,
         "contention": 0.0,
         "accumulate": draw(st.integers(1, 6)),
         "gathers_every": draw(st.booleans()),
@@ -223,6 +224,7 @@ def rules(**changes: Any) -> Rules:
         prefetch=np.asarray([1]),
         forward_prefetch=np.asarray([0]),
         separate=np.asarray([False]),
+        waits=np.asarray([False]),
         contention=np.asarray([0.0]),
         accumulate=np.asarray([1]),
         gathers_every=np.asarray([True]),
@@ -277,3 +279,27 @@ def test_middle_micro_batches_repeat() -> None:
     one = steps[1] - steps[0]
     assert steps[2] - steps[1] == pytest.approx(one, rel=1e-9)
     assert steps[3] - steps[2] == pytest.approx(5 * one, rel=1e-9)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 7).flatmap(lambda n: st.lists(configuration(n), min_size=1, max_size=6)))
+def test_who_waits_for_every_collective_takes_the_sum_of_all(
+    rows: list[tuple[dict[str, Any], dict[str, Any]]],
+) -> None:
+    d, r = columns(rows)
+    waiting = simulate(d, replace(r, waits=np.ones(len(rows), dtype=np.bool_)))
+    for index, (pieces, rule) in enumerate(rows):
+        k = rule["accumulate"]
+        gathers, scatters, reduces = (
+            k if rule[name] else 1 for name in ("gathers_every", "scatters_every", "reduces_every")
+        )
+        counts = {
+            "forward": k, "backward": k, "root_forward": k, "root_backward": k, "optimizer": 1,
+            "gather": gathers, "root_gather": gathers, "copy_out": gathers, "gather_again": k,
+            "root_copy_out": gathers,
+            "scatter": scatters, "root_scatter": scatters, "copy_in": scatters,
+            "root_copy_in": scatters, "reduce": reduces, "root_reduce": reduces,
+        }  # fmt: skip
+        total = sum(np.sum(pieces[name]) * times for name, times in counts.items())
+        again = np.where(np.asarray(pieces["gather_again"]) > 0, pieces["copy_out"], 0.0)
+        assert waiting.step_s[index] == pytest.approx(total + k * again.sum(), rel=1e-12)

@@ -14,7 +14,7 @@ from shardwise.planning.search import Found, Nearest, Search
 from shardwise.planning.sequence import longest
 from shardwise.planning.space import Space
 from shardwise.predict.fit import Change, ways_to_fit
-from shardwise.predict.time import coefficients_for, error_interval, fitted_family, hardware_of
+from shardwise.predict.time import coefficients_for, error_interval, hardware_of, is_fitted
 from shardwise.spec.catalogue import coefficient
 from shardwise.spec.quantity import show_gib
 from shardwise.spec.record import SpecError
@@ -141,9 +141,10 @@ def check(problem: Problem) -> None:
             f"cluster: {cluster.nodes} nodes need a network between them to be planned; write it "
             f"per device, such as {cluster}@400Gbps"
         )
-    if coefficients_for(cluster.device) is None:
+    if coefficients_for(cluster) is None:
         raise SpecError(
-            "cluster: step times of CPUs are not known; 'shardwise estimate' tells their memory"
+            "cluster: step times of these CPUs are not known; measure them with 'shardwise "
+            "calibrate', or ask 'shardwise estimate' for memory alone"
         )
     if hardware_of(cluster, dtype) is None:
         known = ", ".join(cluster.device.peak) or "none"
@@ -202,8 +203,8 @@ def make_plan(
         considered=found.considered,
         fitting=found.fitting,
         limit_bytes=found.limit_bytes,
-        interval=error_interval(problem.cluster.device),
-        fitted=fitted_family(problem.cluster.device) is not None,
+        interval=error_interval(problem.cluster),
+        fitted=is_fitted(problem.cluster),
         comparison=coefficient("step-comparison"),
     )
 

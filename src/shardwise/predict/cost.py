@@ -37,6 +37,8 @@ class Coefficients(NamedTuple):
     contention: float
     # Passes over parameters, gradients and states in an optimizer step.
     optimizer_factor: float
+    # Of a step, whatever it does.
+    overhead_s: float = 0.0
 
 
 class Hardware(NamedTuple):
@@ -54,6 +56,9 @@ class Hardware(NamedTuple):
     # Between a device and its host, and the host memory's share of a device: offload.
     host_link: float = 20e9
     host_memory: float = 15e9
+    # Collectives of CPUs: hooks wait for them, a reduce-scatter is carried out as an all-reduce,
+    # and a byte passes through a processor before it passes through a network.
+    gloo: bool = False
 
 
 def durations(
@@ -81,7 +86,8 @@ def durations(
     on = gathers[:, None]
     gather = np.where(on, _ring(blocks * param, c.shard, hardware, k), 0.0)
     regather = np.where(reshards, _ring(blocks * param, group, hardware, k), 0.0)
-    scatter = np.where(on, _ring(blocks * reduced, c.shard, hardware, k), 0.0)
+    passes = 2.0 if hardware.gloo else 1.0
+    scatter = np.where(on, passes * _ring(blocks * reduced, c.shard, hardware, k), 0.0)
     across = c.replicate > 1
     reduce = np.where(across[:, None], _all_reduce(blocks * reduced, c, hardware, k), 0.0)
 
@@ -113,20 +119,25 @@ def durations(
         root_forward=_forward(units.root.stage, tokens, hardware, k),
         root_backward=_backward(units.root.stage, tokens, hardware, k),
         root_gather=np.where(gathers, rooted(_ring(root2 * param, c.shard, hardware, k)), 0.0),
-        root_scatter=np.where(gathers, rooted(_ring(root2 * reduced, c.shard, hardware, k)), 0.0),
+        root_scatter=np.where(
+            gathers, passes * rooted(_ring(root2 * reduced, c.shard, hardware, k)), 0.0
+        ),
         root_reduce=np.where(across, rooted(_all_reduce(root2 * reduced, c, hardware, k)), 0.0),
         root_copy_out=np.where(gathers, 2.0 * root * c.param_bytes / bandwidth, 0.0),
         root_copy_in=np.where(gathers, root * (c.param_bytes + c.reduce_bytes) / bandwidth, 0.0),
-        optimizer=k.optimizer_factor * state / np.where(c.offload, hardware.host_memory, bandwidth),
+        optimizer=k.optimizer_factor * state / np.where(c.offload, hardware.host_memory, bandwidth)
+        + k.overhead_s,
     )
 
 
-def rules(c: Configurations, k: Coefficients) -> Rules:
+def rules(c: Configurations, k: Coefficients, gloo: bool = False) -> Rules:
+    """What each row's schedule obeys; with Gloo, FSDP's hooks wait for their collectives."""
     rows = len(c)
     return Rules(
         prefetch=c.prefetch,
         forward_prefetch=c.forward_prefetch,
         separate=np.zeros(rows, dtype=np.bool_),
+        waits=c.sharded & gloo,
         contention=np.full(rows, k.contention),
         accumulate=c.accumulate,
         gathers_every=c.reshard_backward,
@@ -204,7 +215,8 @@ def _bus_bandwidth(size: Ints, in_node: Ints, span: Ints, h: Hardware, k: Coeffi
     between = np.where(
         span > h.pod_nodes * h.devices_per_node, between / h.oversubscription, between
     )
-    return np.where(size > in_node, np.minimum(inside, between), inside)
+    both = 1.0 / (1.0 / inside + 1.0 / between) if h.gloo else np.minimum(inside, between)
+    return np.where(size > in_node, both, inside)
 
 
 def _latency(size: Ints, in_node: Ints, h: Hardware, k: Coefficients) -> Floats:

@@ -98,7 +98,7 @@ def _timed(
     if times is None or without_latency is None:
         return {}
     step = float(times.step_s[0])
-    low, high = error_interval(cluster.device)
+    low, high = error_interval(cluster)
     exposed = float(times.exposed_communication_s[0])
     peak = cluster.device.peak_flops(strategy.param_dtype)
     return {

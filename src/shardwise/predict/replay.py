@@ -34,7 +34,7 @@ def replay(
     units: ModelUnits, strategy: Strategy, cluster: ClusterSpec, job: Job
 ) -> Timeline | None:
     """The simulated step of a resolved strategy; None where its time cannot be known."""
-    k, hardware = coefficients_for(cluster.device), hardware_of(cluster, strategy.param_dtype)
+    k, hardware = coefficients_for(cluster), hardware_of(cluster, strategy.param_dtype)
     if k is None or hardware is None:
         return None
     grouped = units.grouped(strategy.blocks_per_unit)
@@ -42,7 +42,7 @@ def replay(
     states = OPTIMIZER_STATES[job.optimizer]
     spans: list[Span] = []
     priced = durations(grouped, columns, hardware, k, states)
-    simulate(priced, rules(columns, k), lambda *span: spans.append(span))
+    simulate(priced, rules(columns, k, hardware.gloo), lambda *span: spans.append(span))
     builder = TimelineBuilder()
     for lane in _KINDS:  # in this order from the top, whoever comes first
         builder.lane(lane)

@@ -76,6 +76,8 @@ class Rules:
     forward_prefetch: Ints
     # Reductions have a communicator of their own.
     separate: Bools
+    # Nothing computes while a collective runs: whoever asks for it waits.
+    waits: Bools
     # Seconds lost per second of compute that runs beside a collective.
     contention: Floats
     # Micro-batches per step, and which of them gather and reduce.
@@ -242,11 +244,13 @@ def _micro_batch(
     _backward(d, rules, s, runs, scatters, reduces)
 
 
-def _gather(s: _Streams, ready: Floats, seconds: Floats, block: int) -> Floats:
+def _gather(s: _Streams, rules: Rules, ready: Floats, seconds: Floats, block: int) -> Floats:
     """Queue a gather; returns when it is done."""
+    ready = np.where(rules.waits, np.maximum(ready, s.compute), ready)
     end = np.maximum(s.gather, ready) + seconds
     # What takes no time is not queued.
     s.gather = np.where(seconds > 0, end, s.gather)
+    s.compute = np.where(rules.waits & (seconds > 0), end, s.compute)
     s.moved = s.moved + seconds
     s.record("all-gather", end, seconds, "all-gather", block)
     return np.where(seconds > 0, end, ready)
@@ -263,7 +267,7 @@ def _forward(
     d: Durations, rules: Rules, s: _Streams, runs: list[tuple[int, int]], gathers: Bools
 ) -> None:
     n = d.blocks
-    s.fetched = _gather(s, s.compute, np.where(gathers, d.root_gather, 0.0), -1)
+    s.fetched = _gather(s, rules, s.compute, np.where(gathers, d.root_gather, 0.0), -1)
     _copy_out(s, s.fetched, np.where(gathers, d.root_copy_out, 0.0), -1)
     out = {0: s.copied_out}
     near, far = int(rules.forward_prefetch.min()), int(rules.forward_prefetch.max())
@@ -277,11 +281,11 @@ def _forward(
             for depth in range(near + 1, far + 1):
                 index = max(i - depth, 0)
                 ready = np.where(reach == index, out[index], ready)
-        s.fetched = _gather(s, ready, np.where(gathers, d.gather[:, i], 0.0), i)
+        s.fetched = _gather(s, rules, ready, np.where(gathers, d.gather[:, i], 0.0), i)
         _copy_out(s, s.fetched, np.where(gathers, d.copy_out[:, i], 0.0), i)
         out[i + 1] = s.copied_out
         if i + 1 < n:
-            beside = np.where(gathers, d.gather[:, i + 1], 0.0)
+            beside = np.where(gathers & ~rules.waits, d.gather[:, i + 1], 0.0)
             busy = np.where(beside > 0, np.maximum(s.gather, s.compute) + beside, s.gather)
         else:
             busy = s.gather
@@ -322,7 +326,7 @@ def _backward(
     def issue(index: int, rows: Bools) -> None:
         """Queue the gather of block `index` for some rows, now."""
         seconds = np.where(rows, d.gather_again[:, index], 0.0)
-        done = _gather(s, s.compute, seconds, index)
+        done = _gather(s, rules, s.compute, seconds, index)
         ahead[index] = np.where(rows, done, ahead.get(index, s.compute))
         s.fetched = np.where(rows, done, s.fetched)
 
@@ -391,3 +395,5 @@ def _reduce(
     s.moved = s.moved + across
     s.record("all-reduce", finished, across, "all-reduce", block)
     s.returned = np.where(moves, s.scatter, s.returned)
+    done = np.maximum(np.where(moves, end, 0.0), np.where(across > 0, finished, 0.0))
+    s.compute = np.where(rules.waits, np.maximum(s.compute, done), s.compute)

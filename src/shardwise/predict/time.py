@@ -21,8 +21,16 @@ def fitted_family(device: DeviceSpec) -> str | None:
     return _FAMILIES.get(device.name.partition("-")[0].upper())
 
 
-def coefficients_for(device: DeviceSpec) -> Coefficients | None:
-    """Coefficients of a device's family, or of the nearest one; None for a CPU."""
+def is_fitted(cluster: ClusterSpec) -> bool:
+    """Whether its step times follow from runs on such devices, or on itself."""
+    return cluster.calibration is not None or fitted_family(cluster.device) is not None
+
+
+def coefficients_for(cluster: ClusterSpec) -> Coefficients | None:
+    """What was calibrated, else those of the device's family or the nearest; None for a CPU."""
+    if cluster.calibration is not None:
+        return Coefficients(**cluster.calibration.coefficients())
+    device = cluster.device
     if device.is_cpu:
         return None
     peak = device.peak_flops("bf16") or device.peak_flops("fp16") or 0.0
@@ -32,9 +40,11 @@ def coefficients_for(device: DeviceSpec) -> Coefficients | None:
     return fitted._replace(optimizer_factor=figure("fused_optimizer"))
 
 
-def error_interval(device: DeviceSpec) -> tuple[float, float]:
+def error_interval(cluster: ClusterSpec) -> tuple[float, float]:
     """How far predicted tokens/s lie off the measured ones, in nine of ten runs."""
-    return coefficient("step-interval" if fitted_family(device) else "step-interval-other")
+    if cluster.calibration is not None:
+        return cluster.calibration.interval
+    return coefficient("step-interval" if is_fitted(cluster) else "step-interval-other")
 
 
 def hardware_of(cluster: ClusterSpec, dtype: DType) -> Hardware | None:
@@ -52,6 +62,7 @@ def hardware_of(cluster: ClusterSpec, dtype: DType) -> Hardware | None:
         oversubscription=cluster.oversubscription,
         host_link=figure("host_link") * 1e9,
         host_memory=figure("host_memory") * 1e9,
+        gloo=cluster.device.is_cpu,
     )
 
 
@@ -68,9 +79,9 @@ def predict_time(
 
     Without `latency`, messages take no longer than their bytes.
     """
-    k, hardware = coefficients_for(cluster.device), hardware_of(cluster, dtype)
+    k, hardware = coefficients_for(cluster), hardware_of(cluster, dtype)
     if k is None or hardware is None:
         return None
     if not latency:
         k = k._replace(hop_latency_s=0.0, network_latency_s=0.0)
-    return simulate(durations(units, c, hardware, k, states), rules(c, k))
+    return simulate(durations(units, c, hardware, k, states), rules(c, k, hardware.gloo))

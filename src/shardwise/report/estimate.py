@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.predict.time import fitted_family
-from shardwise.spec.cluster import DeviceSpec
+from shardwise.predict.time import is_fitted
+from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DTYPE_BYTES
 from shardwise.spec.quantity import show_count, show_gb, show_gib
 from shardwise.spec.run import RunSpec
@@ -243,17 +243,17 @@ def _time(run: RunSpec, profile: StepProfile) -> str:
     return (
         f"It takes {show_seconds(time.step_s)} ({between}): {told}.\n"
         f"That is {rates.tokens_per_s:,.0f} tokens/s, {rates.tokens_per_s_per_device:,.0f} per "
-        f"device{mfu}.{not_compared(run.cluster.device)}"
+        f"device{mfu}.{not_compared(run.cluster)}"
     )
 
 
-def not_compared(device: DeviceSpec) -> str:
+def not_compared(cluster: ClusterSpec) -> str:
     """A sentence for devices whose coefficients are those of a relative."""
-    if fitted_family(device):
+    if is_fitted(cluster):
         return ""
     return (
-        f"\nNothing was fitted for {device.name}: times assume the efficiency of a relative, and "
-        "published runs on such devices took up to 50% longer."
+        f"\nNothing was fitted for {cluster.device.name}: times assume the efficiency of a "
+        "relative, and published runs on such devices took up to 50% longer."
     )
 
 

@@ -114,7 +114,7 @@ def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
     if cost:
         out.print(cost)
     if not plan.fitted:
-        out.print(not_compared(cluster.device).strip())
+        out.print(not_compared(cluster).strip())
 
 
 def _of_tokens(plan: Plan, winner: Candidate) -> str:

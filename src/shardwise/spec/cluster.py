@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from shardwise.spec.calibration import Calibration
 from shardwise.spec.dtype import DType
 from shardwise.spec.quantity import (
     ByteRate,
@@ -76,6 +77,8 @@ class ClusterSpec(Record):
     network: Annotated[Rate, Field(gt=0)] | None = None
     pod_nodes: PositiveInt | None = None
     oversubscription: Annotated[float, Field(ge=1, le=1000)] = 1.0
+    # Written by `shardwise calibrate`; without it, the catalogue's coefficients hold.
+    calibration: Calibration | None = None
 
     @property
     def devices(self) -> int:

@@ -79,7 +79,8 @@ def on_this_world(run: RunSpec, device: torch.device) -> RunSpec:
     _, size = world()
     per_node = min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
     spec = run.cluster.device
-    if device.type == "cpu":
+    calibrated = run.cluster.calibration is not None and spec.is_cpu
+    if device.type == "cpu" and not calibrated:
         spec = this_machine(per_node)
     elif spec.is_cpu:
         raise SpecError('cluster: names CPUs but train.device is "cuda"; change one of the two')
@@ -88,6 +89,7 @@ def on_this_world(run: RunSpec, device: torch.device) -> RunSpec:
         nodes=size // per_node,
         devices_per_node=per_node,
         network=run.cluster.network,
+        calibration=run.cluster.calibration if calibrated or device.type != "cpu" else None,
     )
     strategy = run.strategy.resolve(size, per_node)
     run = run._replace(cluster=cluster, strategy=strategy)

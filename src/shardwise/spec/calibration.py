@@ -1,0 +1,49 @@
+"""What was measured of a cluster beyond its data sheet: the coefficients of a step's time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from shardwise.spec.record import Record
+
+Share = Annotated[float, Field(gt=0, le=10)]
+Seconds = Annotated[float, Field(ge=0, le=10)]
+Factor = Annotated[float, Field(ge=0, le=1000)]
+
+
+class Calibration(Record):
+    """Shares of the device's and links' rates, and floors below which nothing gets.
+
+    `interval` is the relative error of tokens/s that nine of ten predictions stay within.
+    """
+
+    matmul_efficiency: Share
+    # Matrix products that would take this long at the peak reach half of that efficiency.
+    matmul_half_s: Seconds
+    attention_efficiency: Share
+    # Bytes really moved per byte that element-wise operations read and write.
+    elementwise_factor: Factor
+    launch_s: Seconds
+    # Of the link inside a node, and of the network between nodes.
+    link_efficiency: Share
+    network_efficiency: Share
+    hop_latency_s: Seconds
+    network_latency_s: Seconds
+    # Seconds lost per second of compute that runs beside a collective.
+    contention: Factor
+    # Passes over parameters, gradients and states in an optimizer step.
+    optimizer_factor: Factor
+    # Of a step, whatever it does: Python, the loss, what ranks agree on.
+    overhead_s: Seconds = 0.0
+    interval: tuple[float, float] = (-0.2, 0.25)
+    source: str = ""
+
+    def coefficients(self) -> dict[str, float]:
+        """The same by name, as predictions take them."""
+        return {
+            name: getattr(self, name)
+            for name in type(self).model_fields
+            if name not in ("interval", "source")
+        }
