@@ -34,6 +34,8 @@ Method = Callable[[list[Row], list[Row]], Numbers]
 FAMILIES = ("A100", "H100")
 # Of the device's own silicon; the rest is shared by all.
 OWN = ("matmul_efficiency", "matmul_half_s", "attention_efficiency")
+# What is 0 for all stacks is not fitted.
+SHARED = tuple(name for name in Coefficients._fields if name not in (*OWN, "overhead_s"))
 # Where the fit starts and what it returns to where rows say nothing.
 PRIOR = {
     "A100": Coefficients(0.75, 1e-4, 0.45, 1.0, 6e-6, 0.6, 0.6, 5e-6, 2e-5, 0.1, 1.5),
@@ -45,15 +47,14 @@ COVERED = 0.9
 
 def _pack(values: dict[str, Coefficients]) -> Numbers:
     own = [getattr(values[family], name) for family in FAMILIES for name in OWN]
-    shared = [getattr(values["A100"], name) for name in Coefficients._fields if name not in OWN]
+    shared = [getattr(values["A100"], name) for name in SHARED]
     packed: Numbers = np.log(np.asarray([*own, *shared]))
     return packed
 
 
 def _unpack(packed: Numbers) -> dict[str, Coefficients]:
     values = np.exp(packed)
-    shared_names = [name for name in Coefficients._fields if name not in OWN]
-    shared = dict(zip(shared_names, values[len(FAMILIES) * len(OWN) :], strict=True))
+    shared = dict(zip(SHARED, values[len(FAMILIES) * len(OWN) :], strict=True))
     for name in ("link_efficiency", "network_efficiency"):
         shared[name] = min(shared[name], 1.0)
     found = {}
@@ -240,7 +241,7 @@ def _spread_of(done: Any) -> dict[str, float]:
     """One standard deviation of each coefficient, as a factor."""
     covariance = np.linalg.pinv(done.jac.T @ done.jac) * 2 * done.cost / max(1, len(done.fun))
     names = [f"{f}.{n}" for f in FAMILIES for n in OWN]
-    names += [n for n in Coefficients._fields if n not in OWN]
+    names += list(SHARED)
     return {n: float(np.exp(np.sqrt(v))) for n, v in zip(names, np.diag(covariance), strict=True)}
 
 

@@ -89,6 +89,21 @@ def cluster_from_table(table: dict[str, Any], where: str = "cluster") -> Cluster
     return ClusterSpec.read(table, where=where)
 
 
+def write_cluster(cluster: ClusterSpec) -> str:
+    """TOML that `find_cluster` reads back to an equal cluster."""
+    import tomli_w
+
+    return tomli_w.dumps(cluster_table(cluster))
+
+
+def cluster_table(cluster: ClusterSpec) -> dict[str, Any]:
+    """A cluster as a table; a device of the catalogue by its name."""
+    table = cluster.model_dump(mode="json", exclude_none=True)
+    if catalogue.devices().get(cluster.device.name) == cluster.device:
+        table["device"] = cluster.device.name
+    return table
+
+
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """The contents of a TOML file, or a sentence about why it has none."""
     try:

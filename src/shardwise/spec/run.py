@@ -14,6 +14,7 @@ from shardwise.spec.lookup import (
     Model,
     ModuleRef,
     cluster_from_table,
+    cluster_table,
     find_cluster,
     find_config,
     find_model,
@@ -175,7 +176,4 @@ def write_run(run: RunSpec) -> str:
         for name, part in parts.items()
         if part is not None
     }
-    device = run.cluster.device
-    if catalogue.devices().get(device.name) == device:
-        data["cluster"]["device"] = device.name
-    return tomli_w.dumps(data)
+    return tomli_w.dumps({**data, "cluster": cluster_table(run.cluster)})

@@ -1,0 +1,1 @@
+"""From measurements to the coefficients that predictions take: the loop, closed."""

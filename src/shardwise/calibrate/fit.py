@@ -1,0 +1,110 @@
+"""Coefficients from a few short runs: least squares of what was predicted against what was seen.
+
+Few runs cannot tell many coefficients apart, so each is pulled to where it started, the more the
+surer that is; what the runs do not tell stays there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardwise.calibrate.runs import Observation
+from shardwise.predict.cost import Coefficients
+from shardwise.predict.time import coefficients_for
+from shardwise.spec.calibration import Calibration
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.record import SpecError
+
+# Where the coefficients of CPUs start: shares of the catalogue's placeholders.
+CPU = Coefficients(
+    matmul_efficiency=0.02,
+    matmul_half_s=1e-9,
+    attention_efficiency=0.02,
+    elementwise_factor=5.0,
+    launch_s=1e-5,
+    link_efficiency=0.05,
+    network_efficiency=0.95,
+    hop_latency_s=3e-4,
+    network_latency_s=3e-4,
+    contention=0.3,
+    optimizer_factor=10.0,
+    overhead_s=5e-3,
+)
+# How far from its start each may be, as a factor: e to this power is one standard deviation. What
+# is not named is known better than a few runs could tell.
+FREEDOM = {
+    "matmul_efficiency": 1.5,
+    "elementwise_factor": 0.7,
+    "link_efficiency": 1.5,
+    "network_efficiency": 0.05,
+    "hop_latency_s": 0.7,
+    "contention": 0.7,
+    "optimizer_factor": 0.7,
+    "overhead_s": 1.0,
+}
+# One standard deviation of a measured step, as a share of it.
+NOISE = 0.03
+
+
+class Fit(NamedTuple):
+    """What was fitted, and how far the runs it was fitted on are from it."""
+
+    calibration: Calibration
+    # Predicted over measured, less one, by run.
+    errors: list[float]
+
+
+def fit(
+    observations: Sequence[Observation],
+    cluster: Callable[[Observation], ClusterSpec] = lambda one: one.run.cluster,
+    source: str = "",
+) -> Fit:
+    """Coefficients that explain these runs best; `cluster` tells what each ran on."""
+    if not observations:
+        raise SpecError("calibrate: no run was given")
+    try:
+        from scipy.optimize import least_squares  # type: ignore[import-untyped]
+    except ImportError:
+        raise SpecError("calibrate: needs scipy; pip install 'shardwise[calibrate]'") from None
+    start = coefficients_for(cluster(observations[0])) or CPU
+    names = list(FREEDOM)
+    base = np.log([getattr(start, name) or 1e-6 for name in names])
+    freedom = np.asarray([FREEDOM[name] for name in names])
+
+    def coefficients(packed: Any) -> Coefficients:
+        return unpack(start, dict(zip(names, np.exp(packed).tolist(), strict=True)))
+
+    def residuals(packed: Any) -> Any:
+        k = coefficients(packed)
+        found = []
+        for one in observations:
+            parts = one.predict(k, cluster(one))
+            found.append(math.log(parts.step_s / one.step_s) / NOISE)
+            if one.exposed_s is not None:
+                # The trace is of a few steps only, and slower than the rest.
+                found.append((parts.exposed_s - one.exposed_s) / one.step_s / (3 * NOISE))
+        return np.concatenate([found, (packed - base) / freedom])
+
+    done = least_squares(residuals, base, loss="soft_l1", max_nfev=200)
+    k = coefficients(done.x)
+    errors = [one.predict(k, cluster(one)).step_s / one.step_s - 1 for one in observations]
+    spread = max(0.05, 2 * float(np.std(errors)))
+    known = {name: float(value) for name, value in k._asdict().items()}
+    calibration = Calibration(
+        **known, interval=(-spread, spread / (1 - min(spread, 0.5))), source=source
+    )
+    return Fit(calibration, errors)
+
+
+def unpack(start: Coefficients, values: dict[str, float]) -> Coefficients:
+    """Attention follows the other products, and one latency serves both kinds of links."""
+    scale = values["matmul_efficiency"] / start.matmul_efficiency
+    return start._replace(
+        **values,
+        attention_efficiency=min(10.0, start.attention_efficiency * scale),
+        network_latency_s=values["hop_latency_s"],
+    )

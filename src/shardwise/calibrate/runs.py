@@ -1,0 +1,90 @@
+"""What a run's folder tells about its step: how long it took, and on what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardwise.observe.summary import Summary, summarise
+from shardwise.predict.configurations import Configurations
+from shardwise.predict.cost import Coefficients, durations, rules
+from shardwise.predict.simulate import simulate
+from shardwise.predict.time import hardware_of
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.job import OPTIMIZER_STATES
+from shardwise.spec.record import SpecError
+from shardwise.spec.run import RunSpec, read_run
+from shardwise.units.load import load_units
+from shardwise.units.unit import ModelUnits
+
+
+class Parts(NamedTuple):
+    """Seconds of one step."""
+
+    step_s: float
+    compute_s: float
+    exposed_s: float
+
+
+class Observation(NamedTuple):
+    """A run as it was, and what its step took; the parts are those of its trace, if it has one."""
+
+    run: RunSpec
+    units: ModelUnits
+    step_s: float
+    compute_s: float | None
+    exposed_s: float | None
+
+    def predict(self, k: Coefficients, cluster: ClusterSpec) -> Parts:
+        """The same step on `cluster` with these coefficients."""
+        strategy, job = self.run.strategy, self.run.job
+        hardware = hardware_of(cluster, strategy.param_dtype)
+        if hardware is None:
+            raise SpecError(f"calibrate: {cluster} has no network between its nodes; give its rate")
+        columns = Configurations.of([strategy])
+        priced = durations(self.units, columns, hardware, k, OPTIMIZER_STATES[job.optimizer])
+        times = simulate(priced, rules(columns, k, hardware.gloo))
+        optimizer = float(times.optimizer_s[0])
+        return Parts(
+            float(times.step_s[0]),
+            float(times.compute_s[0]) + float(times.copy_s[0]) + optimizer,
+            float(times.exposed_communication_s[0]),
+        )
+
+
+def read_observation(folder: Path) -> Observation:
+    """Of a finished run: its run.toml, its measurement.json, and its traces if it was profiled."""
+    run = read_run(folder / "run.toml").resolved()
+    path = folder / "measurement.json"
+    try:
+        step_s = float(json.loads(path.read_text(encoding="utf-8"))["time"]["step_s"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise SpecError(
+            f"calibrate: {path} tells no step time; train at least 8 steps with measure = true"
+        ) from None
+    compute = exposed = None
+    moments = sorted((folder / "traces").glob("step-*/"))
+    files = sorted(moments[-1].glob("*.json.gz")) if moments else []
+    if files:
+        compute, exposed = shares(summarise(files))
+        compute, exposed = compute * step_s, exposed * step_s
+    return Observation(run, units_of(run), step_s, compute, exposed)
+
+
+def units_of(run: RunSpec) -> ModelUnits:
+    strategy = run.strategy
+    units = load_units(run.model, run.job.seq_len, strategy)
+    return units.grouped(strategy.blocks_per_unit)
+
+
+def shares(summary: Summary) -> tuple[float, float]:
+    """Compute with everything a process does itself, and exposed communication, of a step."""
+
+    def mean(values: list[Any]) -> float:
+        return float(sum(values)) / len(values)
+
+    exposed = mean(
+        [r.inside.exposed_communication_ns / max(1, r.inside.window_ns) for r in summary.ranks]
+    )
+    return 1 - exposed, exposed

@@ -1,0 +1,47 @@
+"""The screen of `shardwise calibrate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from shardwise.calibrate.fit import Fit
+from shardwise.calibrate.runs import Observation
+from shardwise.report.compare import show_error
+from shardwise.report.estimate import WIDTH, plain_table, show_seconds
+from shardwise.spec.cluster import ClusterSpec
+
+
+def print_fit(
+    cluster: ClusterSpec,
+    observations: Sequence[Observation],
+    found: Fit,
+    runs: Sequence[Path],
+    console: Console | None = None,
+) -> None:
+    """How well the runs are explained, then what explains them."""
+    out = console or Console(highlight=False, markup=False, emoji=False)
+    out.width = min(WIDTH, out.width)
+    low, high = found.calibration.interval
+    out.print(Text(f"{cluster}, calibrated on {len(runs)} runs", style="bold"))
+    out.print(f"Predictions are given with {low:+.0%} to {high:+.0%}.")
+    table = plain_table()
+    for title in ("run", "strategy", "fitted", "measured", "error"):
+        table.add_column(title, justify="left" if title in ("run", "strategy") else "right",
+                         no_wrap=True, overflow="ellipsis")  # fmt: skip
+    for folder, one, error in zip(runs, observations, found.errors, strict=True):
+        table.add_row(folder.name, str(one.run.strategy),
+                      show_seconds(one.step_s * (1 + error)), show_seconds(one.step_s),
+                      show_error(error))  # fmt: skip
+    out.print()
+    out.print(table)
+    terms = plain_table()
+    terms.add_column("coefficient", no_wrap=True)
+    terms.add_column("fitted", justify="right", no_wrap=True)
+    for name, value in found.calibration.coefficients().items():
+        terms.add_row(name, f"{value:.4g}")
+    out.print()
+    out.print(terms)
