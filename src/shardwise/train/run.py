@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -35,7 +35,10 @@ class Display(Protocol):
 
 
 class Result(NamedTuple):
-    """How a run ended; `measured` is absent where the run was too short or told not to measure."""
+    """How a run ended; `measured` is absent where the run was too short or told not to measure.
+
+    `step_s` are the seconds of the steps behind that measurement: all, where none was made.
+    """
 
     reason: str
     steps: int
@@ -43,6 +46,7 @@ class Result(NamedTuple):
     predicted: StepProfile
     measured: StepProfile | None
     last: Mapping[str, float]
+    step_s: Sequence[float] = ()
 
 
 def run_training(run: RunSpec, folder: Path, display: Display | None = None) -> Result:
@@ -82,6 +86,7 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
         predicted=predicted,
         measured=watcher.measured(),
         last=watcher.last,
+        step_s=watcher.settled,
     )
     if leads and result.measured is not None:
         write_json(folder / "measurement.json", result.measured.to_dict())
@@ -126,7 +131,7 @@ class _Recorder:
         # A placeholder is no peak to be measured against.
         known = device.source.get("peak") != "placeholder"
         self._peak_flops = device.peak_flops(run.strategy.param_dtype) if known else None
-        self._settled: list[float] = []
+        self.settled: list[float] = []
         self._profiler: StepProfiler | None = None
         moments = moments_of(settings, training.step)
         if settings.profile is not None and moments is not None:
@@ -148,7 +153,7 @@ class _Recorder:
         settled = [
             seconds for step, seconds in enumerate(line.step_s, first) if self._is_settled(step)
         ]
-        self._settled += settled
+        self.settled += settled
         if world()[0] != 0:
             return
         self.last = self._values(line, settled)
@@ -192,7 +197,7 @@ class _Recorder:
     def measured(self) -> StepProfile | None:
         if not self._measures or not self._meter.finished:
             return None
-        return measured_profile(self._predicted, self._meter, self._settled, self._peak_flops)
+        return measured_profile(self._predicted, self._meter, self.settled, self._peak_flops)
 
     def memory_curve(self) -> Mapping[str, object] | None:
         return self._meter.memory_curve()
