@@ -1,0 +1,58 @@
+"""Experiments on a cluster in a box.
+
+    python -m benchmarks.lab NAME [--json]
+
+Needs root and iproute2; where they are missing it says so and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from benchmarks.lab import baseline, network, rates
+
+
+class Experiment(NamedTuple):
+    """`measure` does the work, `show` prints what came out for a person."""
+
+    title: str
+    measure: Callable[[], Mapping[str, Any]]
+    show: Callable[[Mapping[str, Any]], None]
+
+
+EXPERIMENTS = {
+    "rates": Experiment("links against the rate they are set to", rates.measure, rates.show),
+    "baseline": Experiment(
+        "ddp, zero2, zero3 on two hosts, unlimited and 1 Gbit/s", baseline.measure, baseline.show
+    ),
+}
+
+
+def main() -> None:
+    titles = "\n".join(f"  {name:12}{found.title}" for name, found in EXPERIMENTS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.lab",
+        description="Experiments on a cluster in a box.",
+        epilog=f"experiments:\n{titles}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=EXPERIMENTS, metavar="NAME")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    reason = network.available()
+    if reason is not None:
+        print(json.dumps({"skipped": reason}) if options.json else f"skipped: {reason}")
+        return
+    experiment = EXPERIMENTS[options.name]
+    result = experiment.measure()
+    if options.json:
+        print(json.dumps(result, indent=2))
+    else:
+        experiment.show(result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""One rank of a session: takes jobs, trains them, and answers for all."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from shardwise.spec.record import SpecError
+from shardwise.spec.run import read_run
+from shardwise.train.folder import write_json
+from shardwise.train.launch import end_with_launcher
+from shardwise.train.run import run_training
+
+IDLE = timedelta(days=1)
+
+
+def main(place: str) -> None:
+    end_with_launcher()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = _store()
+    if rank == 0:
+        lead(place, store, size)
+    else:
+        follow(store, rank, size)
+
+
+def lead(place: str, store: Store, size: int) -> None:
+    """Hand every job to the others through the store, and answer when all are done with it."""
+    with socket.socket(socket.AF_UNIX) as connection, contextlib.ExitStack() as stack:
+        connection.connect(place)
+        lines = stack.enter_context(connection.makefile("r"))
+        _wait_for_all(store, 0, size)
+        connection.sendall(b'{"code": 0, "error": ""}\n')
+        for number, line in enumerate(lines, 1):
+            store.set(f"job/{number}", line)
+            error = work(line, number, store, 0, size)
+            _wait_for_all(store, number, size)
+            reply = {"code": 2 if error else 0, "error": error}
+            connection.sendall(json.dumps(reply).encode() + b"\n")
+
+
+def follow(store: Store, rank: int, size: int) -> None:
+    number = 0
+    while True:
+        store.set(f"done/{number}/{rank}", "")
+        number += 1
+        store.wait([f"job/{number}"], IDLE)
+        work(store.get(f"job/{number}").decode(), number, store, rank, size)
+
+
+def work(line: str, number: int, store: Store, rank: int, size: int) -> str:
+    """Train one job; returns what is wrong with it, which all ranks find alike.
+
+    Anything else that goes wrong ends this process, and with it the session.
+    """
+    job = json.loads(line)
+    folder = Path(job["folder"])
+    # A group for each job, in a corner of the store of its own: nothing is left of the one before.
+    dist.init_process_group(
+        "gloo", store=PrefixStore(f"group/{number}", store), rank=rank, world_size=size
+    )
+    try:
+        result = run_training(read_run(Path(job["run"])), folder)
+    except SpecError as error:
+        return "\n".join(error.problems)
+    finally:
+        gc.collect()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    if rank == 0:
+        write_json(folder / "steps.json", {"step_s": list(result.step_s)})
+    return ""
+
+
+def _store() -> Store:
+    """The launcher's own store, which lives as long as the session."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return PrefixStore("lab", TCPStore(host, port, is_master=False, timeout=IDLE))
+
+
+def _wait_for_all(store: Store, number: int, size: int) -> None:
+    others: Iterator[str] = (f"done/{number}/{rank}" for rank in range(1, size))
+    if keys := list(others):
+        store.wait(keys, IDLE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
