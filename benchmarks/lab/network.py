@@ -10,6 +10,7 @@ Nothing is made in the machine's own namespace, so removing the namespaces remov
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import shutil
@@ -119,6 +120,14 @@ def set_rate(made: Sequence[Host], rate_bits_per_s: float | None) -> None:
             shape = ("tbf", "rate", f"{rate_bits_per_s:.0f}bit", "burst", f"{burst}b")
             queue = ("latency", f"{QUEUE_S * 1e3:g}ms")
             _run("tc", "-n", space, "qdisc", "replace", "dev", device, "root", *shape, *queue)
+
+
+def link_bytes(host: Host) -> tuple[int, int]:
+    """Bytes that have left the host and come to it over its link, headers included."""
+    shown = ("ip", "-n", host.namespace, "-s", "-j", "link", "show", INTERFACE)
+    done = subprocess.run(shown, capture_output=True, text=True, check=True)
+    counts = json.loads(done.stdout)[0]["stats64"]
+    return counts["tx"]["bytes"], counts["rx"]["bytes"]
 
 
 def sweep() -> list[str]:

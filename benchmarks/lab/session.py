@@ -71,6 +71,7 @@ class Session:
     def run(self, run_toml: Path, folder: Path, timeout_s: float = 300.0) -> Outcome:
         """Train one job. A job that cannot be is told in its outcome, and the next may follow.
 
+        With `measure = false` its `step_s` has all steps, the first slow ones too.
         Raises SessionError where a rank dies or the job takes too long; the session is over then.
         """
         if self._broken:

@@ -12,20 +12,24 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import read_run
 from shardwise.train.folder import write_json
 from shardwise.train.launch import end_with_launcher
 from shardwise.train.run import run_training
+from shardwise.units.build import build_module
 
 IDLE = timedelta(days=1)
 
 
 def main(place: str) -> None:
     end_with_launcher()
+    _warm_up()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = _store()
     if rank == 0:
@@ -72,14 +76,21 @@ def work(line: str, number: int, store: Store, rank: int, size: int) -> str:
     try:
         result = run_training(read_run(Path(job["run"])), folder)
     except SpecError as error:
-        return "\n".join(error.problems)
-    finally:
-        gc.collect()
         if dist.is_initialized():
             dist.destroy_process_group()
+        return "\n".join(error.problems)
     if rank == 0:
         write_json(folder / "steps.json", {"step_s": list(result.step_s)})
     return ""
+
+
+def _warm_up() -> None:
+    """Import what jobs need, and let no collection of garbage ever look through it again."""
+    sizes = {"layers": 1, "hidden": 8, "heads": 1, "ffn": 8, "vocab": 8, "max_positions": 8}
+    with torch.device("meta"):
+        build_module(ModelSpec.read({"family": "llama", **sizes}))
+    gc.collect()
+    gc.freeze()
 
 
 def _store() -> Store:
