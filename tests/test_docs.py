@@ -56,7 +56,7 @@ def without_numbers(line: str) -> str:
 def test_a_command_runs_and_prints_what_is_shown(
     page: str, command: str, shown: str | None, run: str | None, tmp_path: Path
 ) -> None:
-    trains = command.split()[1] in ("train", "doctor")
+    trains = command.split()[1] in ("train", "doctor", "profile")
     if trains:
         pytest.importorskip("transformers")
         run = run or next(text for kind, text in blocks(ROOT / "README.md") if kind == "toml")

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from benchmarks.lab import baseline, network, rates
+from benchmarks.lab import baseline, evaluate, network, rates, sweep
 
 
 class Experiment(NamedTuple):
@@ -27,6 +27,14 @@ EXPERIMENTS = {
     "rates": Experiment("links against the rate they are set to", rates.measure, rates.show),
     "baseline": Experiment(
         "ddp, zero2, zero3 on two hosts, unlimited and 1 Gbit/s", baseline.measure, baseline.show
+    ),
+    "sweep": Experiment(
+        "every strategy at five rates with two batches, 2 x 2 ranks", sweep.measure, sweep.show
+    ),
+    "evaluate": Experiment(
+        "predictions calibrated on six cells of the sweep, judged on the others",
+        evaluate.measure,
+        evaluate.show,
     ),
 }
 
