@@ -69,6 +69,8 @@ def write_catalogue(result: dict[str, Any]) -> None:
     lines = ["", "", "# Fitted by benchmarks/accuracy.py; rewritten by it.", ""]
     for family, values in result["coefficients"].items():
         for name, value in values.items():
+            if name not in UNITS:
+                continue
             spread = result["spread"].get(f"{family}.{name}", result["spread"].get(name, 1.0))
             lines += [
                 f"[step-{family}.{name}]",

@@ -214,18 +214,9 @@ def _strategy_fields(
         moved = cluster is not None and base.strategy.devices != cluster.devices
         inherited = (base.strategy.unplaced() if moved else base.strategy).model_dump()
     if isinstance(strategy, str):
-        # Another kind decides its own degrees and defaults anew; the rest is kept.
-        placement = (
-            "kind",
-            "shard",
-            "replicate",
-            "within_node",
-            "reshard_after_forward",
-            "reshard_after_backward",
-            "grad_sync",
-        )
-        kept = {name: value for name, value in inherited.items() if name not in placement}
-        return {**kept, **parse_strategy(strategy)}
+        if not base:
+            return parse_strategy(strategy)
+        return base.strategy.as_kind(strategy).model_dump()
     if inherited:
         return inherited
     return default_strategy(cluster).model_dump()

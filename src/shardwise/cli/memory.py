@@ -29,6 +29,9 @@ def memory(
     capacity: Annotated[
         str | None, typer.Option(help="Memory of the device, such as 80GiB: tells the headroom.")
     ] = None,
+    headroom: Annotated[
+        float, typer.Option(help="The share of it that should stay free.", min=0, max=1)
+    ] = 0.1,
     as_json: JsonOption = False,
 ) -> None:
     """Read recorded memory: the peak, who holds it, what leaks, what lies in fragments."""
@@ -49,11 +52,11 @@ def memory(
             {
                 "schema": 1,
                 "kind": "measured",
-                "memories": [_plain(one, top, room) for one in found],
+                "memories": [_plain(one, top, room, headroom) for one in found],
             }
         )
     else:
-        print_memory(found, top, room)
+        print_memory(found, top, room, headroom=headroom)
 
 
 def _capacity(text: str | None) -> int | None:
@@ -71,14 +74,14 @@ def _capacity(text: str | None) -> int | None:
     return size
 
 
-def _plain(memory: Memory, top: int, capacity: int | None) -> dict[str, Any]:
+def _plain(memory: Memory, top: int, capacity: int | None, headroom: float) -> dict[str, Any]:
     from shardwise.observe.memory.advice import headroom_of, verdict_of
 
     return {
         "path": str(memory.path),
         "source": memory.source,
         "device": memory.device,
-        "verdict": verdict_of(memory, capacity)._asdict(),
+        "verdict": verdict_of(memory, capacity, headroom)._asdict(),
         "capacity_bytes": capacity,
         "headroom_bytes": None if capacity is None else headroom_of(memory, capacity),
         "peak": memory.peak._asdict(),

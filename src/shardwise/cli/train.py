@@ -77,7 +77,7 @@ def launch_or_join(
     from shardwise.train import launch
 
     joined = launch.adopt_slurm(os.environ) or launch.is_worker(os.environ)
-    processes = 1 if joined else _processes(described, nproc)
+    processes = 1 if joined else processes_for(described, nproc)
     if processes > 1:
         folder = _folder(described, file, name)
         os.environ[launch.FOLDER] = str(folder)
@@ -127,7 +127,7 @@ def _folder(described: RunSpec, file: Path, name: str | None) -> Path:
     return make_folder(parent, name or default_name(file))
 
 
-def _processes(described: RunSpec, nproc: int | None) -> int:
+def processes_for(described: RunSpec, nproc: int | None) -> int:
     """How many processes to start here."""
     import torch
 

@@ -42,8 +42,6 @@ class Thresholds(Record):
     matmul: Share = 0.5
     # The share of all waiting that a few ranks must cause to be called stragglers.
     straggler: Share = 0.6
-    # What should stay free of a device's memory.
-    headroom: Share = 0.1
 
 
 class Rules(Record):

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardwise.predict.configurations import Configurations, Floats, Ints
 from shardwise.predict.simulate import Durations, Rules
-from shardwise.predict.traffic import padded_rows
+from shardwise.predict.traffic import BUCKET_BYTES, padded_rows
 from shardwise.predict.work import recomputed_blocks
 from shardwise.units.unit import ModelUnits, Policy, Stage
 
@@ -56,8 +56,7 @@ class Hardware(NamedTuple):
     # Between a device and its host, and the host memory's share of a device: offload.
     host_link: float = 20e9
     host_memory: float = 15e9
-    # Collectives of CPUs: hooks wait for them, a reduce-scatter is carried out as an all-reduce,
-    # and a byte passes through a processor before it passes through a network.
+    # Collectives of CPUs: hooks wait for them, and a reduce-scatter is run as an all-reduce.
     gloo: bool = False
 
 
@@ -89,7 +88,8 @@ def durations(
     passes = 2.0 if hardware.gloo else 1.0
     scatter = np.where(on, passes * _ring(blocks * reduced, c.shard, hardware, k), 0.0)
     across = c.replicate > 1
-    reduce = np.where(across[:, None], _all_reduce(blocks * reduced, c, hardware, k), 0.0)
+    messages, last = _in_buckets(blocks * reduced, root * c.reduce_bytes, c)
+    reduce = np.where(messages > 0, _all_reduce(messages, c, hardware, k), 0.0)
 
     # Offloaded shards come from the host before each gather and go back after each scatter.
     shards = blocks / c.shard[:, None]
@@ -102,7 +102,8 @@ def durations(
         return size[:, 0]
 
     root2 = root[:, None]
-    bandwidth = hardware.memory_bandwidth
+    # A CPU copies as it computes: at a share of its bandwidth.
+    bandwidth = hardware.memory_bandwidth / (k.elementwise_factor if hardware.gloo else 1.0)
     # Read and written once each.
     copy_out = np.where(on, 2.0 * blocks * param / bandwidth, 0.0)
     copy_in = np.where(on, blocks * (param + reduced) / bandwidth, 0.0)
@@ -122,10 +123,12 @@ def durations(
         root_scatter=np.where(
             gathers, passes * rooted(_ring(root2 * reduced, c.shard, hardware, k)), 0.0
         ),
-        root_reduce=np.where(across, rooted(_all_reduce(root2 * reduced, c, hardware, k)), 0.0),
+        root_reduce=np.where(across, rooted(_all_reduce(last[:, None], c, hardware, k)), 0.0),
         root_copy_out=np.where(gathers, 2.0 * root * c.param_bytes / bandwidth, 0.0),
         root_copy_in=np.where(gathers, root * (c.param_bytes + c.reduce_bytes) / bandwidth, 0.0),
-        optimizer=k.optimizer_factor * state / np.where(c.offload, hardware.host_memory, bandwidth)
+        optimizer=k.optimizer_factor
+        * state
+        / np.where(c.offload, hardware.host_memory, hardware.memory_bandwidth)
         + k.overhead_s,
     )
 
@@ -215,8 +218,7 @@ def _bus_bandwidth(size: Ints, in_node: Ints, span: Ints, h: Hardware, k: Coeffi
     between = np.where(
         span > h.pod_nodes * h.devices_per_node, between / h.oversubscription, between
     )
-    both = 1.0 / (1.0 / inside + 1.0 / between) if h.gloo else np.minimum(inside, between)
-    return np.where(size > in_node, both, inside)
+    return np.where(size > in_node, np.minimum(inside, between), inside)
 
 
 def _latency(size: Ints, in_node: Ints, h: Hardware, k: Coefficients) -> Floats:
@@ -231,6 +233,21 @@ def _ring(message: Floats, size: Ints, h: Hardware, k: Coefficients) -> Floats:
     in_node = np.full_like(size, h.devices_per_node)
     wire = message * (n - 1) / n / _bus_bandwidth(size, in_node, size, h, k)[:, None]
     return wire + _latency(size, in_node, h, k)[:, None]
+
+
+def _in_buckets(messages: Floats, root: Floats, c: Configurations) -> tuple[Floats, Floats]:
+    """What is all-reduced after each block, and at the end; DDP waits until a bucket is full."""
+    ddp = ~c.sharded
+    cap = np.where(c.bucket_bytes > 0, c.bucket_bytes, BUCKET_BYTES)
+    across = c.replicate > 1
+    found = np.where(across[:, None], messages, 0.0)
+    waiting = np.zeros(len(c))
+    for block in reversed(range(messages.shape[1])):
+        waiting = waiting + found[:, block]
+        full = waiting >= cap
+        found[:, block] = np.where(ddp, np.where(full, waiting, 0.0), found[:, block])
+        waiting = np.where(full, 0.0, waiting)
+    return found, root + np.where(ddp, waiting, 0.0)
 
 
 def _all_reduce(message: Floats, c: Configurations, h: Hardware, k: Coefficients) -> Floats:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.observe.memory.advice import verdict_of
+from shardwise.observe.memory.advice import HEADROOM, verdict_of
 from shardwise.observe.memory.record import Curve, Fragmentation, Holder, Memory
 from shardwise.observe.memory.text import printable
 from shardwise.report.estimate import WIDTH, plain_table
@@ -30,6 +30,7 @@ def print_memory(
     top: int,
     capacity: int | None = None,
     console: Console | None = None,
+    headroom: float = HEADROOM,
 ) -> None:
     """One screen for each file: its fullest device in whole, the others in a line."""
     out = console or Console(highlight=False, markup=False, emoji=False)
@@ -43,7 +44,7 @@ def print_memory(
         if len(files) > 1:
             out.print(f"== {path}", style="bold")
         fullest = max(devices, key=lambda one: one.peak.allocated_bytes)
-        _print_device(out, fullest, top, capacity)
+        _print_device(out, fullest, top, capacity, headroom)
         for other in devices:
             if other is not fullest:
                 out.print(
@@ -52,8 +53,10 @@ def print_memory(
                 )
 
 
-def _print_device(out: Console, memory: Memory, top: int, capacity: int | None) -> None:
-    verdict = verdict_of(memory, capacity)
+def _print_device(
+    out: Console, memory: Memory, top: int, capacity: int | None, headroom: float
+) -> None:
+    verdict = verdict_of(memory, capacity, headroom)
     out.print(Text(verdict.peak, style="bold"))
     out.print(verdict.holder)
     out.print(verdict.change, style="green" if verdict.cause == "none" else "yellow")

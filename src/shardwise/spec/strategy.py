@@ -22,6 +22,11 @@ _ALIASES = {"fsdp": "zero3", "fsdp2": "zero3", "none": "single"}
 _SHORTHAND = re.compile(r"(zero[123]):([0-9]{1,7})")
 
 
+# What a kind decides for itself.
+PLACEMENT = ("kind", "shard", "replicate", "within_node", "reshard_after_forward",
+             "reshard_after_backward", "grad_sync")  # fmt: skip
+
+
 class Strategy(Record):
     """One configuration of sharded data parallelism on PyTorch's engine.
 
@@ -133,6 +138,13 @@ class Strategy(Record):
     def unplaced(self) -> Strategy:
         """The same strategy for any number of devices: groups keep their size, the rest follows."""
         return self.but(shard=self.shard if self.hybrid else None, replicate=None)
+
+    def as_kind(self, text: str) -> Strategy:
+        """Another kind by its shorthand: degrees and what depends on them anew, the rest kept."""
+        kept = {name: getattr(self, name) for name in type(self).model_fields}
+        for name in PLACEMENT:
+            kept.pop(name)
+        return Strategy.read({**kept, **parse_strategy(text)}, where="strategy")
 
     def resolve(self, devices: int, node_size: int) -> Strategy:
         """The same strategy with every unset field decided for a cluster of `devices`."""

@@ -23,10 +23,13 @@ class Verdict(NamedTuple):
     cause: str
 
 
-def verdict_of(memory: Memory, capacity: int | None = None) -> Verdict:
-    """The first lines of a screen. `capacity` is the memory of the device in bytes."""
+def verdict_of(memory: Memory, capacity: int | None = None, headroom: float = HEADROOM) -> Verdict:
+    """The first lines of a screen.
+
+    `capacity` is the memory of the device in bytes, `headroom` the share that should stay free.
+    """
     cause, change = _change(memory)
-    return Verdict(_peak(memory, capacity), _holder(memory), change, cause)
+    return Verdict(_peak(memory, capacity, headroom), _holder(memory), change, cause)
 
 
 def headroom_of(memory: Memory, capacity: int) -> int:
@@ -35,7 +38,7 @@ def headroom_of(memory: Memory, capacity: int) -> int:
     return capacity - (memory.peak.allocated_bytes if reserved is None else max(reserved))
 
 
-def _peak(memory: Memory, capacity: int | None) -> str:
+def _peak(memory: Memory, capacity: int | None, headroom: float) -> str:
     peak = memory.peak
     reserved = "" if peak.reserved_bytes is None else f", {show_gib(peak.reserved_bytes)} reserved"
     said = f"Peak: {show_gib(peak.allocated_bytes)} allocated{reserved}"
@@ -47,7 +50,7 @@ def _peak(memory: Memory, capacity: int | None) -> str:
     left = headroom_of(memory, capacity)
     if left < 0:
         return f"{said}; {show_gib(-left)} more than there is."
-    only = "" if left >= HEADROOM * capacity else "only "
+    only = "" if left >= headroom * capacity else "only "
     return f"{said}; {only}{show_gib(left)} ({left / capacity:.0%}) left."
 
 

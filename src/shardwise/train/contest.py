@@ -1,0 +1,120 @@
+"""Strategies run against each other fairly: the same model, data, seed and tokens, in turns.
+
+Every round runs each of them once, in processes of their own and in another order, so that whatever
+else a machine does falls on all alike. One that breaks is a result, not an end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from shardwise.spec.run import RunSpec, write_run
+from shardwise.train.launch import FOLDER
+
+
+class Contender(NamedTuple):
+    """A name, and the run it stands for."""
+
+    name: str
+    run: RunSpec
+
+
+class Score(NamedTuple):
+    """What came out for one contender; times are None where no round succeeded."""
+
+    name: str
+    # The median step of every round that succeeded.
+    step_s: list[float]
+    tokens_per_s: float | None
+    predicted_s: float | None
+    peak_bytes: int | None
+    predicted_peak_bytes: int
+    # Why rounds failed, the last line of each.
+    failures: list[str]
+
+    @property
+    def median_s(self) -> float | None:
+        return median(self.step_s) if self.step_s else None
+
+    @property
+    def interval_s(self) -> tuple[float, float] | None:
+        """From the fastest round to the slowest."""
+        return (min(self.step_s), max(self.step_s)) if self.step_s else None
+
+    def indistinguishable_from(self, other: Score) -> bool:
+        """Whether rounds of the one were as fast as rounds of the other."""
+        mine, theirs = self.interval_s, other.interval_s
+        if mine is None or theirs is None:
+            return False
+        return mine[0] <= theirs[1] and theirs[0] <= mine[1]
+
+
+def contest(
+    contenders: Sequence[Contender],
+    rounds: int,
+    processes: int,
+    folder: Path,
+    told: Callable[[str], None] = lambda _: None,
+) -> list[Score]:
+    """Run them; the fastest first, those that never finished last. `folder` keeps every run."""
+    results: dict[str, list[dict[str, Any]]] = {one.name: [] for one in contenders}
+    failures: dict[str, list[str]] = {one.name: [] for one in contenders}
+    for number in range(rounds):
+        # Each has each place in turn.
+        turn = number % len(contenders)
+        for one in [*contenders[turn:], *contenders[:turn]]:
+            told(f"round {number + 1} of {rounds}: {one.name}")
+            found = run_once(one.run, processes, folder / one.name.replace("/", "-"), number)
+            if isinstance(found, str):
+                failures[one.name].append(found)
+            else:
+                results[one.name].append(found)
+    scores = [_score(one.name, results[one.name], failures[one.name]) for one in contenders]
+    return sorted(scores, key=lambda score: score.median_s or float("inf"))
+
+
+def run_once(run: RunSpec, processes: int, folder: Path, number: int) -> dict[str, Any] | str:
+    """Train `run` in fresh processes; what `--json` prints, or the last line of what went wrong."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"round-{number + 1}.toml"
+    assert run.train is not None
+    settings = run.train.but(folder=str(folder / "runs"))
+    file.write_text(write_run(run._replace(train=settings)))
+    environment = {k: v for k, v in os.environ.items() if k not in (FOLDER, "RANK", "WORLD_SIZE")}
+    done = subprocess.run(
+        [sys.executable, "-m", "shardwise", "train", str(file), "--json",
+         "--nproc", str(processes), "--name", f"round-{number + 1}"],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    (folder / f"round-{number + 1}.log").write_text(done.stderr)
+    try:
+        found: dict[str, Any] = json.loads(done.stdout)
+        found["measured"]["time"]["step_s"]
+    except (ValueError, KeyError):
+        lines = done.stderr.strip().splitlines()
+        return lines[-1] if lines else f"exit code {done.returncode}"
+    return found
+
+
+def _score(name: str, results: list[dict[str, Any]], failures: list[str]) -> Score:
+    measured = [one["measured"] for one in results]
+    predicted = results[0]["predicted"] if results else {}
+    memories = [m["memory"]["peak_allocated_bytes"] for m in measured if "memory" in m]
+    steps = [float(m["time"]["step_s"]) for m in measured]
+    tokens = predicted.get("work", {}).get("tokens")
+    return Score(
+        name=name,
+        step_s=steps,
+        tokens_per_s=tokens / median(steps) if steps and tokens else None,
+        predicted_s=predicted.get("time", {}).get("step_s"),
+        peak_bytes=max(memories) if memories else None,
+        predicted_peak_bytes=predicted.get("memory", {}).get("peak_allocated_bytes", 0),
+        failures=failures,
+    )

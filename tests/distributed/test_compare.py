@@ -1,0 +1,76 @@
+"""Strategies against each other: real runs in turns, and one that cannot run is a result."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardwise.report.contest import verdict
+from shardwise.train.contest import Score
+from tests.distributed.test_train import environment, write
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
+def compare(file: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "shardwise", "compare", str(file), "--nproc", "2", *words],
+        cwd=file.parent,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_runs_are_taken_in_turns_and_a_broken_one_is_a_result(tmp_path: Path) -> None:
+    """Groups of three do not divide two processes."""
+    file = write(tmp_path, steps=40)
+    words = ["--strategies", "ddp,zero3,zero3:3", "--rounds", "1", "--steps", "8"]
+    done = compare(file, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    scores = {score["name"]: score for score in json.loads(done.stdout)["scores"]}
+    assert list(scores)[-1] == "zero3:3"
+    assert len(scores["zero3:3"]["failures"]) == 1
+    assert scores["zero3:3"]["step_s"] == []
+    for name in ("ddp", "zero3"):
+        (step_s,) = scores[name]["step_s"]
+        tokens = 256  # the global batch of the run
+        assert scores[name]["tokens_per_s"] == pytest.approx(tokens / step_s)
+        assert scores[name]["peak_bytes"] == pytest.approx(
+            scores[name]["predicted_peak_bytes"], rel=0.05
+        )
+        assert (tmp_path / "runs" / "compare" / name / "runs" / "round-1" / "run.toml").is_file()
+
+
+def test_what_cannot_be_compared_is_said_before_anything_runs(tmp_path: Path) -> None:
+    file = write(tmp_path, steps=40)
+    for words, said in (
+        (["--strategies", "ddp"], "name at least two"),
+        (["--strategies", "ddp,zeroo3"], "did you mean"),
+    ):
+        done = compare(file, *words)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+def score(name: str, *steps: float) -> Score:
+    return Score(name, list(steps), 1.0, None, None, 0, [] if steps else ["broken"])
+
+
+def test_rounds_that_overlap_are_indistinguishable() -> None:
+    fast, near, slow = score("a", 1.0, 1.1), score("b", 1.08, 1.3), score("c", 1.5, 1.6)
+    assert fast.indistinguishable_from(near)
+    assert not fast.indistinguishable_from(slow)
+    assert verdict([fast, near, slow]) == (
+        "a and b are indistinguishable; c takes 48% longer."
+    )  # fmt: skip
+    assert verdict([fast, slow]) == "a is fastest; c takes 48% longer."
+    assert verdict([fast, score("d")]) == "a is fastest."
+    assert verdict([score("d")]) == "None of them finished a round."
