@@ -35,8 +35,10 @@ def commands() -> list[tuple[str, str, str | None, str | None]]:
             if kind != "sh" or not lines:
                 continue
             following = parts[index + 1] if index + 1 < len(parts) else ("", "")
+            # A text that begins with a prompt shows another command.
+            output = following[0] == "text" and not following[1].startswith("$ ")
             for line in lines:
-                shown = following[1] if following[0] == "text" and line == lines[-1] else None
+                shown = following[1] if output and line == lines[-1] else None
                 found.append((page.name, line, shown, run))
     return found
 
