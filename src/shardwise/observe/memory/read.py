@@ -17,10 +17,10 @@ from shardwise.observe.memory.run import memory_of_run
 from shardwise.observe.memory.snapshot import read_snapshot
 from shardwise.observe.memory.steps import steps_of
 from shardwise.observe.memory.timeline import history_of
+from shardwise.observe.memory.whole import read_whole
 from shardwise.spec.record import SpecError
 
 RUN_FILE = "memory.json"
-MOST_BYTES = 1 << 30
 
 
 def read_memory(path: Path) -> tuple[Memory, ...]:
@@ -82,16 +82,7 @@ def _from_json(path: Path) -> Memory:
 
 
 def _json(path: Path) -> Any:
-    problems: list[str] = []
-    parts, size = [], 0
-    for piece in pieces(path, problems):
-        size += len(piece)
-        if size > MOST_BYTES:
-            raise SpecError(f"memory: {path} is larger than {MOST_BYTES >> 30} GiB")
-        parts.append(piece)
-    if problems:
-        raise SpecError(f"memory: {path}: {problems[0]}")
     try:
-        return json.loads(b"".join(parts))
+        return json.loads(read_whole(path))
     except (ValueError, RecursionError):
         raise SpecError(f"memory: {path} is no JSON; record it again") from None

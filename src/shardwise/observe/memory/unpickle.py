@@ -14,11 +14,10 @@ import re
 from pathlib import Path
 from typing import Any, Never
 
-from shardwise.observe.file.stream import pieces
 from shardwise.observe.memory.text import printable
+from shardwise.observe.memory.whole import read_whole
 from shardwise.spec.record import SpecError
 
-MOST_BYTES = 4 << 30
 _LONG = b"|".join(b"%c.{%d}" % (width, width) for width in range(1, 8))
 # Below 2^61 no two numbers have one hash: above, a dict of them can be made to take forever.
 _INTEGER = rb"(?:K.|M..|J....|\x8a(?:%b|\x08.{7}[\x00-\x1e]))" % _LONG
@@ -38,17 +37,7 @@ _ASKS_OUTSIDE = {"PERSID", "BINPERSID", "NEXT_BUFFER", "READONLY_BUFFER"}
 
 def read_pickle(path: Path) -> Any:
     """The plain data in a pickle, gzip or not; a SpecError where it is anything else."""
-    problems: list[str] = []
-    parts: list[bytes] = []
-    size = 0
-    for piece in pieces(path, problems):
-        size += len(piece)
-        if size > MOST_BYTES:
-            raise SpecError(f"memory: {path} is larger than {MOST_BYTES >> 30} GiB")
-        parts.append(piece)
-    if problems:
-        raise SpecError(f"memory: {path}: {problems[0]}")
-    return loads(b"".join(parts), str(path))
+    return loads(read_whole(path), str(path))
 
 
 def loads(data: bytes, where: str) -> Any:
