@@ -31,6 +31,11 @@ def transfers_of(summary: Summary) -> list[Ints | None]:
     return [*summary.joined.transfers_of([len(rank.calls) for rank in summary.ranks])]
 
 
+def _per_step(ranks: list[RankSummary], spent: list[Ints]) -> float:
+    """Nanoseconds of all calls in one step of the average rank."""
+    return mean([rank.per_step(int(one.sum())) for rank, one in zip(ranks, spent, strict=True)])
+
+
 def waiting(
     summary: Summary, joined: Joined, losses: list[Losses], limits: Thresholds
 ) -> list[Verdict]:
@@ -55,8 +60,7 @@ def waiting(
 
 def _turns(summary: Summary, joined: Joined, losses: list[Losses]) -> list[Verdict]:
     """Waiting that no rank is to blame for."""
-    pairs = zip(summary.ranks, losses, strict=True)
-    waiting = mean([rank.per_step(int(loss.waiting_ns.sum())) for rank, loss in pairs])
+    waiting = _per_step(summary.ranks, [loss.waiting_ns for loss in losses])
     late = joined.last_to_arrive()
     worst = int(late.argmax())
     return [
@@ -80,13 +84,13 @@ def _names(found: Straggler) -> str:
 
 
 def late(ranks: list[RankSummary], losses: list[Losses]) -> list[Verdict]:
-    saves = mean([r.per_step(int(x.late_ns.sum())) for r, x in zip(ranks, losses, strict=True)])
+    saves = _per_step(ranks, [loss.late_ns for loss in losses])
     rank, loss = max(zip(ranks, losses, strict=True), key=lambda pair: int(pair[1].late_ns.sum()))
-    late = np.flatnonzero(loss.late_ns)
-    if not len(late):
+    calls = np.flatnonzero(loss.late_ns).tolist()
+    if not calls:
         return []
-    backward = [i for i in late.tolist() if rank.places[i].role == GATHER_BACKWARD]
-    units = {rank.places[i].unit for i in late.tolist()} - {""}
+    backward = [i for i in calls if rank.places[i].role == GATHER_BACKWARD]
+    units = {rank.places[i].unit for i in calls} - {""}
     where = f" of {len(units)} units" if units else ""
     when = f", {len(backward)} of them in the backward" if backward else ""
     change = (
@@ -99,7 +103,7 @@ def late(ranks: list[RankSummary], losses: list[Losses]) -> list[Verdict]:
             cause="gathers not prefetched",
             saves_ns=saves,
             statement=f"Gathers start too late: {lost(saves, ranks)}",
-            evidence=f"{len(late)} gathers{where}{when} began only after compute that had no "
+            evidence=f"{len(calls)} gathers{where}{when} began only after compute that had no "
             "collective beside it",
             change=change,
         )
@@ -107,8 +111,7 @@ def late(ranks: list[RankSummary], losses: list[Losses]) -> list[Verdict]:
 
 
 def serialised(ranks: list[RankSummary], losses: list[Losses]) -> list[Verdict]:
-    pairs = list(zip(ranks, losses, strict=True))
-    saves = mean([r.per_step(int(x.serialised_ns.sum())) for r, x in pairs])
+    saves = _per_step(ranks, [loss.serialised_ns for loss in losses])
     calls = max(int((x.serialised_ns > 0).sum()) for x in losses)
     if not calls:
         return []
@@ -126,9 +129,8 @@ def serialised(ranks: list[RankSummary], losses: list[Losses]) -> list[Verdict]:
 
 
 def small(ranks: list[RankSummary], losses: list[Losses], limits: Thresholds) -> list[Verdict]:
-    pairs = list(zip(ranks, losses, strict=True))
-    saves = mean([r.per_step(int(x.small_ns.sum())) for r, x in pairs])
-    rank, loss = max(pairs, key=lambda pair: int(pair[1].small_ns.sum()))
+    saves = _per_step(ranks, [loss.small_ns for loss in losses])
+    rank, loss = max(zip(ranks, losses, strict=True), key=lambda pair: int(pair[1].small_ns.sum()))
     mine = np.flatnonzero(loss.small_ns)
     if not len(mine):
         return []
@@ -153,11 +155,11 @@ def slow(
     ranks = summary.ranks
     operations = sorted({op for rank in ranks for op in rank.calls.operation})
     for operation in operations:
-        saves = exposed = 0.0
-        for rank, loss in zip(ranks, losses, strict=True):
-            mine = np.asarray(rank.calls.operation) == operation
-            exposed += rank.per_step(int(loss.slow_ns[mine].sum())) / len(ranks)
-        saves = exposed
+        spent = [
+            loss.slow_ns[np.asarray(rank.calls.operation) == operation]
+            for rank, loss in zip(ranks, losses, strict=True)
+        ]
+        exposed = _per_step(ranks, spent)
         share = _reached(summary, operation, cluster)
         if share is not None and share < limits.link:
             saves = exposed * (1 - share / limits.link)
