@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -121,3 +122,18 @@ class Late(nn.Module):
 
 def late_model() -> nn.Module:
     return Late()
+
+
+class Moody(Fragile):
+    """Hangs with a batch of eight, and dies with one of four as if memory had run out."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        if not ids.is_meta and len(ids) == 8:
+            time.sleep(3600)
+        if not ids.is_meta and len(ids) == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(ids % POISON)
+
+
+def moody_model() -> nn.Module:
+    return Moody()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.report.contest import verdict
+from shardwise.spec.run import read_run
 from shardwise.train.contest import Score
 from tests.distributed.test_train import environment, write
 
@@ -58,6 +60,36 @@ def test_what_cannot_be_compared_is_said_before_anything_runs(tmp_path: Path) ->
         done = compare(file, *words)
         assert done.returncode == 2
         assert said in done.stderr
+
+
+MOODY = """
+cluster = "1x2xCPU"
+model = "tests.distributed.sources:moody_model"
+job = { seq_len = 16 }
+strategy = { kind = "ddp", micro_batch = 2, param_dtype = "fp32" }
+"""
+
+
+def test_tuning_survives_probes_that_hang_and_die(tmp_path: Path) -> None:
+    """Of three batches the largest hangs and the next dies; the last one wins."""
+    file = tmp_path / "run.toml"
+    file.write_text(MOODY)
+    done = subprocess.run(
+        [sys.executable, "-m", "shardwise", "tune", str(file), "--nproc", "2", "--json",
+         "--strategies", "ddp", "--steps", "8", "--timeout", "25"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    failures = {probe["name"]: probe.get("failure", "") for probe in found["probes"]}
+    assert "killed" in failures["ddp x8"]
+    assert failures["ddp x4"]
+    assert found["best"] == "ddp x2"
+    assert read_run(tmp_path / "tuned.toml").strategy.micro_batch == 2
+    # Nothing of what hung is left.
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            assert str(tmp_path).encode() not in process.read_bytes()
 
 
 def score(name: str, *steps: float) -> Score:

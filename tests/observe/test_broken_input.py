@@ -23,7 +23,7 @@ from shardwise.report.trace import print_trace
 from shardwise.spec.record import SpecError
 
 # More on demand: SHARDWISE_EXAMPLES=10000 takes minutes.
-EXAMPLES = int(os.environ.get("SHARDWISE_EXAMPLES", "1500"))
+EXAMPLES = int(os.environ.get("SHARDWISE_EXAMPLES", "500"))
 
 
 def event(name: str, ts: float, dur: float, cat: str = "kernel", **args: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ app = typer.Typer(
 # In the order of --help; each is the function of its name in the module of its name.
 COMMANDS = (
     *("plan", "estimate", "whatif", "train", "profile", "doctor"),
-    *("compare", "calibrate", "trace", "diff", "memory", "catalog"),
+    *("compare", "tune", "calibrate", "trace", "diff", "memory", "catalog"),
 )
 
 

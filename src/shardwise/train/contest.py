@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from shardwise.spec.run import RunSpec, write_run
-from shardwise.train.launch import FOLDER
+from shardwise.train.launch import FOLDER, kill_tree
 
 
 class Contender(NamedTuple):
@@ -80,26 +80,40 @@ def contest(
     return sorted(scores, key=lambda score: score.median_s or float("inf"))
 
 
-def run_once(run: RunSpec, processes: int, folder: Path, number: int) -> dict[str, Any] | str:
-    """Train `run` in fresh processes; what `--json` prints, or the last line of what went wrong."""
+def run_once(
+    run: RunSpec, processes: int, folder: Path, number: int, timeout_s: float | None = None
+) -> dict[str, Any] | str:
+    """Train `run` in fresh processes; what `--json` prints, or the last line of what went wrong.
+
+    Processes that are not done after `timeout_s` are killed, all of them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"round-{number + 1}.toml"
     assert run.train is not None
     settings = run.train.but(folder=str(folder / "runs"))
     file.write_text(write_run(run._replace(train=settings)))
     environment = {k: v for k, v in os.environ.items() if k not in (FOLDER, "RANK", "WORLD_SIZE")}
-    done = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-m", "shardwise", "train", str(file), "--json",
          "--nproc", str(processes), "--name", f"round-{number + 1}"],
-        capture_output=True, text=True, env=environment, check=False,
-    )  # fmt: skip
-    (folder / f"round-{number + 1}.log").write_text(done.stderr)
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    ) as process:  # fmt: skip
+        try:
+            said, complained = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            kill_tree(process.pid)
+            process.communicate()
+            return f"not done after {timeout_s:.0f} s, and killed"
+        except BaseException:
+            kill_tree(process.pid)
+            raise
+    (folder / f"round-{number + 1}.log").write_text(complained)
     try:
-        found: dict[str, Any] = json.loads(done.stdout)
+        found: dict[str, Any] = json.loads(said)
         found["measured"]["time"]["step_s"]
     except (ValueError, KeyError):
-        lines = done.stderr.strip().splitlines()
-        return lines[-1] if lines else f"exit code {done.returncode}"
+        lines = complained.strip().splitlines()
+        return lines[-1] if lines else f"exit code {process.returncode}"
     return found
 
 

@@ -6,6 +6,7 @@ process becomes the launcher of its own copies.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -34,6 +35,27 @@ def end_with_launcher() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGTERM)
     if os.getppid() == 1:  # it was gone before the request was made
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and all it has started; torch's launcher gives workers sessions of their own.
+
+    Where the system does not tell who started whom, only the process itself.
+    """
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name, in brackets, may hold anything; the parent is the second field after it.
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # gone meanwhile
+        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    doomed = [pid]
+    for one in doomed:
+        doomed += children.get(one, [])
+    for one in doomed:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(one, signal.SIGKILL)
 
 
 def adopt_slurm(environment: MutableMapping[str, str]) -> bool:
