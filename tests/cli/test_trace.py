@@ -103,3 +103,10 @@ def test_a_prediction_needs_a_run(trace: Path) -> None:
     done = run(str(trace), "--timeline", "both.json")
     assert done.returncode == 2
     assert "add --run run.toml" in done.stderr
+
+
+def test_a_run_without_traces_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("")
+    done = run(str(tmp_path))
+    assert done.returncode == 2
+    assert "was not profiled; use 'shardwise profile'" in done.stderr

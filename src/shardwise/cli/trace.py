@@ -53,10 +53,10 @@ def trace(
 
     known = find_cluster(cluster) if cluster else None
     chosen = read_rules(rules) if rules else Rules()
+    paths = trace_files(files)
     beside = Beside.of(run, files)
     if timeline is not None and beside is None:
         raise SpecError("--timeline: needs a run to simulate; add --run run.toml")
-    paths = trace_files(files)
     summary = read_summary(paths, chosen, cache, quiet=as_json)
     verdicts = verdicts_of(summary, chosen.thresholds, known)
     if as_json:
@@ -138,7 +138,12 @@ def trace_files(given: list[Path]) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        moments = sorted((path / "traces").glob("step-*")) if (path / "traces").is_dir() else []
+        moments = sorted((path / "traces").glob("step-*"))
+        if not moments and (path / "run.toml").is_file():
+            raise SpecError(
+                f"trace: the run in {path} was not profiled; use 'shardwise profile', or "
+                "[train.profile] in its run.toml"
+            )
         folder = moments[-1] if moments else path
         inside = sorted(
             p

@@ -26,7 +26,10 @@ def print_against(out: Console, found: Against | None, traffic: list[Term], rank
         _add(table, term, show_gb if term.name.endswith("bytes") else lambda n: f"{n:,.0f}")
     out.print(table)
     if found is None:
-        out.print("The time of a step cannot be predicted for this device yet.", style="dim")
+        out.print(
+            "Step times of this CPU are not known; 'shardwise calibrate' learns them from runs.",
+            style="dim",
+        )
         return
     if not found.units:
         return

@@ -79,9 +79,10 @@ def on_this_world(run: RunSpec, device: torch.device) -> RunSpec:
     _, size = world()
     per_node = min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
     spec = run.cluster.device
-    calibrated = run.cluster.calibration is not None and spec.is_cpu
-    if device.type == "cpu" and not calibrated:
-        spec = this_machine(per_node)
+    # What was measured of CPUs holds for CPUs, and what of GPUs for GPUs.
+    calibration = run.cluster.calibration if spec.is_cpu == (device.type == "cpu") else None
+    if device.type == "cpu":
+        spec = spec if calibration is not None else this_machine(per_node)
     elif spec.is_cpu:
         raise SpecError('cluster: names CPUs but train.device is "cuda"; change one of the two')
     cluster = ClusterSpec(
@@ -89,7 +90,7 @@ def on_this_world(run: RunSpec, device: torch.device) -> RunSpec:
         nodes=size // per_node,
         devices_per_node=per_node,
         network=run.cluster.network,
-        calibration=run.cluster.calibration if calibrated or device.type != "cpu" else None,
+        calibration=calibration,
     )
     strategy = run.strategy.resolve(size, per_node)
     run = run._replace(cluster=cluster, strategy=strategy)
