@@ -6,6 +6,7 @@ surer that is; what the runs do not tell stays there.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -58,6 +59,12 @@ class Fit(NamedTuple):
     errors: list[float]
 
 
+def needs_scipy() -> None:
+    """Say what to install before any work is done that would be lost without it."""
+    if importlib.util.find_spec("scipy") is None:
+        raise SpecError("calibrate: needs scipy; pip install 'shardwise[calibrate]'")
+
+
 def fit(
     observations: Sequence[Observation],
     cluster: Callable[[Observation], ClusterSpec] = lambda one: one.run.cluster,
@@ -66,10 +73,9 @@ def fit(
     """Coefficients that explain these runs best; `cluster` tells what each ran on."""
     if not observations:
         raise SpecError("calibrate: no run was given")
-    try:
-        from scipy.optimize import least_squares  # type: ignore[import-untyped]
-    except ImportError:
-        raise SpecError("calibrate: needs scipy; pip install 'shardwise[calibrate]'") from None
+    needs_scipy()
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+
     start = coefficients_for(cluster(observations[0])) or CPU
     names = list(FREEDOM)
     base = np.log([getattr(start, name) or 1e-6 for name in names])

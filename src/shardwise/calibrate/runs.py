@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardwise.observe.run_folder import TRACES, profiled_moments
 from shardwise.observe.summary import Summary, summarise
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.cost import Coefficients, durations, rules
@@ -64,7 +65,7 @@ def read_observation(folder: Path) -> Observation:
             f"calibrate: {path} tells no step time; train at least 8 steps with measure = true"
         ) from None
     compute = exposed = None
-    moments = sorted((folder / "traces").glob("step-*/"))
+    moments = profiled_moments(folder / TRACES)
     files = sorted(moments[-1].glob("*.json.gz")) if moments else []
     if files:
         compute, exposed = shares(summarise(files))

@@ -59,14 +59,20 @@ class Beside(NamedTuple):
         found = against(self.simulated, rank) if self.simulated is not None else None
         print_against(out, found, traffic_terms(self.traffic, rank), rank.name)
 
+    def check(self, path: Path) -> None:
+        """Refuse what cannot be written, before anything is read."""
+        if self.simulated is None:
+            raise SpecError("--timeline: the time of this step is not known, so it cannot be drawn")
+        if not path.parent.is_dir():
+            raise SpecError(f"--timeline: there is no folder {path.parent}")
+
     def write(self, rank: RankSummary, rules: Rules, path: Path) -> None:
         """Both steps in one file; of the measured ones the middle by length."""
         from shardwise.observe.against import side_by_side
         from shardwise.observe.rank.summary import summarise_rank
         from shardwise.timeline.chrome import write_events
 
-        if self.simulated is None:
-            raise SpecError("--timeline: the time of this step is not known, so it cannot be drawn")
+        assert self.simulated is not None  # see check
         measured = summarise_rank(rank.path, rules, timeline=True).timeline
         assert measured is not None
         windows = sorted(rank.windows or [rank.span], key=lambda w: w[1] - w[0])

@@ -65,7 +65,7 @@ def profile(
     cluster = None if described.cluster.device.is_cpu else described.cluster
     verdicts = verdicts_of(summary, thresholds, cluster)
     if as_json:
-        told = summary_json(summary) | {"verdicts": [verdict._asdict() for verdict in verdicts]}
+        told = summary_json(summary, verdicts)
         print_json({**result_json(result), "traces": str(traces), "trace": told})
         return
     which = f"Step {first}" if steps == 1 else f"Steps {first} to {first + steps - 1}"

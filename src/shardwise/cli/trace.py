@@ -12,6 +12,7 @@ from shardwise.cli.output import JsonOption, print_json
 if TYPE_CHECKING:
     from shardwise.observe.rank.summary import RankSummary
     from shardwise.observe.summary import Summary
+    from shardwise.observe.why.verdict import Verdict
 
 
 def trace(
@@ -55,12 +56,14 @@ def trace(
     chosen = read_rules(rules) if rules else Rules()
     paths = trace_files(files)
     beside = Beside.of(run, files)
-    if timeline is not None and beside is None:
-        raise SpecError("--timeline: needs a run to simulate; add --run run.toml")
+    if timeline is not None:
+        if beside is None:
+            raise SpecError("--timeline: needs a run to simulate; add --run run.toml")
+        beside.check(timeline)
     summary = read_summary(paths, chosen, cache, quiet=as_json)
     verdicts = verdicts_of(summary, chosen.thresholds, known)
     if as_json:
-        found = summary_json(summary) | {"verdicts": [v._asdict() for v in verdicts]}
+        found = summary_json(summary, verdicts)
         print_json(found | (beside.to_dict(summary.ranks[0]) if beside else {}))
     else:
         print_trace(summary, verdicts, chosen.thresholds, known)
@@ -86,7 +89,7 @@ def read_summary(files: list[Path], rules: Any, cache: Path | None, *, quiet: bo
         )
 
 
-def summary_json(summary: Summary) -> dict[str, Any]:
+def summary_json(summary: Summary, verdicts: list[Verdict]) -> dict[str, Any]:
     """What a machine reads; nanoseconds of the whole trace unless a name says otherwise."""
     joined = summary.joined
     return {
@@ -103,6 +106,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
             "offset_ns": joined.offset_ns.tolist(),
             "unmatched": joined.unmatched,
         },
+        "verdicts": [verdict._asdict() for verdict in verdicts],
     }
 
 
@@ -131,6 +135,7 @@ def _rank_json(rank: RankSummary) -> dict[str, Any]:
 
 def trace_files(given: list[Path]) -> list[Path]:
     """Files as they are; of a folder its traces, of a run's folder those of its last profile."""
+    from shardwise.observe.run_folder import TRACES, profiled_moments
     from shardwise.spec.record import SpecError
 
     found: list[Path] = []
@@ -138,7 +143,7 @@ def trace_files(given: list[Path]) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        moments = sorted((path / "traces").glob("step-*"))
+        moments = profiled_moments(path / TRACES)
         if not moments and (path / "run.toml").is_file():
             raise SpecError(
                 f"trace: the run in {path} was not profiled; use 'shardwise profile', or "

@@ -37,6 +37,7 @@ def tune(
 
     A probe that breaks or hangs is a result. Exits with 1 if none finished.
     """
+    from shardwise.calibrate.fit import needs_scipy
     from shardwise.calibrate.tune import tune as search
     from shardwise.cli.long import needs_torch
     from shardwise.cli.train import processes_for, with_steps
@@ -44,6 +45,7 @@ def tune(
     from shardwise.spec.run import read_run, write_run
 
     check_output(output, ".toml")
+    needs_scipy()
     described = read_run(run)
     needs_torch()
     processes = processes_for(described, nproc)

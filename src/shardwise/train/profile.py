@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from shardwise.engine.mesh import world
+from shardwise.observe.run_folder import TRACES, profiled_moments
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import ProfileSettings, TrainSettings
 from shardwise.train.analysis import PATIENCE_AFTER, Analyses
@@ -81,7 +82,7 @@ def moments_of(settings: TrainSettings, start: int = 0) -> Moments | None:
 
 def moment_folder(run: Path, step: int) -> Path:
     """Where the traces of the moment that begins with `step` are, in the folder of a run."""
-    return run / "traces" / f"step-{step:06}"
+    return run / TRACES / f"step-{step:06}"
 
 
 class StepProfiler:
@@ -176,7 +177,7 @@ class StepProfiler:
         # On every machine: they may not share their disks.
         if os.environ.get("LOCAL_RANK", "0") == "0":
             busy = self._analyses.busy if self._analyses is not None else []
-            remove_old(self._folder / "traces", self._keep, busy)
+            remove_old(self._folder / TRACES, self._keep, busy)
 
 
 def _quieten() -> None:
@@ -196,9 +197,6 @@ def _of_rank_0(folder: Path) -> Path:
 
 def remove_old(traces: Path, keep: int, busy: Collection[Path] = ()) -> None:
     """Leave the newest `keep` moments, and those that are being read; 0 leaves all."""
-    moments = [folder for folder in traces.glob("step-*") if folder.is_dir()]
-    # Numbers of more than six digits are longer, and later.
-    moments.sort(key=lambda folder: (len(folder.name), folder.name))
-    for folder in moments[:-keep] if keep else []:
+    for folder in profiled_moments(traces)[:-keep] if keep else []:
         if folder not in busy:
             shutil.rmtree(folder, ignore_errors=True)

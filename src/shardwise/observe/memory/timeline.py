@@ -8,6 +8,7 @@ backwards.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from shardwise.observe.memory.allocator import Device, Event
@@ -119,7 +120,7 @@ def _allocated(allocations: Sequence[Allocation], events: int) -> list[int]:
         change[one.born] += one.size
         if one.died is not None:
             change[one.died] -= one.size
-    return _running_sum(change)
+    return list(accumulate(change))
 
 
 def _reserved(device: Device) -> list[int] | None:
@@ -130,16 +131,8 @@ def _reserved(device: Device) -> list[int] | None:
     for number, event in enumerate(device.events, 1):
         change[number] = _RESERVES.get(event.action, 0) * event.size
     change[0] = sum(segment.size for segment in device.segments) - sum(change)
-    levels = _running_sum(change)
+    levels = list(accumulate(change))
     return levels if min(levels) >= 0 else None
-
-
-def _running_sum(change: Sequence[int]) -> list[int]:
-    level, levels = 0, []
-    for one in change:
-        level += one
-        levels.append(level)
-    return levels
 
 
 def _seconds(events: Sequence[Event]) -> float | None:
