@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,22 +12,14 @@ import pytest
 from shardwise.report.contest import verdict
 from shardwise.spec.run import read_run
 from shardwise.train.contest import Score
-from tests.distributed.test_train import environment, write
+from tests.distributed.test_train import shardwise, write
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 
 def compare(file: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "shardwise", "compare", str(file), "--nproc", "2", *words],
-        cwd=file.parent,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return shardwise(file.parent, "compare", str(file), "--nproc", "2", *words)
 
 
 def test_runs_are_taken_in_turns_and_a_broken_one_is_a_result(tmp_path: Path) -> None:
@@ -74,10 +65,9 @@ def test_tuning_survives_probes_that_hang_and_die(tmp_path: Path) -> None:
     """Of three batches the largest hangs and the next dies; the last one wins."""
     file = tmp_path / "run.toml"
     file.write_text(MOODY)
-    done = subprocess.run(
-        [sys.executable, "-m", "shardwise", "tune", str(file), "--nproc", "2", "--json",
-         "--strategies", "ddp", "--steps", "8", "--timeout", "25"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False,
+    done = shardwise(
+        tmp_path, "tune", str(file), "--nproc", "2", "--json", "--strategies", "ddp",
+        "--steps", "8", "--timeout", "25",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

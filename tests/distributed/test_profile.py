@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 
 from shardwise.observe.summary import summarise
 from shardwise.observe.why.verdicts import verdicts_of
-from tests.distributed.test_train import FOREIGN, environment, lines, train, write
+from tests.distributed.test_train import FOREIGN, lines, shardwise, train, write
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -121,15 +119,7 @@ def test_moments_that_repeat_become_a_curve(tmp_path: Path) -> None:
 
 def test_one_command_profiles_and_tells(tmp_path: Path) -> None:
     file = write(tmp_path, kind="zero2", micro_batch=4, log_every=20)
-    done = subprocess.run(
-        [sys.executable, "-m", "shardwise", "profile", str(file), "--nproc", "2", "--name", "it"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = shardwise(tmp_path, "profile", str(file), "--nproc", "2", "--name", "it")
     assert done.returncode == 0, done.stderr
     shown = done.stdout
     assert "Collectives of one step" in shown
@@ -164,22 +154,12 @@ def profiled_runs(folder: Path, cases: list[tuple[str, float]]) -> list[Path]:
     file = folder / "run.toml"
     file.write_text(LATE % (steps, sources.LATE_FIRST, sources.LATE_STEPS, sources.LATE_EVERY))
     told = ",".join(f"{kind}:{share}" for kind, share in cases)
-    done = subprocess.run(
-        [sys.executable, "-m", "shardwise", "train", str(file), "--nproc", "4", "--name", "it"],
-        cwd=folder,
-        env={**environment(), "SLOW_RANK": str(SLOW_RANK), "SLOW_CASES": told},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = shardwise(
+        folder, "train", str(file), "--nproc", "4", "--name", "it",
+        SLOW_RANK=str(SLOW_RANK), SLOW_CASES=told,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return [folder / "runs" / "it" / "traces" / f"step-{step:06}" for step in moments]
-
-
-def profiled_run(folder: Path, kind: str, share: float) -> Path:
-    """Traces of four ranks, one of which is late by `share` of a step."""
-    return profiled_runs(folder, [(kind, share)])[0]
 
 
 @pytest.fixture(scope="module")

@@ -81,16 +81,21 @@ def environment() -> dict[str, str]:
     return {**kept, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONPATH": here}
 
 
-def train(file: Path, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "shardwise", "train", str(file), "--name", "it", *options],
-        cwd=file.parent,
-        env=environment(),
+def shardwise(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in `folder`, with more variables in its environment."""
+    return subprocess.run(
+        [sys.executable, "-m", "shardwise", *words],
+        cwd=folder,
+        env={**environment(), **variables},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
+
+
+def train(file: Path, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = shardwise(file.parent, "train", str(file), "--name", "it", *options)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
