@@ -35,7 +35,12 @@ FAMILIES = ("A100", "H100")
 # Of the device's own silicon; the rest is shared by all.
 OWN = ("matmul_efficiency", "matmul_half_s", "attention_efficiency")
 # What is 0 for all stacks is not fitted.
-SHARED = tuple(name for name in Coefficients._fields if name not in (*OWN, "overhead_s"))
+# Those with a default are for CPUs.
+SHARED = tuple(
+    name
+    for name in Coefficients._fields
+    if name not in OWN and name not in Coefficients._field_defaults
+)
 # Where the fit starts and what it returns to where rows say nothing.
 PRIOR = {
     "A100": Coefficients(0.75, 1e-4, 0.45, 1.0, 6e-6, 0.6, 0.6, 5e-6, 2e-5, 0.1, 1.5),

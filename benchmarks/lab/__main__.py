@@ -12,7 +12,18 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from benchmarks.lab import baseline, evaluate, network, rates, report, sweep
+from benchmarks.lab import (
+    baseline,
+    choose,
+    collectives,
+    evaluate,
+    experiments,
+    machine,
+    network,
+    rates,
+    report,
+    sweep,
+)
 
 
 class Experiment(NamedTuple):
@@ -33,6 +44,18 @@ EXPERIMENTS = {
     "sweep": Experiment(
         "every strategy at five rates with two batches, 2 x 2 ranks", sweep.measure, sweep.show
     ),
+    "machine": Experiment("shardwise calibrate on the hosts", machine.measure, machine.show),
+    "collectives": Experiment(
+        "latency and rate of collectives through limited links",
+        collectives.measure,
+        collectives.show,
+    ),
+    **{
+        name: Experiment(question.title, experiments.measure(name), experiments.show(name))
+        for name, question in experiments.QUESTIONS.items()
+    },
+    "plan": Experiment("the plan's choice beside the best cell", choose.plan, choose.show_plan),
+    "tune": Experiment("a few probes at every rate", choose.tuned, choose.show_tuned),
     "evaluate": Experiment(
         "predictions calibrated on six cells of the sweep, judged on the others",
         evaluate.measure,

@@ -7,61 +7,29 @@ the configuration predicted fastest is.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-import tempfile
 from collections.abc import Mapping
 from itertools import combinations, pairwise
-from pathlib import Path
 from typing import Any
 
-from benchmarks.lab import sweep
-from benchmarks.lab.sweep import BATCHES, RATES, RESULTS, SEQ_LEN, STRATEGIES, Cell, write_cell
-from shardwise.calibrate.fit import fit
-from shardwise.calibrate.runs import Observation, Parts, units_of
-from shardwise.predict.cost import Coefficients
-from shardwise.spec.run import read_run
+import numpy as np
 
-CALIBRATED_ON = [
-    Cell(1e9, "ddp", 2),
-    Cell(1e9, "zero3", 2),
-    Cell(1e9, "hybrid", 8),
-    Cell(250e6, "zero2", 8),
-    Cell(4e9, "ddp", 8),
-    Cell(4e9, "zero3", 8),
-]
+from benchmarks.lab.calibrated import CALIBRATED_ON, calibrate, measured_alone
+from benchmarks.lab.cases import SEQ_LEN, STRATEGIES, load
+from benchmarks.lab.experiments import CROSSING, QUESTIONS, predict
+from benchmarks.lab.sweep import BATCHES, RATES, Cell
+from shardwise.calibrate.runs import Observation, Parts
+from shardwise.predict.cost import Coefficients
+
 # Strategies nearer to each other than this are not ranked.
 APART = 0.10
 
 
-def read_cells() -> dict[Cell, Mapping[str, Any]]:
-    """What the last sweep measured; measures it where there is none."""
-    if not RESULTS.exists():
-        sweep.measure()
-    cells = json.loads(RESULTS.read_text())["cells"]
-    return {Cell(c["rate"], c["strategy"], c["micro_batch"]): c for c in cells}
-
-
-def observe(cell: Cell, measured: Mapping[str, Any], folder: Path) -> Observation:
-    run = read_run(write_cell(cell, folder / f"{cell.name}.toml")).resolved()
-    step = float(measured["median_s"])
-    exposed = float(measured["exposed_share"]) * step
-    return Observation(run, units_of(run), step, step - exposed, exposed)
-
-
-def predictions() -> tuple[dict[Cell, Observation], dict[Cell, Parts], Coefficients, list[float]]:
-    """Of every cell what was measured and what is predicted after calibration."""
-    with tempfile.TemporaryDirectory() as place:
-        seen = {cell: observe(cell, m, Path(place)) for cell, m in read_cells().items()}
-    found = fit([seen[cell] for cell in CALIBRATED_ON], source="six cells of the lab's sweep")
+def measure() -> dict[str, Any]:
+    seen, found = calibrate()
     k = Coefficients(**found.calibration.coefficients())
     predicted = {cell: one.predict(k, one.run.cluster) for cell, one in seen.items()}
-    return seen, predicted, k, found.errors
-
-
-def measure() -> dict[str, Any]:
-    seen, predicted, k, fitted_errors = predictions()
     held_out = [cell for cell in seen if cell not in CALIBRATED_ON]
     errors = {c: predicted[c].step_s / seen[c].step_s - 1 for c in held_out}
     sizes = sorted(abs(error) for error in errors.values())
@@ -84,13 +52,17 @@ def measure() -> dict[str, Any]:
         "doubling_median_error_pp": 100 * statistics.median(
             abs(p - m) for p, m in doubling.values()
         ),
+        "doubling_within_3pp": sum(abs(p - m) <= 0.03 for p, m in doubling.values()),
+        "doubling_by_rate": _by_rate(doubling),
         "doubling": {
             name: {"predicted": p, "measured": m} for name, (p, m) in doubling.items()
         },
-        **_crossover(seen, predicted),
+        **_crossover(k),
         "top1_regret": max(_regret(seen, predicted).values()),
         "regret_by_rate": _regret(seen, predicted),
-        "fitted_errors": fitted_errors,
+        **_chosen(),
+        **_without_training(seen, held_out),
+        "fitted_errors": found.errors,
         "coefficients": k._asdict(),
         "cells": [
             {
@@ -130,52 +102,56 @@ def _ranking(
 def _doubling(
     seen: dict[Cell, Observation], predicted: dict[Cell, Parts]
 ) -> dict[str, tuple[float, float]]:
-    """Efficiency, the share of a step that waits for nobody, gained by twice the rate."""
+    """Efficiency gained by twice the rate, predicted and measured.
+
+    Efficiency is what a step would take if it only computed, over what it takes: the share of its
+    best speed that a configuration reaches, as MFU is of a device's peak.
+    """
     found = {}
     for name in STRATEGIES:
         for batch in BATCHES:
             for slow, fast in pairwise(RATES):
                 a, b = Cell(slow, name, batch), Cell(fast, name, batch)
-                mine = _efficiency(predicted[b]) - _efficiency(predicted[a])
-                real = _efficiency(_parts(seen[b])) - _efficiency(_parts(seen[a]))
+                alone = predicted[b].compute_s
+                mine = alone / predicted[b].step_s - alone / predicted[a].step_s
+                real = alone / seen[b].step_s - alone / seen[a].step_s
                 found[f"{a.name} doubled"] = (mine, real)
     return found
 
 
-def _parts(one: Observation) -> Parts:
-    return Parts(one.step_s, one.compute_s or 0.0, one.exposed_s or 0.0)
-
-
-def _efficiency(parts: Parts) -> float:
-    return 1 - parts.exposed_s / parts.step_s
-
-
-def _crossover(seen: dict[Cell, Observation], predicted: dict[Cell, Parts]) -> dict[str, Any]:
-    """The rate at which full sharding is as fast as hybrid, by batch; none where it never is."""
-    found: dict[str, Any] = {}
-    factors = []
-    for batch in BATCHES:
-
-        def ratio(steps: Mapping[Cell, Any], rate: float, size: int = batch) -> float:
-            return float(
-                steps[Cell(rate, "zero3", size)].step_s / steps[Cell(rate, "hybrid", size)].step_s
-            )  # fmt: skip
-
-        mine = _crosses([ratio(predicted, rate) for rate in RATES])
-        real = _crosses([ratio(seen, rate) for rate in RATES])
-        found[f"crossover_batch_{batch}"] = {"predicted": mine, "measured": real}
-        if mine and real:
-            factors.append(max(mine / real, real / mine))
-    found["crossover_factor"] = max(factors) if factors else None
+def _by_rate(doubling: Mapping[str, tuple[float, float]]) -> dict[str, dict[str, float]]:
+    """The mean gain of all strategies and batches from each rate to its double."""
+    found = {}
+    for rate in RATES[:-1]:
+        mine = [both for name, both in doubling.items() if name.startswith(f"{rate / 1e6:.0f}Mbit")]
+        predicted, measured = (statistics.mean(column) for column in zip(*mine, strict=True))
+        found[f"{rate / 1e6:.0f} Mbit/s"] = {"predicted": predicted, "measured": measured}
     return found
 
 
-def _crosses(ratios: list[float]) -> float | None:
-    for (slow, before), (fast, after) in pairwise(zip(RATES, ratios, strict=True)):
-        if (before - 1) * (after - 1) < 0:
-            share = math.log(before) / (math.log(before) - math.log(after))
-            return slow * (fast / slow) ** share
-    return None
+def _crossover(k: Coefficients) -> dict[str, Any]:
+    """The rate below which hybrid sharding that recomputes beats full sharding that need not."""
+    measured = load("crossover")
+    if measured is None:
+        return {"crossover_factor": None}
+    cases = {case.name: case for case in QUESTIONS["crossover"].cases}
+    real = {name: float(found["median_s"]) for name, found in measured["cases"].items()}
+    mine = {name: predict(case, k).step_s for name, case in cases.items()}
+    a, b = _crosses(mine), _crosses(real)
+    return {
+        "crossover": {"predicted": a, "measured": b},
+        "crossover_factor": max(a / b, b / a) if a and b else None,
+    }
+
+
+def _crosses(steps: Mapping[str, float]) -> float | None:
+    """Where a line through the logarithm of the ratio passes through one."""
+    rates = np.log(CROSSING)
+    ratios = np.log([steps[f"{r / 1e6:.0f}Mbit full"] / steps[f"{r / 1e6:.0f}Mbit hybrid"]
+                     for r in CROSSING])  # fmt: skip
+    slope, level = np.polyfit(rates, ratios, 1)
+    crossing = math.exp(-level / slope)
+    return crossing if CROSSING[0] <= crossing <= CROSSING[-1] else None
 
 
 def _regret(seen: dict[Cell, Observation], predicted: dict[Cell, Parts]) -> dict[str, float]:
@@ -193,11 +169,36 @@ def _regret(seen: dict[Cell, Observation], predicted: dict[Cell, Parts]) -> dict
     return found
 
 
+def _chosen() -> dict[str, Any]:
+    """How far what `plan` and `tune` chose is from the best cell, where they were tried."""
+    found: dict[str, Any] = {}
+    if (planned := load("plan")) is not None:
+        found["plan_regret"] = planned["top1_regret"]
+    if (tuned := load("tune")) is not None:
+        found |= {name: tuned[name] for name in ("tune_regret", "most_probes")}
+    return found
+
+
+def _without_training(seen: dict[Cell, Observation], cells: list[Cell]) -> dict[str, float]:
+    """The same cells from what was measured of products, memory and links alone."""
+    k = measured_alone()
+    steps = [seen[c].predict(k, seen[c].run.cluster).step_s / seen[c].step_s for c in cells]
+    sizes = sorted(abs(step - 1) for step in steps)
+    return {
+        "untrained_median_error": statistics.median(sizes),
+        "untrained_p90_error": sizes[round(0.9 * (len(sizes) - 1))],
+    }
+
+
 def show(result: Mapping[str, Any]) -> None:
     print(
         f"{result['held_out']} cells held out, calibrated on {len(CALIBRATED_ON)}: step time off "
         f"by {result['step_median_error']:.1%} in the middle, {result['step_p90_error']:.1%} at "
         "the 90th percentile"
+    )
+    print(
+        f"before any training, from products, memory and links alone: "
+        f"{result['untrained_median_error']:.1%} and {result['untrained_p90_error']:.1%}"
     )
     print(
         f"exposed communication off by {result['exposed_median_error']:.1%} of the step in the "
@@ -211,11 +212,23 @@ def show(result: Mapping[str, Any]) -> None:
         f"gain in efficiency by doubling the rate off by {result['doubling_median_error_pp']:.1f} "
         f"points in the middle, {result['doubling_error_pp']:.1f} at most"
     )
+    for rate, gain in result["doubling_by_rate"].items():
+        print(
+            f"  from {rate}, mean of all: {gain['predicted']:.1%} predicted, "
+            f"{gain['measured']:.1%} measured"
+        )
     factor = result["crossover_factor"]
     print(
         f"crossover of hybrid and full sharding: {f'a factor of {factor:.2f}' if factor else '-'}"
     )
     print(f"the fastest predicted is at most {result['top1_regret']:.1%} slower than the best")
+    if "plan_regret" in result:
+        print(f"what plan chose is at most {result['plan_regret']:.1%} slower than the best cell")
+    if "tune_regret" in result:
+        print(
+            f"what tune chose after at most {result['most_probes']} probes is at most "
+            f"{result['tune_regret']:.1%} slower"
+        )
     for cell in result["cells"]:
         mark = "fitted" if cell["calibrated_on"] else ""
         print(

@@ -40,25 +40,30 @@ QUEUE_S = 20e-3
 
 
 class Host(NamedTuple):
-    """A machine of the lab: processes started by `command` see only its loopback and its link."""
+    """A machine of the lab: processes started by `command` see only its loopback and its link.
+
+    They run on the host's own cores, so that no host computes at another's expense.
+    """
 
     namespace: str
     address: str
     switch: str
     port: str
+    cores: tuple[int, ...]
 
     def command(self, *words: str) -> list[str]:
         """The words of a command that runs on this host."""
-        return ["ip", "netns", "exec", self.namespace, *words]
+        cores = ",".join(map(str, self.cores))
+        return ["ip", "netns", "exec", self.namespace, "taskset", "-c", cores, *words]
 
 
 def available() -> str | None:
     """None where a lab can be made here; otherwise one sentence that says why not."""
     if os.geteuid() != 0:
         return "a lab needs root, to make network namespaces"
-    for tool in ("ip", "tc"):
+    for tool, package in (("ip", "iproute2"), ("tc", "iproute2"), ("taskset", "util-linux")):
         if shutil.which(tool) is None:
-            return f"a lab needs the command {tool!r}, which iproute2 brings"
+            return f"a lab needs the command {tool!r}, which {package} brings"
     try:
         with hosts(1, 1e9, "probe"):
             return None
@@ -77,7 +82,13 @@ def hosts(count: int, rate_bits_per_s: float | None, name: str = "lab") -> Itera
     lab = f"{PREFIX}-{name}-{os.getpid()}.{_started(os.getpid())}.{next(_LABS)}"
     switch = f"{lab}-switch"
     made = [
-        Host(f"{lab}-h{i}", f"10.77.{(i + 1) // 256}.{(i + 1) % 256}", switch, f"port{i}")
+        Host(
+            f"{lab}-h{i}",
+            f"10.77.{(i + 1) // 256}.{(i + 1) % 256}",
+            switch,
+            f"port{i}",
+            _cores_of(i, count),
+        )
         for i in range(count)
     ]
     with _end_on_signal():
@@ -88,6 +99,15 @@ def hosts(count: int, rate_bits_per_s: float | None, name: str = "lab") -> Itera
         finally:
             with _undisturbed():
                 _remove([*(host.namespace for host in made), switch])
+
+
+def _cores_of(number: int, count: int) -> tuple[int, ...]:
+    """An equal share of this machine's cores; hosts take turns where there are too few."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // count
+    if share == 0:
+        return (cores[number % len(cores)],)
+    return tuple(cores[number * share : (number + 1) * share])
 
 
 def _build(switch: str, made: Sequence[Host]) -> None:

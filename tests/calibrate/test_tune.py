@@ -5,19 +5,20 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("scipy")
-from benchmarks.lab.evaluate import observe, read_cells
-from benchmarks.lab.sweep import RATES, RESULTS, Cell
+from benchmarks.lab.cases import CLUSTER
+from benchmarks.lab.sweep import RATES, Cell, read_cells
 from shardwise.calibrate.runs import Observation
 from shardwise.calibrate.tune import Candidate, tune
 from tests.calibrate.test_fit import observed
 
-measured = pytest.mark.skipif(not RESULTS.exists(), reason="needs a measured sweep of the lab")
+measured = pytest.mark.skipif(
+    read_cells() is None or not CLUSTER.exists(), reason="needs a measured sweep of the lab"
+)
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> dict[Cell, Observation]:
-    folder = tmp_path_factory.mktemp("cells")
-    return {cell: observe(cell, found, folder) for cell, found in read_cells().items()}
+def sweep() -> dict[Cell, Observation]:
+    return {cell: cell.case.observe(found) for cell, found in (read_cells() or {}).items()}
 
 
 @measured

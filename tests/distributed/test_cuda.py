@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.test_train import losses, train, write
+from tests.distributed.test_train import losses, shardwise, train, write
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -54,3 +54,19 @@ def test_a_gpu_learns_what_a_cpu_does(tmp_path: Path) -> None:
         found[device] = losses(tmp_path / device)
     assert found["cuda"][0] == pytest.approx(found["cpu"][0], rel=0.05)
     assert found["cuda"][-1] < found["cuda"][0]
+
+
+def test_what_gpus_and_their_links_reach_is_measured(tmp_path: Path) -> None:
+    done = shardwise(tmp_path, "calibrate", "--nproc", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    machine = found["machine"]
+    assert machine["backend"] == "nccl"
+    rates = {(p["dtype"], p["edge"]): p["flops_per_s"] for p in machine["matmul"]}
+    largest = max(edge for _, edge in rates)
+    # Tensor cores make half precision faster, and small products do not fill a GPU.
+    assert rates["bf16", largest] > rates["fp32", largest]
+    assert rates["bf16", largest] > rates["bf16", 128]
+    by_name = {one["operation"]: one["rate"] for one in machine["collectives"]}
+    # A ring scatters as fast as it gathers, unlike Gloo.
+    assert by_name["reduce_scatter"] > by_name["all_gather"] / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from shardwise.api import plan_run
 from shardwise.planning.money import Budget
 from shardwise.planning.plan import Plan
 from shardwise.planning.rows import Candidate
+from shardwise.spec.lookup import find_cluster, write_cluster
 from shardwise.spec.quantity import parse_rate
 from shardwise.spec.record import SpecError
 
@@ -217,3 +219,12 @@ def test_low_precision_reduction_is_only_used_when_allowed() -> None:
     allowed = plan("llama-3-8b", "8x8xH100-SXM@50Gbps", low_precision_reduce=True, **asked)
     assert winner(allowed).tokens_per_s > winner(exact).tokens_per_s
     assert winner(allowed).strategy.reduce_dtype == "bf16"
+
+
+def test_a_device_without_room_for_its_own_context_fits_nothing(tmp_path: Path) -> None:
+    cluster = find_cluster("2xA100-80GB")
+    tiny = cluster.but(device=cluster.device.but(memory=2**30, usable_memory=None))
+    (tmp_path / "cluster.toml").write_text(write_cluster(tiny))
+    found = plan("gpt2", str(tmp_path / "cluster.toml"))
+    assert found.winner is None
+    assert found.fitting == 0

@@ -80,6 +80,8 @@ def reference(d: dict[str, Any], r: dict[str, Any]) -> float:
             if n - step >= 0:
                 ahead[n - step] = gather(d["gather_again"][n - step], last)
         last = q.issue("compute", d["root_backward"])
+        if reduces and d["head_reduce"] > 0:
+            q.issue("all-reduce", d["head_reduce"], last)
 
         def scatter(copy: float, seconds: float, across: float) -> None:
             nonlocal returned, last
@@ -101,6 +103,9 @@ def reference(d: dict[str, Any], r: dict[str, Any]) -> float:
             last = q.issue("compute", d["backward"][i])
             scatter(d["copy_in"][i], d["scatter"][i], d["reduce"][i])
         scatter(d["root_copy_in"], d["root_scatter"], d["root_reduce"])
+        if r["joins"]:
+            reductions = [o for o in q.issued if o.stream == "all-reduce"]
+            last = q.issue("compute", 0.0, *reductions[-1:])
     return q.run() + d["optimizer"]
 
 
@@ -136,12 +141,14 @@ def configuration(draw: Any, blocks: int) -> tuple[dict[str, Any], dict[str, Any
             "root_copy_in",
         )
         off = off or (name == "root_reduce" and kinds not in ("ddp", "hybrid"))
+        off = off or (name == "head_reduce" and kinds != "ddp")
         d[name] = 0.0 if off else draw(SECONDS)
     r = {
         "prefetch": draw(st.integers(0, 3)),
         "forward_prefetch": draw(st.integers(0, 2)),
         "separate": draw(st.booleans()),
         "waits": False,
+        "joins": kinds == "ddp",
         "contention": 0.0,
         "accumulate": draw(st.integers(1, 6)),
         "gathers_every": draw(st.booleans()),
@@ -225,6 +232,7 @@ def rules(**changes: Any) -> Rules:
         forward_prefetch=np.asarray([0]),
         separate=np.asarray([False]),
         waits=np.asarray([False]),
+        joins=np.asarray([False]),
         contention=np.asarray([0.0]),
         accumulate=np.asarray([1]),
         gathers_every=np.asarray([True]),
@@ -299,6 +307,7 @@ def test_who_waits_for_every_collective_takes_the_sum_of_all(
             "root_copy_out": gathers,
             "scatter": scatters, "root_scatter": scatters, "copy_in": scatters,
             "root_copy_in": scatters, "reduce": reduces, "root_reduce": reduces,
+            "head_reduce": reduces,
         }  # fmt: skip
         total = sum(np.sum(pieces[name]) * times for name, times in counts.items())
         again = np.where(np.asarray(pieces["gather_again"]) > 0, pieces["copy_out"], 0.0)

@@ -34,6 +34,8 @@ CPU = Coefficients(
     contention=0.3,
     optimizer_factor=10.0,
     overhead_s=5e-3,
+    hook_s=1.5e-3,
+    reduce_speedup=2.0,
 )
 # How far from its start each may be, as a factor: e to this power is one standard deviation. What
 # is not named is known better than a few runs could tell.
@@ -42,12 +44,15 @@ FREEDOM = {
     "elementwise_factor": 0.7,
     "link_efficiency": 1.5,
     "network_efficiency": 0.1,
-    "hop_latency_s": 2.0,
+    "hop_latency_s": 1.0,
+    "network_latency_s": 2.0,
     "contention": 0.7,
     "optimizer_factor": 0.7,
     "overhead_s": 1.0,
+    "hook_s": 1.0,
+    "reduce_speedup": 0.2,
 }
-# One standard deviation of a measured step, as a share of it.
+# One standard deviation of a measured step, and of its exposed communication, as a share of it.
 NOISE = 0.03
 
 
@@ -91,8 +96,7 @@ def fit(
             parts = one.predict(k, cluster(one))
             found.append(math.log(parts.step_s / one.step_s) / NOISE)
             if one.exposed_s is not None:
-                # The trace is of a few steps only, and slower than the rest.
-                found.append((parts.exposed_s - one.exposed_s) / one.step_s / (3 * NOISE))
+                found.append((parts.exposed_s - one.exposed_s) / one.step_s / NOISE)
         return np.concatenate([found, (packed - base) / freedom])
 
     done = least_squares(residuals, base, loss="soft_l1", max_nfev=200)
@@ -107,10 +111,9 @@ def fit(
 
 
 def unpack(start: Coefficients, values: dict[str, float]) -> Coefficients:
-    """Attention follows the other products, and one latency serves both kinds of links."""
+    """Attention follows the other products."""
     scale = values["matmul_efficiency"] / start.matmul_efficiency
     return start._replace(
         **values,
         attention_efficiency=min(10.0, start.attention_efficiency * scale),
-        network_latency_s=values["hop_latency_s"],
     )

@@ -1,7 +1,9 @@
-"""`shardwise calibrate`: coefficients of a cluster from what was measured on it."""
+"""`shardwise calibrate`: a cluster as it was measured, by itself or by runs on it."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,31 +13,131 @@ from shardwise.cli.output import JsonOption, check_output, print_json
 
 if TYPE_CHECKING:
     from shardwise.calibrate.fit import Fit
+    from shardwise.calibrate.machine.measure import Machine
     from shardwise.spec.cluster import ClusterSpec
 
 
 def calibrate(
     from_run: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option(
-            "--from-run", help="Folder of a run on this cluster; give several, unlike each other."
+            "--from-run",
+            help="Folder of a run on this cluster, instead of measuring; several, unlike each "
+            "other.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the cluster, as TOML.")
     ] = Path("cluster.toml"),
+    nproc: Annotated[
+        int | None,
+        typer.Option("--nproc", min=1, help="Processes on this machine; all GPUs, or two CPUs."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Of the catalogue: rates become shares of its data sheet."),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help="What links between nodes are sold as, per device, such as 400Gbps."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit the coefficients of a cluster to runs on it, and write a cluster every command takes.
+    """Measure this machine, or fit runs on it, and write a cluster that every command takes.
 
-    Two to six short runs that differ in strategy and batch are enough; profiled ones tell more.
+    Matrix products, attention, memory, optimizer, and collectives by size between the processes it
+    starts; under torchrun or Slurm between those that are there, on all nodes. With --from-run,
+    coefficients that explain two to six short runs best, which knows more: profiled ones most.
     """
+    from shardwise.spec.record import SpecError
+
+    check_output(output, ".toml")
+    if from_run:
+        if nproc or device or network:
+            raise SpecError(
+                "--from-run: runs tell their own cluster; leave --nproc, --device and --network out"
+            )
+        _from_runs(from_run, output, as_json)
+    else:
+        _by_measuring(output, nproc, device, network, as_json)
+
+
+def _by_measuring(
+    output: Path, nproc: int | None, device: str | None, network: str | None, as_json: bool
+) -> None:
+    from shardwise.cli.long import long_command, needs_torch, speak_for_all
+    from shardwise.spec.catalogue import find_device
+    from shardwise.spec.quantity import QuantityError, parse_rate
+    from shardwise.spec.record import SpecError
+
+    spec = find_device(device) if device else None
+    try:
+        rate = parse_rate(network) if network else None
+    except QuantityError as error:
+        raise SpecError(f"--network: {error}") from None
+    needs_torch()
+    long_command()
+    from shardwise.train import launch
+
+    joined = launch.adopt_slurm(os.environ) or launch.is_worker(os.environ)
+    processes = 1 if joined else _processes(nproc)
+    if processes > 1:
+        words = ["calibrate", "--output", str(output), *(["--json"] if as_json else [])]
+        words += ["--device", device] if device else []
+        words += ["--network", network] if network else []
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ[launch.FOLDER] = folder
+            raise typer.Exit(launch.launch(words, processes, Path(folder, "logs")))
+    if joined and launch.FOLDER in os.environ:
+        launch.end_with_launcher()
+    from shardwise.calibrate.machine.cluster import to_cluster
+    from shardwise.calibrate.machine.measure import measure_machine
+    from shardwise.report.machine import MeasuringScreen, print_machine
+    from shardwise.spec.lookup import write_cluster
+
+    leads = os.environ.get("RANK", "0") == "0"
+    with speak_for_all(), MeasuringScreen(quiet=not leads) as screen:
+        machine = measure_machine(screen.step)
+    if not leads:
+        return
+    cluster = to_cluster(machine, spec, rate)
+    output.write_text(write_cluster(cluster), encoding="utf-8")
+    if as_json:
+        print_json(_machine_json(cluster, machine))
+    else:
+        print_machine(cluster, machine, screen.seconds)
+        typer.echo(f"\nWritten to {output}; give it to any command as --cluster {output}.")
+
+
+def _processes(asked: int | None) -> int:
+    import torch
+
+    from shardwise.spec.record import SpecError
+
+    here = torch.cuda.device_count()
+    if asked is not None and here and asked > here:
+        raise SpecError(f"--nproc: {asked} processes, but {here} GPUs are here")
+    return asked or here or 2
+
+
+def _machine_json(cluster: ClusterSpec, machine: Machine) -> dict[str, object]:
+    from shardwise.report.machine import machine_table
+
+    return {
+        "schema": 1,
+        "kind": "measured",
+        "cluster": cluster.model_dump(mode="json", exclude_none=True),
+        "machine": machine_table(machine),
+    }
+
+
+def _from_runs(from_run: list[Path], output: Path, as_json: bool) -> None:
     from shardwise.calibrate.fit import fit
     from shardwise.calibrate.runs import read_observation
     from shardwise.report.calibrate import print_fit
     from shardwise.spec.lookup import write_cluster
 
-    check_output(output, ".toml")
     observations = [read_observation(folder) for folder in from_run]
     cluster = _one_cluster([one.run.cluster for one in observations])
     names = ", ".join(folder.name for folder in from_run)

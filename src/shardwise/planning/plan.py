@@ -313,6 +313,8 @@ def _daring(problem: Problem, found: Found, winner: Candidate | None) -> str:
     low, high = coefficient("reserved_over_pools")
     outside = coefficient("outside_allocator")[1] * 2**30
     usual = 2 * (device.capacity - outside) / (low + high)
+    if usual <= 0 or found.limit_bytes <= 0:
+        return ""
     daring = found.best(memory=usual / found.limit_bytes)
     if daring is None or daring.needed_bytes <= found.limit_bytes:
         return ""

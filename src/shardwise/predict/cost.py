@@ -13,7 +13,7 @@ import numpy as np
 
 from shardwise.predict.configurations import Configurations, Floats, Ints
 from shardwise.predict.simulate import Durations, Rules
-from shardwise.predict.traffic import BUCKET_BYTES, padded_rows
+from shardwise.predict.traffic import BUCKET_BYTES, FIRST_BUCKET_BYTES, padded_rows
 from shardwise.predict.work import recomputed_blocks
 from shardwise.units.unit import ModelUnits, Policy, Stage
 
@@ -39,6 +39,10 @@ class Coefficients(NamedTuple):
     optimizer_factor: float
     # Of a step, whatever it does.
     overhead_s: float = 0.0
+    # Of the host around every collective of a unit, where hooks wait for it.
+    hook_s: float = 0.0
+    # How much more an all-reduce gets out of the link inside a node than an all-gather does.
+    reduce_speedup: float = 1.0
 
 
 class Hardware(NamedTuple):
@@ -88,7 +92,10 @@ def durations(
     passes = 2.0 if hardware.gloo else 1.0
     scatter = np.where(on, passes * _ring(blocks * reduced, c.shard, hardware, k), 0.0)
     across = c.replicate > 1
-    messages, last = _in_buckets(blocks * reduced, root * c.reduce_bytes, c)
+    head = float(sum(p.numel for p in units.root.parameters if p.after_blocks))
+    first, messages, last = _in_buckets(
+        head * c.reduce_bytes, blocks * reduced, root * c.reduce_bytes, c
+    )
     reduce = np.where(messages > 0, _all_reduce(messages, c, hardware, k), 0.0)
 
     # Offloaded shards come from the host before each gather and go back after each scatter.
@@ -104,9 +111,12 @@ def durations(
     root2 = root[:, None]
     # A CPU copies as it computes: at a share of its bandwidth.
     bandwidth = hardware.memory_bandwidth / (k.elementwise_factor if hardware.gloo else 1.0)
+    hook = k.hook_s if hardware.gloo else 0.0
+    # A scatter is followed by an all-reduce across replicas.
+    hooks = hook * np.where(across, 2.0, 1.0)
     # Read and written once each.
-    copy_out = np.where(on, 2.0 * blocks * param / bandwidth, 0.0)
-    copy_in = np.where(on, blocks * (param + reduced) / bandwidth, 0.0)
+    copy_out = np.where(on, 2.0 * blocks * param / bandwidth + hook, 0.0)
+    copy_in = np.where(on, blocks * (param + reduced) / bandwidth + hooks[:, None], 0.0)
     state = padded.sum(axis=1) / c.shard * c.master_bytes * (2 + states)
     return Durations(
         forward=np.stack([forward[key] for key in order], axis=1),
@@ -124,8 +134,11 @@ def durations(
             gathers, passes * rooted(_ring(root2 * reduced, c.shard, hardware, k)), 0.0
         ),
         root_reduce=np.where(across, rooted(_all_reduce(last[:, None], c, hardware, k)), 0.0),
-        root_copy_out=np.where(gathers, 2.0 * root * c.param_bytes / bandwidth, 0.0),
-        root_copy_in=np.where(gathers, root * (c.param_bytes + c.reduce_bytes) / bandwidth, 0.0),
+        head_reduce=np.where(first > 0, rooted(_all_reduce(first[:, None], c, hardware, k)), 0.0),
+        root_copy_out=np.where(gathers, 2.0 * root * c.param_bytes / bandwidth + hook, 0.0),
+        root_copy_in=np.where(
+            gathers, root * (c.param_bytes + c.reduce_bytes) / bandwidth + hooks, 0.0
+        ),
         optimizer=k.optimizer_factor
         * state
         / np.where(c.offload, hardware.host_memory, hardware.memory_bandwidth)
@@ -141,6 +154,7 @@ def rules(c: Configurations, k: Coefficients, gloo: bool = False) -> Rules:
         forward_prefetch=c.forward_prefetch,
         separate=np.zeros(rows, dtype=np.bool_),
         waits=c.sharded & gloo,
+        joins=~c.sharded,
         contention=np.full(rows, k.contention),
         accumulate=c.accumulate,
         gathers_every=c.reshard_backward,
@@ -207,13 +221,15 @@ def _again(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> tuple[
 # ---- communication --------------------------------------------------------------------------
 
 
-def _bus_bandwidth(size: Ints, in_node: Ints, span: Ints, h: Hardware, k: Coefficients) -> Floats:
+def _bus_bandwidth(
+    size: Ints, in_node: Ints, span: Ints, h: Hardware, k: Coefficients, speedup: float = 1.0
+) -> Floats:
     """Bytes per second of a ring: its slowest link.
 
     Members in one node send to the next node together, each over its own port. `span` devices lie
     between the first and the last member.
     """
-    inside = h.link_bandwidth * k.link_efficiency
+    inside = h.link_bandwidth * k.link_efficiency * speedup
     between = h.network_bandwidth * in_node * k.network_efficiency
     between = np.where(
         span > h.pod_nodes * h.devices_per_node, between / h.oversubscription, between
@@ -235,19 +251,32 @@ def _ring(message: Floats, size: Ints, h: Hardware, k: Coefficients) -> Floats:
     return wire + _latency(size, in_node, h, k)[:, None]
 
 
-def _in_buckets(messages: Floats, root: Floats, c: Configurations) -> tuple[Floats, Floats]:
-    """What is all-reduced after each block, and at the end; DDP waits until a bucket is full."""
+def _in_buckets(
+    head: Floats, messages: Floats, root: Floats, c: Configurations
+) -> tuple[Floats, Floats, Floats]:
+    """What is all-reduced after the head, after each block, and at the end.
+
+    DDP waits until a bucket is full; its first is a small one, unless a size was asked for. `head`
+    is the part of `root` that the backward makes first.
+    """
     ddp = ~c.sharded
-    cap = np.where(c.bucket_bytes > 0, c.bucket_bytes, BUCKET_BYTES)
+    asked = c.bucket_bytes > 0
+    first = np.where(asked, c.bucket_bytes, FIRST_BUCKET_BYTES)
+    others = np.where(asked, c.bucket_bytes, BUCKET_BYTES)
     across = c.replicate > 1
     found = np.where(across[:, None], messages, 0.0)
-    waiting = np.zeros(len(c))
+    cap = first
+    early = np.where(ddp & across & (head >= cap), head, 0.0)
+    waiting = np.where(ddp & across & (early == 0), head, 0.0)
+    cap = np.where(early > 0, others, cap)
     for block in reversed(range(messages.shape[1])):
         waiting = waiting + found[:, block]
         full = waiting >= cap
         found[:, block] = np.where(ddp, np.where(full, waiting, 0.0), found[:, block])
         waiting = np.where(full, 0.0, waiting)
-    return found, root + np.where(ddp, waiting, 0.0)
+        cap = np.where(full, others, cap)
+    last = np.where(ddp, root - head + waiting, root)
+    return early, found, last
 
 
 def _all_reduce(message: Floats, c: Configurations, h: Hardware, k: Coefficients) -> Floats:
@@ -257,6 +286,7 @@ def _all_reduce(message: Floats, c: Configurations, h: Hardware, k: Coefficients
     """
     n = c.replicate[:, None].astype(np.float64)
     in_node = np.maximum(1, h.devices_per_node // c.shard)
-    bandwidth = _bus_bandwidth(c.replicate, in_node, c.replicate * c.shard, h, k)[:, None]
+    span = c.replicate * c.shard
+    bandwidth = _bus_bandwidth(c.replicate, in_node, span, h, k, k.reduce_speedup)[:, None]
     wire = 2.0 * message / c.shard[:, None] * (n - 1) / n / bandwidth
     return wire + 2.0 * _latency(c.replicate, in_node, h, k)[:, None]

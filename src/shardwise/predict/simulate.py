@@ -9,7 +9,7 @@ What waits for what, as torch 2.13 issues it (the host runs ahead of the device)
   reduce-scatter has given its own back. Gathers and reduce-scatters share one communicator and
   run in the order they were issued, unless reductions have a group of their own.
 - Hybrid sharding all-reduces on a stream beside the rest; DDP all-reduces what its backward has
-  finished.
+  finished, and its backward ends with the last of them.
 - Compute that runs beside a collective is slowed by a share of the time they overlap.
 
 Every step of the recurrence is a numpy operation over all configurations. Blocks repeat: as soon as
@@ -48,6 +48,8 @@ class Durations:
     root_gather: Floats
     root_scatter: Floats
     root_reduce: Floats
+    # Of what the backward makes first: the head, where it is a bucket of its own.
+    head_reduce: Floats
     root_copy_out: Floats
     root_copy_in: Floats
     optimizer: Floats
@@ -78,6 +80,8 @@ class Rules:
     separate: Bools
     # Nothing computes while a collective runs: whoever asks for it waits.
     waits: Bools
+    # A backward ends when its reductions have, as DDP's does, so that the next forward waits.
+    joins: Bools
     # Seconds lost per second of compute that runs beside a collective.
     contention: Floats
     # Micro-batches per step, and which of them gather and reduce.
@@ -242,6 +246,7 @@ def _micro_batch(
     # A micro-batch begins when the one before has computed; its communication may still run.
     _forward(d, rules, s, runs, gathers)
     _backward(d, rules, s, runs, scatters, reduces)
+    s.compute = np.where(rules.joins, np.maximum(s.compute, s.reduce), s.compute)
 
 
 def _gather(s: _Streams, rules: Rules, ready: Floats, seconds: Floats, block: int) -> Floats:
@@ -335,6 +340,9 @@ def _backward(
     for step in range(1, min(deepest, n) + 1):
         issue(n - step, rules.prefetch >= step)
     _compute(s, d.root_backward, s.gather, rules, "backward", -1)
+    early = np.where(reduces, d.head_reduce, 0.0)
+    done = _all_reduce(s, s.compute, early, -1)
+    s.compute = np.where(rules.waits & (early > 0), done, s.compute)
     s.returned = s.scatter
     at_once = rules.prefetch == 0
     watch = _Watch(s, deepest)
@@ -390,10 +398,16 @@ def _reduce(
     s.moved = s.moved + seconds
     s.record("reduce-scatter", end, seconds, "reduce-scatter", block)
     across = np.where(reduces, reduce, 0.0)
-    finished = np.maximum(s.reduce, np.where(moves, s.scatter, s.compute)) + across
-    s.reduce = np.where(across > 0, finished, s.reduce)
-    s.moved = s.moved + across
-    s.record("all-reduce", finished, across, "all-reduce", block)
+    finished = _all_reduce(s, np.where(moves, s.scatter, s.compute), across, block)
     s.returned = np.where(moves, s.scatter, s.returned)
     done = np.maximum(np.where(moves, end, 0.0), np.where(across > 0, finished, 0.0))
     s.compute = np.where(rules.waits, np.maximum(s.compute, done), s.compute)
+
+
+def _all_reduce(s: _Streams, ready: Floats, seconds: Floats, block: int) -> Floats:
+    """Queue a reduction across replicas; returns when it is done."""
+    finished: Floats = np.maximum(s.reduce, ready) + seconds
+    s.reduce = np.where(seconds > 0, finished, s.reduce)
+    s.moved = s.moved + seconds
+    s.record("all-reduce", finished, seconds, "all-reduce", block)
+    return finished

@@ -37,6 +37,10 @@ class Calibration(Record):
     optimizer_factor: Factor
     # Of a step, whatever it does: Python, the loss, what ranks agree on.
     overhead_s: Seconds = 0.0
+    # Of the host around every collective of a unit, on CPUs.
+    hook_s: Seconds = 0.0
+    # How much more an all-reduce gets out of the link inside a node than an all-gather does.
+    reduce_speedup: Share = 1.0
     interval: tuple[float, float] = (-0.2, 0.25)
     source: str = ""
 

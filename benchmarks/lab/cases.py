@@ -1,0 +1,163 @@
+"""The harness behind the experiments: cases trained in turn on the same hosts, round after round.
+
+Rounds take every case once in an order of their own, so that whatever else the machine does falls
+on all alike. Each job ends with two profiled steps, which tell exposed communication.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.lab.baseline import spread, write_run_toml
+from benchmarks.lab.network import hosts, set_rate
+from benchmarks.lab.session import Session
+from shardwise.calibrate.runs import Observation, shares, units_of
+from shardwise.observe.summary import summarise
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.lookup import find_cluster
+from shardwise.spec.run import RunSpec, read_run
+
+HOSTS, RANKS_PER_HOST = 2, 2
+MODEL = {"layers": 4, "hidden": 256, "heads": 4, "ffn": 704, "vocab": 4096}
+SEQ_LEN = 128
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"kind": "ddp"},
+    "zero2": {"kind": "zero2"},
+    "zero3": {"kind": "zero3"},
+    "hybrid": {"kind": "zero3", "shard": 2, "replicate": 2},
+}
+# The first steps allocate and choose buckets; the last two are profiled.
+WARM_UP, PLAIN, PROFILED = 2, 10, 2
+ROUNDS = 2
+RESULTS = Path(__file__).parent / "results"
+# What `shardwise calibrate` has measured on the hosts.
+CLUSTER = RESULTS / "cluster.toml"
+
+
+class Case(NamedTuple):
+    """One configuration at one rate between hosts, with so many ranks on each of them."""
+
+    name: str
+    rate: float | None
+    strategy: Mapping[str, Any]
+    model: Mapping[str, Any] = MODEL
+    hosts: int = HOSTS
+    ranks: int = RANKS_PER_HOST
+    # Whether memory is weighed, which takes the place of the profile.
+    weighed: bool = False
+    plain: int = PLAIN
+    rounds: int = ROUNDS
+
+    def write(self, file: Path) -> Path:
+        """Its run.toml; a host's link is shared by its ranks, and `network` is per rank."""
+        first = WARM_UP + self.plain
+        train: dict[str, Any] = {"steps": first + PROFILED + 1, "log_every": 1000}
+        if self.weighed:
+            train |= {"measure": True, "log_every": 1}
+        else:
+            train["profile"] = {"after": first, "steps": PROFILED, "keep": 0}
+        per_rank = self.rate / self.ranks if self.rate else None
+        return write_run_toml(
+            file, self.strategy, self.hosts, self.ranks, per_rank, train, self.model, SEQ_LEN
+        )
+
+    def run(self, measured: ClusterSpec | None = None) -> RunSpec:
+        """As it is predicted: on the hosts as `shardwise calibrate` has measured them."""
+        with tempfile.TemporaryDirectory() as place:
+            run = read_run(self.write(Path(place, "run.toml")))
+        known = measured or find_cluster(str(CLUSTER))
+        sizes = {"nodes": self.hosts, "devices_per_node": self.ranks}
+        cluster = known.but(network=run.cluster.network, **sizes)
+        return run._replace(cluster=cluster).resolved()
+
+    def observe(self, found: Mapping[str, Any], measured: ClusterSpec | None = None) -> Observation:
+        """What was found of it, as calibration takes it."""
+        run = self.run(measured)
+        step = float(found["median_s"])
+        share = found.get("exposed_share")
+        exposed = None if share is None else float(share) * step
+        compute = None if exposed is None else step - exposed
+        return Observation(run, units_of(run), step, compute, exposed)
+
+
+@dataclass
+class Kept:
+    """What the rounds have brought of one case."""
+
+    rounds: int = 0
+    step_s: list[float] = field(default_factory=list)
+    exposed: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    peak_bytes: list[int] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = {**spread(self.step_s), "rounds": self.rounds}
+        if self.exposed:
+            found["exposed_share"] = statistics.median(self.exposed)
+        if self.peak_bytes:
+            found["peak_bytes"] = int(statistics.median(self.peak_bytes))
+            found["loss"] = self.loss
+        return found
+
+
+def measure_cases(cases: Sequence[Case], keep_as: str | None = None) -> dict[str, Kept]:
+    """Train all of them; with `keep_as`, what every finished round has added is kept in a file."""
+    kept = {case.name: Kept() for case in cases}
+    layouts = dict.fromkeys((case.hosts, case.ranks) for case in cases)
+    for count, ranks in layouts:
+        mine = [case for case in cases if (case.hosts, case.ranks) == (count, ranks)]
+        with tempfile.TemporaryDirectory() as place, hosts(count, None, "cases") as made:
+            folder = Path(place)
+            with Session(made, ranks, folder / "session") as session:
+                for number in range(max(case.rounds for case in mine)):
+                    order = [case for case in mine if number < case.rounds]
+                    random.Random(number).shuffle(order)
+                    for case in order:
+                        set_rate(made, case.rate)
+                        _train(case, session, folder / f"{number}-{case.name}", kept[case.name])
+                    if keep_as is not None:
+                        save(keep_as, kept)
+    return kept
+
+
+def _train(case: Case, session: Session, folder: Path, kept: Kept) -> None:
+    outcome = session.run(case.write(folder.with_suffix(".toml")), folder)
+    if not outcome.ok:
+        raise RuntimeError(f"{case.name}: {outcome.error}")
+    kept.rounds += 1
+    kept.step_s.extend(outcome.step_s[0 if case.weighed else WARM_UP :])
+    kept.loss[:] = [line["loss"] for line in outcome.metrics if "loss" in line]
+    traces = sorted(folder.glob("traces/step-*/*.json.gz"))
+    if traces:
+        kept.exposed.append(shares(summarise(traces))[1])
+    if outcome.measured and "memory" in outcome.measured:
+        kept.peak_bytes.append(outcome.measured["memory"]["peak_allocated_bytes"])
+    median = statistics.median(outcome.step_s)
+    print(f"{folder.name} {median * 1e3:.0f} ms", file=sys.stderr, flush=True)
+
+
+def save(name: str, kept: Mapping[str, Kept]) -> None:
+    cases = {case: mine.summary() for case, mine in kept.items() if mine.step_s}
+    save_as(name, {"kind": "measured", "cases": cases})
+
+
+def save_as(name: str, result: Mapping[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def load(name: str) -> dict[str, Any] | None:
+    """What an experiment has kept; None where it was never run."""
+    file = RESULTS / f"{name}.json"
+    if not file.exists():
+        return None
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found

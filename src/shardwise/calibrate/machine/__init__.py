@@ -1,0 +1,1 @@
+"""What this machine, or several joined by a launcher, can do: measured, not looked up."""

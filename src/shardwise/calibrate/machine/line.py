@@ -1,0 +1,78 @@
+"""A straight line through times: what even the smallest takes, and what every unit more adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+# What is at least this share of the largest decides the rate.
+LARGE = 1 / 20
+_RESAMPLES = 400
+
+
+class Line(NamedTuple):
+    """`fixed_s` (α) and `rate` (1/β, units per second) with its 95 % interval.
+
+    `r_squared` is of the line through the large ones, which gives the rate.
+    """
+
+    fixed_s: float
+    rate: float
+    rate_interval: tuple[float, float]
+    r_squared: float
+
+    def seconds(self, units: float) -> float:
+        return self.fixed_s + units / self.rate
+
+
+def fit_line(points: Sequence[tuple[float, Sequence[float]]], large_from: float = LARGE) -> Line:
+    """Of units and the seconds that each repetition took; the median of each size counts.
+
+    Large ones decide the rate and the smallest the rest, each by itself: what a link lets pass at
+    once, and what caches hold, bends the curve between them, and one line through all would be
+    wrong at both ends. What is at least `large_from` of the largest is large.
+    """
+    ordered = sorted(points, key=lambda point: point[0])
+    large = [point for point in ordered if point[0] >= large_from * ordered[-1][0]]
+    if len(large) < 3 or len({units for units, _ in large}) < 3:
+        raise ValueError("a line with an interval needs three sizes that are large")
+    x = np.asarray([units for units, _ in large])
+    y = np.asarray([float(np.median(seconds)) for _, seconds in large])
+    level, slope = _line(x, y[None, :])
+    if slope[0] <= 0:
+        raise ValueError("times do not grow with size")
+    off, total = y - (level[0] + slope[0] * x), y - y.mean()
+    low, high = np.quantile(_resampled(x, [seconds for _, seconds in large]), (0.025, 0.975))
+    units, seconds = ordered[0]
+    return Line(
+        fixed_s=max(0.0, float(np.median(seconds)) - units * float(slope[0])),
+        rate=float(1 / slope[0]),
+        rate_interval=(float(1 / high), float(1 / max(low, slope[0] * 1e-3))),
+        r_squared=float(1 - (off @ off) / (total @ total)),
+    )
+
+
+def _line(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Level and slope through each row of `y`; errors count by their share of it."""
+    weight = 1 / y**2
+    mass = weight.sum(axis=1)
+    middle_x, middle_y = (weight * x).sum(axis=1) / mass, (weight * y).sum(axis=1) / mass
+    away = x - middle_x[:, None]
+    slope = (weight * away * (y - middle_y[:, None])).sum(axis=1) / (weight * away**2).sum(axis=1)
+    return middle_y - slope * middle_x, slope
+
+
+def _resampled(x: Floats, repetitions: Sequence[Sequence[float]]) -> Floats:
+    """Slopes that other repetitions might have given: the same sizes, drawn anew from what came."""
+    random = np.random.default_rng(0)
+    columns = []
+    for seconds in repetitions:
+        every = np.asarray(seconds, dtype=float)
+        drawn = random.integers(0, len(every), (_RESAMPLES, len(every)))
+        columns.append(np.median(every[drawn], axis=1))
+    return _line(x, np.stack(columns, axis=1))[1]

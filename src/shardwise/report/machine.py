@@ -1,0 +1,169 @@
+"""The screen of `shardwise calibrate` where it measures: progress, then what was found."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from shardwise.report.estimate import WIDTH, plain_table, show_seconds
+from shardwise.spec.cluster import ClusterSpec
+
+if TYPE_CHECKING:
+    from shardwise.calibrate.machine.measure import Machine
+
+
+class MeasuringScreen:
+    """What is being measured: one line that changes on a terminal, a line for each kind elsewhere.
+
+    It goes to the error stream, so that `--json` stays clean.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._out = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+        self._bar: Progress | None = None
+        self._last = ""
+        self._begin = time.monotonic()
+        self.seconds = 0.0
+
+    def __enter__(self) -> MeasuringScreen:
+        if self._out.is_terminal and not self._quiet:
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                console=self._out,
+                transient=True,
+            )
+            self._task = self._bar.add_task("starting", total=None)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.seconds = time.monotonic() - self._begin
+        if self._bar is not None:
+            self._bar.stop()
+
+    def step(self, kind: str, which: str = "") -> None:
+        """Something new is being measured."""
+        if self._quiet:
+            return
+        if self._bar is not None:
+            self._bar.update(self._task, description=f"measuring {kind} {which}")
+        elif kind != self._last:
+            self._out.print(f"measuring {kind}")
+            self._last = kind
+
+
+def print_machine(
+    cluster: ClusterSpec, machine: Machine, seconds: float, console: Console | None = None
+) -> None:
+    """Compute first, then links; every figure was measured."""
+    out = console or Console(highlight=False, markup=False, emoji=False)
+    out.width = min(WIDTH, out.width)
+    through = f", {machine.backend}" if machine.backend else ""
+    where = f"{machine.nodes} x {machine.devices_per_node} {machine.device}{through}"
+    out.print(Text(where, style="bold") + Text(f", measured in {seconds:.0f} s"))
+    out.print()
+    out.print(_products(machine))
+    compute = machine.compute
+    rows = [
+        ("attention, causal", f"{compute.attention_rate / 1e9:,.1f} GFLOPS"),
+        ("memory, copied", f"{compute.copy_rate / 1e9:,.1f} GB/s"),
+        ("memory, element-wise", f"{compute.elementwise_rate / 1e9:,.1f} GB/s"),
+        ("optimizer, fused AdamW", f"{compute.optimizer_rate / 1e9:,.1f} GB/s"),
+        ("smallest operation", f"{compute.launch_s * 1e6:.1f} µs"),
+    ]
+    if machine.contention is not None:
+        lost = f"{machine.contention:.2f} s lost per s"
+        rows.append(("compute beside an all-reduce", lost))
+    out.print()
+    for name, value in rows:
+        out.print(f"{name:<30}{value:>16}")
+    if machine.collectives:
+        out.print()
+        out.print(_collectives(machine))
+        out.print("Latency of the smallest message; rate of a line through the large ones with "
+                  "95 %, and its R².", style="dim")  # fmt: skip
+    far, every = _outliers(machine)
+    out.print(f"{far} of {every} repetitions lay far from the others and were left out.",
+              style="dim")  # fmt: skip
+
+
+def _products(machine: Machine) -> Any:
+    table = plain_table()
+    table.add_column("matmul", no_wrap=True)
+    edges = sorted({one.edge for one in machine.compute.products})
+    for edge in edges:
+        table.add_column(f"{edge:,}", justify="right", no_wrap=True)
+    for dtype in dict.fromkeys(one.dtype for one in machine.compute.products):
+        rates = {one.edge: one.rate for one in machine.compute.products if one.dtype == dtype}
+        cells = [f"{rates[edge] / 1e9:,.0f}" if edge in rates else "" for edge in edges]
+        table.add_row(f"{dtype}, GFLOPS", *cells)
+    return table
+
+
+def _collectives(machine: Machine) -> Any:
+    table = plain_table()
+    for title, side in (("collective", "left"), ("ranks", "right"), ("latency", "right"),
+                        ("Gbit/s", "right"), ("", "left"), ("R²", "right")):  # fmt: skip
+        table.add_column(title, justify=side, no_wrap=True)  # type: ignore[arg-type]
+    for one in machine.collectives:
+        low, high = (rate * 8 / 1e9 for rate in one.line.rate_interval)
+        table.add_row(
+            f"{one.operation.replace('_', '-')} {one.place}",
+            str(one.members),
+            show_seconds(one.line.fixed_s),
+            f"{one.line.rate * 8 / 1e9:.3g}",
+            f"{low:.3g} to {high:.3g}",
+            f"{one.line.r_squared:.3f}",
+        )
+    return table
+
+
+def _outliers(machine: Machine) -> tuple[int, int]:
+    timings = [one.timing for one in machine.compute.products]
+    timings += [m.timing for one in machine.collectives for m in one.messages]
+    return sum(t.outliers for t in timings), sum(len(t.seconds) for t in timings)
+
+
+def machine_table(machine: Machine) -> dict[str, Any]:
+    """The same for machines: every size with its spread."""
+    compute = machine.compute
+    return {
+        "device": machine.device,
+        "backend": machine.backend,
+        "nodes": machine.nodes,
+        "devices_per_node": machine.devices_per_node,
+        "matmul": [
+            {"dtype": p.dtype, "edge": p.edge, "flops_per_s": p.rate, **p.timing.summary()}
+            for p in compute.products
+        ],
+        "attention_flops_per_s": compute.attention_rate,
+        "copy_bytes_per_s": compute.copy_rate,
+        "elementwise_bytes_per_s": compute.elementwise_rate,
+        "launch_s": compute.launch_s,
+        "optimizer_bytes_per_s": compute.optimizer_rate,
+        **({} if machine.contention is None else {"contention": machine.contention}),
+        "collectives": [
+            {
+                "operation": one.operation,
+                "place": one.place,
+                "members": one.members,
+                **one.line._asdict(),
+                "messages": [{"bytes": m.size, **m.timing.summary()} for m in one.messages],
+            }
+            for one in machine.collectives
+        ],
+    }

@@ -1,0 +1,100 @@
+"""`shardwise calibrate` on real processes: what it writes is what it measured, and is used."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shardwise.spec.lookup import find_cluster
+from tests.distributed.test_train import shardwise
+
+pytestmark = pytest.mark.slow
+
+MODEL = """
+[model]
+name = "small"
+family = "llama"
+layers = 4
+hidden = 128
+heads = 4
+ffn = 344
+vocab = 512
+max_positions = 64
+
+[job]
+seq_len = 64
+
+[strategy]
+kind = "zero3"
+param_dtype = "fp32"
+micro_batch = 4
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("calibrate")
+    done = shardwise(folder, "calibrate", "--nproc", "2", "-o", "cluster.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "measuring matmul" in done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return folder, found
+
+
+def test_what_is_written_is_what_was_measured(measured: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = measured
+    cluster = find_cluster(str(folder / "cluster.toml"))
+    assert cluster.model_dump(mode="json", exclude_none=True) == found["cluster"]
+    assert (cluster.nodes, cluster.devices_per_node) == (1, 2)
+    assert cluster.calibration is not None
+    assert "2 CPU over gloo" in cluster.calibration.source
+    machine = found["machine"]
+    assert [one["operation"] for one in machine["collectives"]] == [
+        "all_gather", "reduce_scatter", "all_reduce"
+    ]  # fmt: skip
+    for one in machine["collectives"]:
+        assert one["members"] == 2
+        times = [message["median_s"] for message in one["messages"]]
+        assert times[-1] > times[0]
+        assert one["rate_interval"][0] < one["rate"] < one["rate_interval"][1]
+    gathered = machine["collectives"][0]["rate"]
+    assert cluster.device.link_bandwidth == pytest.approx(gathered, rel=1e-3)
+
+
+def test_a_product_takes_what_was_measured(measured: tuple[Path, dict[str, Any]]) -> None:
+    """Timed by hand: one process alone is as fast, or faster where two share a core."""
+    _, found = measured
+    rates = {(p["dtype"], p["edge"]): p["flops_per_s"] for p in found["machine"]["matmul"]}
+    a = torch.randn(512, 512)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    best = min(_seconds(a) for _ in range(20))
+    torch.set_num_threads(before)
+    assert 0.2 < rates["fp32", 512] / (2 * 512**3 / best) < 2.0
+
+
+def _seconds(a: torch.Tensor) -> float:
+    begin = time.perf_counter()
+    a @ a
+    return time.perf_counter() - begin
+
+
+def test_what_was_written_makes_step_times_of_cpus_known(
+    measured: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, _ = measured
+    (folder / "run.toml").write_text('cluster = "cluster.toml"\n' + MODEL)
+    planned = shardwise(folder, "plan", "run.toml", "--global-batch", "1024", "--json")
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["kind"] == "predicted"
+    trained = shardwise(folder, "train", "run.toml", "--nproc", "2", "--steps", "10", "--json")
+    assert trained.returncode == 0, trained.stderr
+    result = json.loads(trained.stdout)
+    predicted, real = (result[kind]["time"]["step_s"] for kind in ("predicted", "measured"))
+    # Never trained on: within a factor, on a machine that may be busy.
+    assert 1 / 3 < predicted / real < 3
