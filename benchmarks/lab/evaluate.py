@@ -45,6 +45,7 @@ def measure() -> dict[str, Any]:
         "step_p90_error": sizes[round(0.9 * (len(sizes) - 1))],
         "exposed_median_error": statistics.median(abs(e) for e in exposed.values()),
         "exposed_largest_error": max(abs(e) for e in exposed.values()),
+        "exposed_within_8pp": sum(abs(e) <= 0.08 for e in exposed.values()),
         "ranking_right": right / pairs if pairs else None,
         "ranking_pairs": pairs,
         "ranking_wrong": wrong,
@@ -202,7 +203,8 @@ def show(result: Mapping[str, Any]) -> None:
     )
     print(
         f"exposed communication off by {result['exposed_median_error']:.1%} of the step in the "
-        f"middle, {result['exposed_largest_error']:.1%} at most"
+        f"middle, {result['exposed_largest_error']:.1%} at most; {result['exposed_within_8pp']} "
+        f"of {result['held_out']} within 8 %"
     )
     print(
         f"{result['ranking_right']:.1%} of {result['ranking_pairs']} pairs of strategies that "

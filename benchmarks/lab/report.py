@@ -103,7 +103,7 @@ def figures(result: Mapping[str, Any]) -> dict[str, str]:
     drawn["doubling"] = chart(
         f"Efficiency gained by doubling the link ({small} sequences per rank)",
         _rates(RATES[:-1])._replace(title="from this rate to twice of it"),
-        Axis("", [(s / 100, f"{s} %") for s in (0, 5, 10, 15, 20, 25, 30)]),
+        Axis("", [(s / 100, f"{s} %") for s in (-5, 0, 5, 10, 15, 20, 25)]),
         gains, "Efficiency gained by twice the rate, by strategy.",
     )  # fmt: skip
     drawn["right"] = _right(result)

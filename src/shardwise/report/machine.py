@@ -94,8 +94,8 @@ def print_machine(
     if machine.collectives:
         out.print()
         out.print(_collectives(machine))
-        out.print("Latency of the smallest message; rate of a line through the large ones with "
-                  "95 %, and its R².", style="dim")  # fmt: skip
+        told = "Rate: a line through the large messages (95 %). Latency: the smallest message."
+        out.print(told, style="dim")
     far, every = _outliers(machine)
     out.print(f"{far} of {every} repetitions lay far from the others and were left out.",
               style="dim")  # fmt: skip
