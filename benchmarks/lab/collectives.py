@@ -26,10 +26,10 @@ from shardwise.train.launch import end_with_launcher
 TIMEOUT_S = 600.0
 
 
-def measure(rates: tuple[float, ...] = RATES, keep: bool = True) -> dict[str, Any]:
+def measure() -> dict[str, Any]:
     rows = []
     with tempfile.TemporaryDirectory() as place, hosts(HOSTS, None, "collectives") as made:
-        for rate in rates:
+        for rate in RATES:
             set_rate(made, rate)
             out = Path(place, f"{rate:.0f}.json")
             words = ["benchmarks.lab.collectives", str(out)]
@@ -47,8 +47,7 @@ def measure(rates: tuple[float, ...] = RATES, keep: bool = True) -> dict[str, An
         "least_r_squared": min(row["r_squared"] for row in limited),
         "collectives": rows,
     }
-    if keep:
-        save_as("collectives", result)
+    save_as("collectives", result)
     return result
 
 

