@@ -20,6 +20,7 @@ from benchmarks.lab.cases import (
     RANKS_PER_HOST,
     SEQ_LEN,
     STRATEGIES,
+    WARM_UP,
     Case,
     measure_cases,
     save_as,
@@ -159,7 +160,7 @@ def tuned() -> dict[str, Any]:
                     print(f"probed {one.name}", file=sys.stderr, flush=True)
                     if not outcome.ok:
                         return outcome.error
-                    return statistics.median(outcome.step_s[2:])
+                    return statistics.median(outcome.step_s[WARM_UP:])
 
                 candidates = [Candidate(name, seen[cell].run) for name, cell in cells.items()]
                 found = tune(candidates, probe, MOST_PROBES)

@@ -98,3 +98,28 @@ def test_what_was_written_makes_step_times_of_cpus_known(
     predicted, real = (result[kind]["time"]["step_s"] for kind in ("predicted", "measured"))
     # Never trained on: within a factor, on a machine that may be busy.
     assert 1 / 3 < predicted / real < 3
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["-o", "cluster.json"], "write to cluster.toml"),
+        (["--device", "H1000"], "did you mean"),
+        (["--network", "fast"], "400Gbps"),
+        (["--from-run", "x", "--nproc", "2"], "leave --nproc"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_before_anything_is_measured(
+    tmp_path: Path, words: list[str], why: str
+) -> None:
+    done = shardwise(tmp_path, "calibrate", *words)
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
+def test_a_data_sheet_of_what_is_not_here_is_refused(tmp_path: Path) -> None:
+    done = shardwise(tmp_path, "calibrate", "--device", "H100-SXM")
+    assert (done.returncode, "no CUDA device here" in done.stderr) == (2, True)

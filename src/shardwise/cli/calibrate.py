@@ -14,7 +14,7 @@ from shardwise.cli.output import JsonOption, check_output, print_json
 if TYPE_CHECKING:
     from shardwise.calibrate.fit import Fit
     from shardwise.calibrate.machine.measure import Machine
-    from shardwise.spec.cluster import ClusterSpec
+    from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 
 
 def calibrate(
@@ -53,6 +53,8 @@ def calibrate(
     from shardwise.spec.record import SpecError
 
     check_output(output, ".toml")
+    if output.suffix != ".toml":
+        raise SpecError(f"output: --cluster takes files named .toml; write to {output.stem}.toml")
     if from_run:
         if nproc or device or network:
             raise SpecError(
@@ -82,6 +84,7 @@ def _by_measuring(
 
     joined = launch.adopt_slurm(os.environ) or launch.is_worker(os.environ)
     processes = 1 if joined else _processes(nproc)
+    _check_device(spec)
     if processes > 1:
         words = ["calibrate", "--output", str(output), *(["--json"] if as_json else [])]
         words += ["--device", device] if device else []
@@ -106,8 +109,19 @@ def _by_measuring(
     if as_json:
         print_json(_machine_json(cluster, machine))
     else:
-        print_machine(cluster, machine, screen.seconds)
+        print_machine(machine, screen.seconds)
         typer.echo(f"\nWritten to {output}; give it to any command as --cluster {output}.")
+
+
+def _check_device(spec: DeviceSpec | None) -> None:
+    """A data sheet must be of what is here."""
+    import torch
+
+    from shardwise.spec.record import SpecError
+
+    if spec is not None and spec.is_cpu == torch.cuda.is_available():
+        here = "CUDA devices" if spec.is_cpu else "no CUDA device"
+        raise SpecError(f"--device: names {spec.name}, but torch sees {here} here; leave it out")
 
 
 def _processes(asked: int | None) -> int:

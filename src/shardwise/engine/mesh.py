@@ -19,6 +19,17 @@ def world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
+def processes_per_node() -> int:
+    """How many of the running processes share this one's machine."""
+    _, size = world()
+    return min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+
+
+def host_memory(processes: int) -> int:
+    """Bytes of this machine that each of `processes` can hope for."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // processes
+
+
 def local_device(kind: str = "auto") -> torch.device:
     """The device of this process: its own GPU, or the CPU."""
     if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
@@ -43,9 +54,7 @@ def join(device: torch.device) -> None:
 
 def resolve_for_world(strategy: Strategy) -> Strategy:
     """The strategy with its degrees decided for the processes that are running."""
-    _, size = world()
-    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    return strategy.resolve(size, min(per_node, size))
+    return strategy.resolve(world()[1], processes_per_node())
 
 
 def make_mesh(strategy: Strategy, device_type: str) -> DeviceMesh | None:

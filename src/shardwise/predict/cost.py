@@ -265,10 +265,9 @@ def _in_buckets(
     others = np.where(asked, c.bucket_bytes, BUCKET_BYTES)
     across = c.replicate > 1
     found = np.where(across[:, None], messages, 0.0)
-    cap = first
-    early = np.where(ddp & across & (head >= cap), head, 0.0)
-    waiting = np.where(ddp & across & (early == 0), head, 0.0)
-    cap = np.where(early > 0, others, cap)
+    early = np.where(ddp & across & (head >= first), head, 0.0)
+    waiting = np.where(ddp & across, head - early, 0.0)
+    cap = np.where(early > 0, others, first)
     for block in reversed(range(messages.shape[1])):
         waiting = waiting + found[:, block]
         full = waiting >= cap

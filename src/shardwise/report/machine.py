@@ -12,7 +12,6 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from shardwise.report.estimate import WIDTH, plain_table, show_seconds
-from shardwise.spec.cluster import ClusterSpec
 
 if TYPE_CHECKING:
     from shardwise.calibrate.machine.measure import Machine
@@ -66,9 +65,7 @@ class MeasuringScreen:
             self._last = kind
 
 
-def print_machine(
-    cluster: ClusterSpec, machine: Machine, seconds: float, console: Console | None = None
-) -> None:
+def print_machine(machine: Machine, seconds: float, console: Console | None = None) -> None:
     """Compute first, then links; every figure was measured."""
     out = console or Console(highlight=False, markup=False, emoji=False)
     out.width = min(WIDTH, out.width)

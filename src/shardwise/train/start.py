@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shardwise.engine.mesh import join, local_device, world
+from shardwise.engine.mesh import host_memory, join, local_device, processes_per_node, world
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import strategy_of
 from shardwise.spec.catalogue import find_device
@@ -77,7 +77,7 @@ def open_data(data: DataSettings, layout: Layout, vocab: int | None, seed: int) 
 def on_this_world(run: RunSpec, device: torch.device) -> RunSpec:
     """The run with the cluster that is really there: what is predicted is what will be measured."""
     _, size = world()
-    per_node = min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+    per_node = processes_per_node()
     spec = run.cluster.device
     # What was measured of CPUs holds for CPUs, and what of GPUs for GPUs.
     calibration = run.cluster.calibration if spec.is_cpu == (device.type == "cpu") else None
@@ -113,8 +113,7 @@ def check_batch(run: RunSpec) -> None:
 
 def this_machine(processes: int) -> DeviceSpec:
     """A CPU of the catalogue with the memory each of `processes` can hope for here."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return find_device("CPU").but(memory=total // processes)
+    return find_device("CPU").but(memory=host_memory(processes))
 
 
 def vocabulary(model: Model, module: torch.nn.Module) -> int | None:

@@ -45,10 +45,13 @@ def to_cluster(
         "overhead_s": CPU.overhead_s if spec.is_cpu else 0.0,
         "hook_s": CPU.hook_s if spec.is_cpu else 0.0,
     }
-    calibration = Calibration(
-        **{name: rounded(value) for name, value in found.items()},
-        interval=coefficient("step-interval-other"),
-        source=_source(machine),
+    calibration = Calibration.read(
+        {
+            **{name: rounded(value) for name, value in found.items()},
+            "interval": coefficient("step-interval-other"),
+            "source": _source(machine),
+        },
+        where="calibrate",
     )
     return ClusterSpec(
         device=spec,

@@ -6,7 +6,6 @@ backend that runs a reduce-scatter as an all-reduce shows half the rate, and tha
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
@@ -15,6 +14,7 @@ import torch.distributed as dist
 
 from shardwise.calibrate.machine.line import Line, fit_line
 from shardwise.calibrate.machine.timing import Step, Timing, timed
+from shardwise.engine.mesh import processes_per_node
 
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce"]
 OPERATIONS: tuple[Operation, ...] = ("all_gather", "reduce_scatter", "all_reduce")
@@ -34,11 +34,10 @@ ASKED: dict[Place, tuple[Operation, ...]] = {
 
 
 class Group(NamedTuple):
-    """Processes that take part together; `members` of them, `nodes` machines."""
+    """Processes that take part together; `members` of them."""
 
     place: Place
     members: int
-    nodes: int
     handle: dist.ProcessGroup
 
 
@@ -71,18 +70,18 @@ def groups() -> list[Group]:
     Every process makes them in the same order, and is given those it belongs to.
     """
     size = dist.get_world_size()
-    per_node = min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+    per_node = processes_per_node()
     nodes = size // per_node
     found = []
     if per_node > 1:
         inside, _ = dist.new_subgroups(per_node)  # type: ignore[no-untyped-call]
-        found.append(Group("inside a node", per_node, 1, inside))
+        found.append(Group("inside a node", per_node, inside))
     if nodes > 1 and per_node > 1:
         ranks = [[node * per_node + local for node in range(nodes)] for local in range(per_node)]
         across, _ = dist.new_subgroups_by_enumeration(ranks)  # type: ignore[no-untyped-call]
-        found.append(Group("between nodes", nodes, nodes, across))
+        found.append(Group("between nodes", nodes, across))
     if nodes > 1:
-        found.append(Group("all", size, nodes, dist.new_group(list(range(size)))))
+        found.append(Group("all", size, dist.new_group(list(range(size)))))
     return found
 
 

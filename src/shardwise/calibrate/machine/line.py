@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardwise.spec.record import SpecError
+
 Floats = npt.NDArray[np.float64]
 
 # What is at least this share of the largest decides the rate.
@@ -40,12 +42,17 @@ def fit_line(points: Sequence[tuple[float, Sequence[float]]], large_from: float 
     ordered = sorted(points, key=lambda point: point[0])
     large = [point for point in ordered if point[0] >= large_from * ordered[-1][0]]
     if len(large) < 3 or len({units for units, _ in large}) < 3:
-        raise ValueError("a line with an interval needs three sizes that are large")
+        raise SpecError(
+            "calibrate: a line with an interval needs three sizes that are large; this machine is "
+            "too slow for them, or too busy: try again when nothing else runs"
+        )
     x = np.asarray([units for units, _ in large])
     y = np.asarray([float(np.median(seconds)) for _, seconds in large])
     level, slope = _line(x, y[None, :])
     if slope[0] <= 0:
-        raise ValueError("times do not grow with size")
+        raise SpecError(
+            "calibrate: times do not grow with size; try again when nothing else runs here"
+        )
     off, total = y - (level[0] + slope[0] * x), y - y.mean()
     low, high = np.quantile(_resampled(x, [seconds for _, seconds in large]), (0.025, 0.975))
     units, seconds = ordered[0]

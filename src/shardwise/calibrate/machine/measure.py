@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from shardwise.calibrate.machine.collectives import Collective, groups, measure_
 from shardwise.calibrate.machine.compute import Compute, measure_compute
 from shardwise.calibrate.machine.contention import measure_contention
 from shardwise.calibrate.machine.timing import Step
-from shardwise.engine.mesh import join, local_device, world
+from shardwise.engine.mesh import host_memory, join, local_device, processes_per_node, world
 
 
 class Machine(NamedTuple):
@@ -36,7 +35,7 @@ def measure_machine(step: Step) -> Machine:
     device = local_device()
     join(device)
     _, size = world()
-    per_node = min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+    per_node = processes_per_node()
     compute = measure_compute(device, step)
     collectives: list[Collective] = []
     contention = None
@@ -64,4 +63,4 @@ def _memory(device: torch.device, processes: int) -> int:
     """Bytes each process can hope for."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // processes
+    return host_memory(processes)
