@@ -21,7 +21,8 @@ app = typer.Typer(
 # In the order of --help; each is the function of its name in the module of its name.
 COMMANDS = (
     *("plan", "estimate", "whatif", "train", "profile", "doctor"),
-    *("compare", "tune", "calibrate", "trace", "diff", "memory", "catalog"),
+    *("compare", "tune", "calibrate", "trace", "diff", "memory", "fsck"),
+    *("export-weights", "catalog"),
 )
 
 
@@ -44,7 +45,8 @@ def run() -> None:
     """Exit codes: 0 done, 1 done and the answer is no, 2 bad input."""
     # Describing every command's options to typer takes longer than the answer of one.
     for name in sys.argv[1:2] if set(sys.argv[1:2]) & set(COMMANDS) else COMMANDS:
-        app.command()(getattr(import_module(f"shardwise.cli.{name}"), name))
+        function = name.replace("-", "_")
+        app.command()(getattr(import_module(f"shardwise.cli.{function}"), function))
     try:
         app()
     except SpecError as error:

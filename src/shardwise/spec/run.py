@@ -170,10 +170,15 @@ def write_run(run: RunSpec) -> str:
     """TOML that `read_run` reads back to an equal RunSpec."""
     import tomli_w
 
+    return tomli_w.dumps(run_table(run))
+
+
+def run_table(run: RunSpec) -> dict[str, Any]:
+    """Its sections, as plain values."""
     parts = {name: getattr(run, name) for name in SECTIONS}
     data = {
         name: part.model_dump(mode="json", exclude_none=True)
         for name, part in parts.items()
         if part is not None
     }
-    return tomli_w.dumps({**data, "cluster": cluster_table(run.cluster)})
+    return {**data, "cluster": cluster_table(run.cluster)}

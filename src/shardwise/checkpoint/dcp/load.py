@@ -1,0 +1,160 @@
+"""Load the newest checkpoint that is whole: verified, or passed over with its reason."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from shardwise.checkpoint.dcp.failure import sentence_of
+from shardwise.checkpoint.dcp.reader import CheckpointReader
+from shardwise.checkpoint.format import index, manifest
+from shardwise.checkpoint.format.checksum import crc32
+from shardwise.checkpoint.format.folder import Folder, read_whole
+from shardwise.checkpoint.format.manifest import FileRecord, Manifest
+from shardwise.checkpoint.format.paths import UntrustedError
+from shardwise.checkpoint.format.pieces import Saved
+from shardwise.checkpoint.format.place import Place, name_of
+from shardwise.checkpoint.verify.coverage import problems_of
+from shardwise.engine.mesh import world
+from shardwise.spec.record import SpecError
+
+
+class Loaded(NamedTuple):
+    """What was loaded, and what was passed over on the way to it, each with its reason."""
+
+    manifest: Manifest
+    passed_over: list[str]
+
+
+class NothingGoodError(Exception):
+    """There are checkpoints, and none of them is whole; says why of each."""
+
+
+T = TypeVar("T")
+# Given what was saved, the tensors to load into.
+Room = Callable[[Manifest, Saved], Mapping[str, torch.Tensor]]
+
+
+def load_last(place: Place, room: Room) -> Loaded | None:
+    """The newest that is whole; None where there is none at all. All ranks call this."""
+    passed_over: list[str] = []
+    for step in reversed(_agreed_steps(place)):
+        folder = place.folder(step)
+        why, opened = _opened(folder)
+        if opened is not None:
+            told, saved = opened
+            why = _load(folder, saved, room(told, saved))
+            if not why:
+                return Loaded(told, passed_over)
+        passed_over.append(f"{name_of(step)}: {why}")
+    if passed_over:
+        raise NothingGoodError("no checkpoint is whole:\n  " + "\n  ".join(passed_over))
+    return None
+
+
+def open_checkpoint(folder: Folder) -> tuple[Manifest, Saved]:
+    """What a checkpoint says it holds, if it can be true; else UntrustedError, saying why."""
+    told = _checked(folder, manifest.NAME, manifest.read_manifest)
+    files = {record.name: record for record in told.files}
+    if index.NAME not in files:
+        raise UntrustedError(f"{manifest.NAME} names no {index.NAME}")
+    for name, record in files.items():
+        try:
+            size = folder.size(name)
+        except FileNotFoundError:
+            raise UntrustedError(f"{name} is missing") from None
+        if size != record.bytes:
+            raise UntrustedError(f"{name} has {size:,} bytes, saved as {record.bytes:,}")
+    expected = files[index.NAME].crc32
+    saved = _checked(folder, index.NAME, lambda data: _read_index(data, expected))
+    for piece in saved.pieces:
+        held = files.get(piece.file)
+        if held is None or piece.start + piece.length > held.bytes:
+            raise UntrustedError(f"{piece.file}: {piece} lies outside of it")
+    for tensor, why in problems_of(saved):
+        raise UntrustedError(f"{tensor}: {why}")
+    return told, saved
+
+
+def _checked(folder: Folder, name: str, read: Callable[[bytes], T]) -> T:
+    try:
+        return read(read_whole(folder, name))
+    except FileNotFoundError:
+        raise UntrustedError(f"{name} is missing") from None
+    except UntrustedError as error:
+        raise UntrustedError(f"{name} {error}") from None
+    except OSError as error:
+        raise UntrustedError(f"{name} cannot be read: {error.strerror or error}") from None
+
+
+def _read_index(data: bytes, expected: int) -> Saved:
+    if crc32(data) != expected:
+        raise UntrustedError("is not what was written: its checksum is another")
+    return index.read_index(data)
+
+
+def _opened(folder: Folder) -> tuple[str, tuple[Manifest, Saved] | None]:
+    """The same on every rank: what one finds wrong is wrong for all."""
+    why, found = "", None
+    try:
+        found = open_checkpoint(folder)
+        rank, size = world()
+        for record in found[0].files[rank::size]:
+            _check_head(folder, record)
+    except Exception as error:  # stores have errors of their own kinds
+        why = str(error)[:300] or type(error).__name__
+    why = next((one for one in _told_by_all(why) if one), "")
+    return why, None if why else found
+
+
+def _check_head(folder: Folder, record: FileRecord) -> None:
+    with folder.open(record.name) as file:
+        if crc32(file.read(record.head)) != record.crc32:
+            raise UntrustedError(f"{record.name}: its header is not what was saved")
+
+
+def _told_by_all(own: str) -> list[str]:
+    size = world()[1]
+    told = [own] * size
+    if size > 1:
+        dist.all_gather_object(told, own)
+    return told
+
+
+def _load(folder: Folder, saved: Saved, state: Mapping[str, torch.Tensor]) -> str:
+    """Why it failed, the same on every rank; nothing where it did not."""
+    alone = not dist.is_initialized()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that one process loads alone
+            load(
+                dict(state),
+                storage_reader=CheckpointReader(folder, saved),
+                planner=DefaultLoadPlanner(flatten_state_dict=False),
+                no_dist=alone,
+            )
+    except CheckpointException as error:
+        return sentence_of(error)
+    return ""
+
+
+def _agreed_steps(place: Place) -> list[int]:
+    """As the first rank sees them."""
+    found: list[list[int] | str] = [[]]
+    if world()[0] == 0:
+        try:
+            found = [place.steps()]
+        except Exception as error:
+            found = [f"{place.url}: {error}"[:300]]
+    if world()[1] > 1:
+        dist.broadcast_object_list(found)
+    if isinstance(found[0], str):
+        raise SpecError(f"train.checkpoint: cannot be read: {found[0]}")
+    return found[0]

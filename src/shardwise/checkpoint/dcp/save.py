@@ -1,0 +1,167 @@
+"""Save a step: at once, or from a copy while training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+
+from shardwise.checkpoint.dcp.failure import sentence_of
+from shardwise.checkpoint.dcp.writer import CheckpointWriter
+from shardwise.checkpoint.format.manifest import FileRecord, Manifest, write_manifest
+from shardwise.checkpoint.format.place import Place
+
+_COUNTER = itertools.count()
+
+
+class SaveError(Exception):
+    """A checkpoint was not saved; those before are still there. Says what went wrong."""
+
+
+class Saver:
+    """Saves one step after another to a place; one save is under way at a time.
+
+    Every rank has one. Ranks talk about a save through a group of their own, so that saving and
+    training never wait for each other's collectives.
+    """
+
+    def __init__(self, place: Place, keep: int, background: bool) -> None:
+        self._place, self._keep, self._background = place, keep, background
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        self._group = dist.new_group(backend="gloo") if several else None
+        self._rank = dist.get_rank() if several else 0
+        self._planner = _Planner()
+        self._staged: dict[str, torch.Tensor] = {}
+        self._copied = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self.last: int | None = None
+
+    def save(
+        self,
+        updated: Mapping[str, torch.Tensor],
+        others: Mapping[str, torch.Tensor],
+        about: Manifest,
+    ) -> None:
+        """Begin; and where that is not done in the background, end. The one before ends first.
+
+        Whether it went well, `wait` tells. In the background, `updated` is copied while training
+        goes on: `settle` before changing it.
+        """
+        self.wait()
+        if not self._background:
+            self._write({**updated, **others}, about)
+            return
+        own = {name: tensor.detach().clone() for name, tensor in others.items()}
+        self._copied.clear()
+        self._thread = threading.Thread(
+            target=self._copy_and_write, args=(updated, own, about), daemon=True
+        )
+        self._thread.start()
+
+    def settle(self) -> None:
+        """Until what is being saved may be changed again."""
+        if self._thread is not None:
+            self._copied.wait()
+
+    def wait(self) -> None:
+        """Until the last save is done; raises what went wrong with it, on every rank."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise SaveError(f"checkpoint: not saved: {sentence_of(failure)}") from failure
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _copy_and_write(
+        self, updated: Mapping[str, torch.Tensor], own: dict[str, torch.Tensor], about: Manifest
+    ) -> None:
+        try:
+            state = {**self._stage(updated), **own}
+        except BaseException as error:
+            self._failure = error
+            return
+        finally:
+            self._copied.set()
+        self._write(state, about)
+
+    def _write(self, state: dict[str, Any], about: Manifest) -> None:
+        step = about.step
+
+        def commit(files: list[FileRecord]) -> None:
+            self._place.commit(step, write_manifest(about.but(files=tuple(files))))
+            self._remove_old()
+
+        writer = CheckpointWriter(self._place, step, self._rank, commit)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that one process saves alone
+                save(
+                    state,
+                    storage_writer=writer,
+                    planner=self._planner,
+                    process_group=self._group,
+                    no_dist=self._group is None,
+                )
+            self.last = step
+        except BaseException as error:  # torch's own derives from it
+            self._failure = error
+
+    def _remove_old(self) -> None:
+        """All but the newest. What was committed was read back, so the newest is good."""
+        # One too many is no failed save, and stores have errors of their own kinds.
+        with contextlib.suppress(Exception):
+            for step in self._place.steps()[: -self._keep] if self._keep else []:
+                self._place.remove(step)
+
+    def _stage(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A copy on the host, into the same memory every time."""
+        for name, tensor in state.items():
+            kept = self._staged.get(name)
+            if kept is None:
+                kept = self._staged[name] = _room_for(tensor)
+            _local(kept).copy_(_local(tensor), non_blocking=True)
+        if any(_local(tensor).is_cuda for tensor in state.values()):
+            torch.cuda.current_stream().synchronize()
+        return self._staged
+
+
+class _Planner(DefaultSavePlanner):
+    """Ranks and shapes stay as they are during a run, and so does who writes what."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, enable_plan_caching=True)
+        # Torch keeps plans by the name of the class, for the whole process.
+        self._cached_plans_key = f"shardwise-{next(_COUNTER)}"
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _room_for(tensor: torch.Tensor) -> torch.Tensor:
+    local = _local(tensor)
+    room = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda)
+    if not isinstance(tensor, DTensor):
+        return room
+    return DTensor.from_local(
+        room,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )

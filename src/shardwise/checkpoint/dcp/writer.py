@@ -1,0 +1,136 @@
+"""How torch's distributed checkpoint writes here: hashed as it is written, read back, committed.
+
+Every rank writes one file and hashes it on the way. When all have, the coordinator adds the index
+and the manifest and commits; a crash before that leaves what was there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from shardwise.checkpoint.dcp.raw import bytes_of, read_block
+from shardwise.checkpoint.format import index
+from shardwise.checkpoint.format.checksum import crc32, crc32_of_blocks
+from shardwise.checkpoint.format.manifest import FileRecord
+from shardwise.checkpoint.format.pieces import DTYPES, Piece, Tensor
+from shardwise.checkpoint.format.place import Place
+from shardwise.checkpoint.format.shard import Part, file_of, header_of, placed
+
+
+class NotWrittenError(OSError):
+    """What was read back is not what was written; the device says it is."""
+
+
+class Written(NamedTuple):
+    """A rank's file and what is in it."""
+
+    file: FileRecord
+    pieces: list[Piece]
+
+
+class CheckpointWriter(StorageWriter):
+    """One checkpoint of one step."""
+
+    def __init__(
+        self,
+        place: Place,
+        step: int,
+        rank: int,
+        commit: Callable[[list[FileRecord]], None],
+    ) -> None:
+        self._place, self._step, self._rank = place, step, rank
+        self._commit = commit
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """It is made for one checkpoint."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do before all ranks have planned."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """On the coordinator alone, before anyone writes."""
+        self._place.begin(self._step)
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        future: Future[list[WriteResult]] = Future()
+        written = [self._write(plan.items, planner)] if plan.items else []
+        # Torch hands these to `finish` as they are.
+        future.set_result(cast(list[WriteResult], written))
+        return future
+
+    def _write(self, items: list[WriteItem], planner: SavePlanner) -> Written:
+        # The widest first, so that every tensor lies at a multiple of its element.
+        ordered = sorted(items, key=lambda item: (-DTYPES[_part(item).dtype], item.index.fqn))
+        parts = [_part(item) for item in ordered]
+        name, header = file_of(self._rank), header_of(parts)
+        pieces = placed(parts, name, len(header))
+        with self._place.create(self._step, name) as file:
+            file.write(header)
+            for number, item in enumerate(ordered):
+                data = bytes_of(cast(torch.Tensor, planner.resolve_data(item)).detach())
+                file.write(data)
+                pieces[number] = pieces[number]._replace(crc32=crc32_of_blocks(data))
+        size = len(header) + sum(piece.length for piece in pieces)
+        record = FileRecord(name=name, bytes=size, head=len(header), crc32=crc32(header))
+        self._read_back(record, pieces)
+        return Written(record, pieces)
+
+    def _read_back(self, record: FileRecord, pieces: list[Piece]) -> None:
+        found = self._place.verify_from(self._step, record.name)
+        if found is None:
+            return
+        with found as file:
+            if crc32(file.read(record.head)) != record.crc32:
+                raise NotWrittenError(f"{record.name}: its header was not kept as it was written")
+            for piece in pieces:
+                for number in range(len(piece.crc32 or ())):
+                    if not read_block(file, piece, number):
+                        raise NotWrittenError(
+                            f"{record.name}: {piece} was not kept as it was written"
+                        )
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        written = cast(list[Written], [one for found in results for one in found])
+        tensors = [
+            Tensor(name, _name(entry.properties.dtype), tuple(entry.size))
+            for name, entry in metadata.state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        ]
+        data = index.write_index(tensors, (p for one in written for p in one.pieces))
+        with self._place.create(self._step, index.NAME) as file:
+            file.write(data)
+        about = FileRecord(name=index.NAME, bytes=len(data), head=len(data), crc32=crc32(data))
+        self._commit([*(one.file for one in written), about])
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False
+
+
+def _part(item: WriteItem) -> Part:
+    if item.type == WriteItemType.BYTE_IO or item.tensor_data is None:
+        raise TypeError(f"{item.index.fqn} is no tensor; a checkpoint holds nothing else")
+    chunk = item.tensor_data.chunk
+    dtype = _name(item.tensor_data.properties.dtype)
+    return Part(item.index.fqn, dtype, tuple(chunk.offsets), tuple(chunk.sizes))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

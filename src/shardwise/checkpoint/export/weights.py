@@ -1,0 +1,201 @@
+"""The weights of a checkpoint as a folder that Hugging Face reads, written tensor by tensor.
+
+No more than one tensor is in memory, so whoever can store a model can export it. How large every
+file will be follows from the index of the checkpoint, so its header is written first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from shardwise.checkpoint.dcp import state
+from shardwise.checkpoint.dcp.load import open_checkpoint
+from shardwise.checkpoint.dcp.raw import bytes_of
+from shardwise.checkpoint.dcp.reader import CorruptError
+from shardwise.checkpoint.export.about import model_of, write_about
+from shardwise.checkpoint.export.whole import TensorReader
+from shardwise.checkpoint.foreign.safetensors import INDEX, SUFFIX
+from shardwise.checkpoint.format.folder import Folder
+from shardwise.checkpoint.format.paths import UntrustedError
+from shardwise.checkpoint.format.pieces import DTYPES, Saved
+from shardwise.checkpoint.format.shard import Part, safetensors_header
+from shardwise.checkpoint.format.synced import SyncedFile, whole_folder, write_synced
+from shardwise.checkpoint.verify.findings import Progress
+from shardwise.spec.dtype import DType
+from shardwise.spec.record import SpecError
+
+# What transformers looks for.
+_NAME = "model"
+# What is converted; anything else, such as a count, stays what it is.
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+_TORCH: dict[DType, str] = {
+    "fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16",
+}  # fmt: skip
+_PREFIX = f"{state.MODEL}."
+# Elements that are converted at a time.
+_CHUNK = 2**22
+
+
+class Exported(NamedTuple):
+    """What was written where."""
+
+    step: int
+    folder: str
+    # Of the tensors, without headers.
+    bytes: int
+    tensors: int
+    dtypes: tuple[str, ...]
+    # Of weights, in their order.
+    files: tuple[str, ...]
+    # Why the folder does not say which model it is; nothing where it does.
+    no_config: str
+    # Newer checkpoints that are not whole, each with its reason.
+    passed_over: tuple[str, ...] = ()
+
+
+class NotExportedError(Exception):
+    """No checkpoint that was asked for is whole; one sentence for each says why."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(problems))
+
+
+def check_target(to: Path) -> None:
+    """Refuse to write where something is."""
+    if not to.parent.is_dir():
+        raise SpecError(f"output: there is no folder {to.parent}")
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise SpecError(f"output: {to} is there and not empty; name a new folder")
+
+
+def export_first(
+    folders: Sequence[Folder],
+    to: Path,
+    dtype: DType | None = None,
+    shard_size: int = 5 * 10**9,
+    progress: Progress = lambda _: None,
+) -> Exported:
+    """Write the first of these checkpoints that is whole to a new folder; `dtype` None keeps it.
+
+    The folder appears when all of it is written and on the device. Raises NotExportedError.
+    """
+    to = to.resolve()
+    check_target(to)
+    passed_over: list[str] = []
+    for folder in folders:
+        try:
+            exported = _export(folder, to, dtype, shard_size, progress)
+        except (UntrustedError, CorruptError) as error:
+            passed_over.append(f"{folder.url.rstrip('/').rpartition('/')[2]}: {error}")
+        else:
+            return exported._replace(passed_over=tuple(passed_over))
+    raise NotExportedError(passed_over)
+
+
+def _export(
+    folder: Folder, to: Path, dtype: DType | None, shard_size: int, progress: Progress
+) -> Exported:
+    try:
+        told, saved = open_checkpoint(folder)
+    except OSError as error:
+        raise UntrustedError(f"cannot be read: {error.strerror or error}") from None
+    model = model_of(told)
+    parts = parts_of(saved, dtype)
+    if not parts:
+        raise UntrustedError("holds no weights")
+    shards = shards_of(parts, shard_size)
+    dtypes = tuple(sorted({part.dtype for part in parts}))
+    with whole_folder(to) as unfinished:
+        # First: it is done in a moment, and what it refuses need not be written.
+        no_config = write_about(unfinished, model, saved, _main_dtype(parts))
+        with TensorReader(folder, saved) as reader:
+            for name, shard in shards.items():
+                _write_shard(unfinished / name, shard, reader, progress)
+        if len(shards) > 1:
+            write_synced(unfinished / f"{_NAME}{INDEX}", _index(shards))
+    size = sum(part.length for part in parts)
+    files = tuple(shards)
+    return Exported(told.step, str(to), size, len(parts), dtypes, files, no_config)
+
+
+def parts_of(saved: Saved, dtype: DType | None) -> list[Part]:
+    """Every weight of a checkpoint, as it is to be written."""
+    found = []
+    for name, tensor in saved.tensors.items():
+        if name.startswith(_PREFIX):
+            written = _TORCH[dtype] if dtype and tensor.dtype in _FLOATS else tensor.dtype
+            plain = name.removeprefix(_PREFIX)
+            found.append(Part(plain, written, (0,) * len(tensor.shape), tensor.shape))
+    return found
+
+
+def shards_of(parts: Sequence[Part], most: int) -> dict[str, list[Part]]:
+    """Files with at most so many bytes of tensors each, but for a tensor that is larger itself."""
+    shards: list[list[Part]] = [[]]
+    size = 0
+    for part in parts:
+        if shards[-1] and size + part.length > most:
+            shards.append([])
+            size = 0
+        shards[-1].append(part)
+        size += part.length
+    if len(shards) == 1:
+        return {f"{_NAME}{SUFFIX}": shards[0]}
+    return {
+        f"{_NAME}-{number:05d}-of-{len(shards):05d}{SUFFIX}": shard
+        for number, shard in enumerate(shards, 1)
+    }
+
+
+def _main_dtype(parts: Sequence[Part]) -> str:
+    """What most bytes are of, counts left aside."""
+    counts: dict[str, int] = {}
+    for part in parts:
+        counts[part.dtype] = counts.get(part.dtype, 0) + part.length
+    floats = {dtype: count for dtype, count in counts.items() if dtype in _FLOATS}
+    return max(floats or counts, key=lambda dtype: counts[dtype])
+
+
+def _index(shards: dict[str, list[Part]]) -> bytes:
+    total = sum(part.length for shard in shards.values() for part in shard)
+    places = {part.tensor: name for name, shard in shards.items() for part in shard}
+    table = {"metadata": {"total_size": total}, "weight_map": places}
+    return f"{json.dumps(table, indent=2)}\n".encode()
+
+
+def _write_shard(path: Path, shard: list[Part], reader: TensorReader, progress: Progress) -> None:
+    # The widest first, so that every tensor lies at a multiple of its element.
+    ordered = sorted(shard, key=lambda part: -DTYPES[part.dtype])
+    with SyncedFile(path) as file:
+        file.write(safetensors_header({part.tensor: part for part in ordered}, {}))
+        for part in ordered:
+            for data in _bytes_as_written(part, reader):
+                file.write(data)
+                progress(len(data))
+
+
+def _bytes_as_written(part: Part, reader: TensorReader) -> Iterator[memoryview]:
+    values = reader.read(f"{_PREFIX}{part.tensor}").reshape(-1)
+    for begin in range(0, values.numel(), _CHUNK):
+        yield bytes_of(_converted(part, values[begin : begin + _CHUNK]))
+
+
+def _converted(part: Part, values: torch.Tensor) -> torch.Tensor:
+    """Raises SpecError where a number is too large for its new dtype."""
+    dtype = getattr(torch, part.dtype)
+    if values.dtype == dtype:
+        return values
+    converted = values.to(dtype)
+    if not torch.equal(converted.isfinite(), values.isfinite()):
+        largest = values[values.isfinite()].abs().max().item()
+        raise SpecError(
+            f"--dtype: {part.tensor} has {largest:.4g}, too large for {part.dtype}; "
+            "choose bf16 or fp32"
+        )
+    return converted

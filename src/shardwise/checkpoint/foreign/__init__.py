@@ -1,0 +1,1 @@
+"""Checkpoints of others, read without running anything in them."""

@@ -1,0 +1,156 @@
+"""The `.metadata` of torch's distributed checkpoints, read without running anything in it.
+
+It is a pickle, which torch loads as it is: whatever it names is imported and called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from shardwise.checkpoint.foreign.pickled import Name, Record, load
+from shardwise.checkpoint.format.paths import UntrustedError
+from shardwise.checkpoint.format.pieces import DTYPES, Piece, Saved, Tensor
+
+NAME = ".metadata"
+_PLACE = "torch.distributed.checkpoint"
+# Whatever genuine metadata names, besides dtypes.
+_KNOWN = {
+    *((f"{_PLACE}.metadata", name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
+    (f"{_PLACE}.metadata", "TensorProperties"),
+    (f"{_PLACE}.metadata", "TensorStorageMetadata"),
+    (f"{_PLACE}.metadata", "ChunkStorageMetadata"),
+    (f"{_PLACE}.metadata", "BytesStorageMetadata"),
+    (f"{_PLACE}.metadata", "_MEM_FORMAT_ENCODING"),
+    (f"{_PLACE}.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+    ("pathlib._local", "PosixPath"),
+    ("pathlib._local", "WindowsPath"),
+    ("collections", "OrderedDict"),
+}
+_Place = tuple[str, tuple[int, ...] | None]
+_Chunks = dict[_Place, tuple[int, ...]]
+
+
+def read_metadata(data: bytes) -> Saved:
+    """What it says the checkpoint holds. `pieces` are those that are in a file.
+
+    A part of a tensor that is in no file is missing from `pieces`, so that they do not cover the
+    tensor. Raises UntrustedError with a sentence where this is no metadata of a checkpoint.
+    """
+    found = load(data, _is_known)
+    if not _is(found, "Metadata"):
+        raise UntrustedError("holds no metadata of a checkpoint")
+    entries, storage = found.field("state_dict_metadata"), found.field("storage_data")
+    if type(entries) is not dict or type(storage) is not dict:
+        raise UntrustedError("does not say what the checkpoint holds, or where")
+    tensors: dict[str, Tensor] = {}
+    chunks: _Chunks = {}
+    objects: set[str] = set()
+    # A list that many tensors share takes no bytes; no genuine checkpoint has one.
+    left = len(data)
+    for name, entry in entries.items():
+        if type(name) is not str:
+            raise UntrustedError("has an entry without a name")
+        if _is(entry, "BytesStorageMetadata"):
+            objects.add(name)
+            continue
+        tensors[name] = _tensor(name, entry)
+        listed = entry.field("chunks")
+        if type(listed) is not list or len(listed) > left:
+            raise UntrustedError(f"does not say how {name[:100]!r} was cut")
+        left -= len(listed)
+        for offsets, sizes in _boxes(name, listed):
+            # Processes that hold nothing of a tensor all say so at the same place.
+            if chunks.get((name, offsets)) and 0 not in sizes + chunks[name, offsets]:
+                raise UntrustedError(f"has two chunks of {name[:100]!r} at {list(offsets)}")
+            if (name, offsets) not in chunks or 0 not in sizes:
+                chunks[name, offsets] = sizes
+    pieces = _pieces(storage, tensors, chunks, objects)
+    return Saved(
+        tensors,
+        [piece for piece in pieces if piece.tensor in tensors],
+        [piece for piece in pieces if piece.tensor in objects],
+    )
+
+
+def _is_known(module: str, name: str) -> bool:
+    return (module, name) in _KNOWN or (module == "torch" and name in DTYPES)
+
+
+def _is(found: Any, name: str) -> bool:
+    return type(found) is Record and found.kind.name == name
+
+
+def _tensor(name: str, entry: Any) -> Tensor:
+    if not _is(entry, "TensorStorageMetadata"):
+        raise UntrustedError(f"says of {name[:100]!r} neither that it is a tensor nor an object")
+    properties = entry.field("properties")
+    dtype = None
+    if _is(properties, "TensorProperties"):
+        state = properties.state
+        dtype = state[0] if type(state) is tuple and state else properties.field("dtype")
+    if type(dtype) is not Name or dtype.module != "torch" or dtype.name not in DTYPES:
+        raise UntrustedError(f"has {name[:100]!r} of no dtype that exists")
+    return Tensor(name, dtype.name, _size(entry.field("size"), name))
+
+
+def _boxes(name: str, listed: list[Any]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    for chunk in listed:
+        if not _is(chunk, "ChunkStorageMetadata"):
+            raise UntrustedError(f"does not say how {name[:100]!r} was cut")
+        yield _size(chunk.field("offsets"), name), _size(chunk.field("sizes"), name)
+
+
+def _pieces(
+    storage: dict[Any, Any], tensors: dict[str, Tensor], chunks: _Chunks, objects: set[str]
+) -> list[Piece]:
+    seen: set[_Place] = set()
+    pieces = []
+    for index, info in storage.items():
+        piece, place = _piece(index, info)
+        name, offsets = place
+        if place in seen:
+            raise UntrustedError(f"has {str(piece)[:100]!r} in two places")
+        seen.add(place)
+        if name in tensors:
+            if offsets is None or (sizes := chunks.get((name, offsets))) is None:
+                where = f"{name} at {list(offsets or ())}"[:150]
+                raise UntrustedError(f"says where {where!r} lies, but not how large it is")
+            piece = piece._replace(sizes=sizes)
+        elif name not in objects or offsets is not None:
+            raise UntrustedError(f"says where {name[:100]!r} lies, but not what it is")
+        pieces.append(piece)
+    for name in objects:
+        if (name, None) not in seen:
+            raise UntrustedError(f"does not say where {name[:100]!r} lies")
+    return pieces
+
+
+def _piece(index: Any, info: Any) -> tuple[Piece, _Place]:
+    """A piece, as yet without its sizes."""
+    if not _is(index, "MetadataIndex") or not _is(info, "_StorageInfo"):
+        raise UntrustedError("has a piece without a name or a place")
+    name, offset = index.field("fqn"), index.field("offset")
+    file, start, length = (info.field(key) for key in ("relative_path", "offset", "length"))
+    if type(name) is not str or type(file) is not str:
+        raise UntrustedError("has a piece without a name or a file")
+    if not all(type(n) is int and 0 <= n < 2**62 for n in (start, length)):
+        raise UntrustedError(f"does not say where {name[:100]!r} lies")
+    if info.field("transform_descriptors"):
+        raise UntrustedError(f"has {name[:100]!r} compressed or encrypted, which is not supported")
+    offsets = None if offset is None else _size(offset, name)
+    return Piece(name, offsets or (), (), file, start, length), (name, offsets)
+
+
+def _size(value: Any, name: str) -> tuple[int, ...]:
+    if _is(value, "Size") and len(value.arguments) == 1:
+        value = value.arguments[0]
+    if type(value) is not tuple or len(value) > 64:
+        raise UntrustedError(f"has {name[:100]!r} without a shape")
+    if not all(type(n) is int and 0 <= n < 2**62 for n in value):
+        raise UntrustedError(f"has {name[:100]!r} with a shape that is none")
+    return value

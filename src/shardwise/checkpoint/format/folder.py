@@ -1,0 +1,98 @@
+"""The files of one checkpoint, to be read: in a folder, or under a prefix of an object store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from shardwise.checkpoint.format.paths import UntrustedError, check_name, inside
+
+
+class Folder(Protocol):
+    """Files by their name. A name that leads elsewhere raises UntrustedError, as a link does."""
+
+    url: str
+
+    def names(self) -> list[str]:
+        """All files, also those in folders below; links too."""
+        ...
+
+    def size(self, name: str) -> int:
+        """Raises FileNotFoundError where it is not there."""
+        ...
+
+    def open(self, name: str) -> BinaryIO: ...
+
+
+def find_folder(url: str) -> Folder:
+    return RemoteFolder(url) if is_remote(url) else LocalFolder(Path(url))
+
+
+def is_remote(url: str) -> bool:
+    return "://" in url
+
+
+def read_whole(folder: Folder, name: str, most: int = 2**33) -> bytes:
+    """A file that is not meant to be large."""
+    if folder.size(name) > most:
+        raise UntrustedError(f"{name} is larger than any such file")
+    with folder.open(name) as file:
+        return file.read()
+
+
+class LocalFolder:
+    """A folder on a file system."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.url = path, str(path)
+
+    def names(self) -> list[str]:
+        found = (p for p in self.path.rglob("*") if p.is_symlink() or p.is_file())
+        return sorted(p.relative_to(self.path).as_posix() for p in found)
+
+    def size(self, name: str) -> int:
+        path = inside(self.path, name)
+        if path.is_dir():
+            raise FileNotFoundError(name)
+        return path.stat().st_size
+
+    def open(self, name: str) -> BinaryIO:
+        return cast(BinaryIO, inside(self.path, name).open("rb", buffering=0))
+
+
+class RemoteFolder:
+    """A prefix in any store that fsspec knows, such as s3://bucket/prefix."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._store, self._prefix = find_store(self.url)
+
+    def names(self) -> list[str]:
+        self._store.invalidate_cache()
+        found = self._store.find(self._prefix)
+        return sorted(path.removeprefix(self._prefix).lstrip("/") for path in found)
+
+    def size(self, name: str) -> int:
+        return int(self._store.size(self._path(name)))
+
+    def open(self, name: str) -> BinaryIO:
+        return cast(BinaryIO, self._store.open(self._path(name), "rb"))
+
+    def _path(self, name: str) -> str:
+        check_name(name)
+        return f"{self._prefix}/{name}"
+
+
+def find_store(url: str) -> tuple[Any, str]:
+    """The store of a URL and the path in it; says which package is missing."""
+    from shardwise.spec.record import SpecError
+
+    try:
+        from fsspec.core import url_to_fs
+    except ModuleNotFoundError:
+        raise SpecError(f"{url}: needs fsspec; install it with 'pip install fsspec'") from None
+    try:
+        store, path = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise SpecError(f"{url}: {error}") from None
+    return store, str(path).rstrip("/")

@@ -1,0 +1,69 @@
+"""Which tensor lies where: `tensors.json`, a table without a name for anything but tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+
+from shardwise.checkpoint.format.checksum import BLOCK
+from shardwise.checkpoint.format.paths import UntrustedError
+from shardwise.checkpoint.format.pieces import DTYPES, Piece, Saved, Tensor
+
+NAME = "tensors.json"
+
+_Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Wholes = tuple[_Whole, ...]
+# file (by its number), start, offsets, sizes, checksums
+_Piece = tuple[_Whole, _Whole, _Wholes, _Wholes, _Wholes]
+# name, dtype, shape, pieces
+_Tensor = tuple[str, str, _Wholes, list[_Piece]]
+
+
+class _Index(msgspec.Struct, forbid_unknown_fields=True):
+    block: _Whole
+    files: list[str]
+    tensors: list[_Tensor]
+
+
+def write_index(tensors: Iterable[Tensor], pieces: Iterable[Piece]) -> bytes:
+    by_tensor: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_tensor.setdefault(piece.tensor, []).append(piece)
+    files = sorted({piece.file for found in by_tensor.values() for piece in found})
+    number = {file: index for index, file in enumerate(files)}
+    table: list[_Tensor] = []
+    for tensor in tensors:
+        placed = [
+            (number[p.file], p.start, p.offsets, p.sizes, p.crc32 or ())
+            for p in by_tensor.get(tensor.name, ())
+        ]
+        table.append((tensor.name, tensor.dtype, tensor.shape, placed))
+    return msgspec.json.encode(_Index(block=BLOCK, files=files, tensors=table))
+
+
+def read_index(data: bytes) -> Saved:
+    """Raises UntrustedError where this is no index."""
+    try:
+        index = msgspec.json.decode(data, type=_Index)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise UntrustedError(f"is no index of tensors: {error}"[:200]) from None
+    if index.block != BLOCK:
+        raise UntrustedError(f"has checksums of {index.block:,} bytes each, not {BLOCK:,}")
+    tensors: dict[str, Tensor] = {}
+    pieces: list[Piece] = []
+    for name, dtype, shape, placed in index.tensors:
+        if dtype not in DTYPES or name in tensors:
+            raise UntrustedError(f"has {name[:100]!r} twice, or of no dtype that exists")
+        tensors[name] = Tensor(name, dtype, shape)
+        for number, start, offsets, sizes, checksums in placed:
+            if number >= len(index.files):
+                raise UntrustedError(f"has a piece of {name[:100]!r} in no file")
+            length = math.prod(sizes) * DTYPES[dtype]
+            if len(checksums) != max(1, -(-length // BLOCK)):
+                raise UntrustedError(f"has not every checksum of {name[:100]!r}")
+            file = index.files[number]
+            pieces.append(Piece(name, offsets, sizes, file, start, length, checksums))
+    return Saved(tensors, pieces, [])

@@ -1,0 +1,77 @@
+"""The file of one rank: a safetensors file that is written as its tensors come.
+
+Its header says which part of which tensor each entry is, in the words that torch's own
+HuggingFaceStorageReader understands.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from shardwise.checkpoint.format.pieces import DTYPES, Piece
+
+# What safetensors calls them.
+NAMES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64", "bool": "BOOL",
+    "complex64": "C64",
+}  # fmt: skip
+
+
+class Part(NamedTuple):
+    """A box of a tensor that goes into the file."""
+
+    tensor: str
+    dtype: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return math.prod(self.sizes) * DTYPES[self.dtype]
+
+
+def file_of(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
+
+
+def header_of(parts: Sequence[Part]) -> bytes:
+    """The beginning of a file with these parts, one behind the other."""
+    named: dict[str, Part] = {}
+    for part in parts:
+        # A rank that holds several boxes of a tensor needs a name for each.
+        name = part.tensor if part.tensor not in named else f"{part.tensor}@{list(part.offsets)}"
+        named[name] = part
+    offsets = {name: {"saved_offsets": list(part.offsets)} for name, part in named.items()}
+    about = {"DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(offsets)}
+    return safetensors_header(named, about)
+
+
+def safetensors_header(named: Mapping[str, Part], about: Mapping[str, str]) -> bytes:
+    """The beginning of any safetensors file, with what more is to be known `about` it."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt", **about}}
+    at = 0
+    for name, part in named.items():
+        entries[name] = {
+            "dtype": NAMES[part.dtype],
+            "shape": list(part.sizes),
+            "data_offsets": [at, at + part.length],
+        }
+        at += part.length
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def placed(parts: Sequence[Part], file: str, start: int) -> list[Piece]:
+    """Where each part is, in a file whose data begins at `start`."""
+    found = []
+    for part in parts:
+        found.append(Piece(part.tensor, part.offsets, part.sizes, file, start, part.length))
+        start += part.length
+    return found

@@ -1,0 +1,1 @@
+"""Whether a checkpoint is whole and is what was saved. Needs no torch."""

@@ -1,0 +1,141 @@
+"""Bytes read and held against their checksums, on as many cores as it pays to use.
+
+Work is cut into tasks of a few hundred megabytes along tensors and blocks, so that one large file
+keeps as many processes busy as many small ones do.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import NamedTuple
+
+from shardwise.checkpoint.foreign.archive import check_archive
+from shardwise.checkpoint.format.checksum import blocks
+from shardwise.checkpoint.format.folder import Folder, find_folder, is_remote
+from shardwise.checkpoint.format.paths import UntrustedError
+from shardwise.checkpoint.format.pieces import Piece
+from shardwise.checkpoint.verify.findings import Finding, Progress
+from shardwise.checkpoint.verify.window import Window
+
+_LEAST_TASK, _MOST_TASK = 2**25, 2**28
+# To start processes takes as long as one needs to read this much.
+_WORTH = 2**32
+# Stores answer slowly, and many at once: that many, each with this much to do.
+_CONNECTIONS, _WORTH_REMOTE = 16, 2**26
+
+
+class Block(NamedTuple):
+    """Bytes with one checksum; `tensor` is empty where they belong to none."""
+
+    tensor: str
+    start: int
+    length: int
+    crc32: int
+
+
+class Archive(NamedTuple):
+    """Bytes that torch wrote for a tensor, or, where `holds` is None, for another object."""
+
+    tensor: str
+    start: int
+    length: int
+    holds: int | None
+
+
+class Task(NamedTuple):
+    """Parts of one file, in their order."""
+
+    url: str
+    file: str
+    parts: Sequence[Block | Archive]
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.length for part in self.parts)
+
+
+def blocks_of(piece: Piece) -> Iterator[Block]:
+    """A piece that has checksums."""
+    for (begin, end), crc32 in zip(blocks(piece.length), piece.crc32 or (), strict=True):
+        yield Block(str(piece), piece.start + begin, end - begin, crc32)
+
+
+def scan(
+    folder: Folder, work: Iterable[Task], progress: Progress, processes: int | None
+) -> Iterator[Finding]:
+    """Whatever is not as it was saved. `processes` is at most how many read; None: one a core."""
+    work = list(work)
+    total = sum(task.bytes for task in work)
+    remote = is_remote(folder.url)
+    if remote:
+        count = min(processes or _CONNECTIONS, max(1, total // _WORTH_REMOTE))
+    else:
+        count = (processes or _cores()) if total >= _WORTH else 1
+    most = min(_MOST_TASK, max(_LEAST_TASK, total // (8 * count)))
+    tasks = [part for task in work for part in _cut(task, most)]
+    if count < 2 or len(tasks) < 2:
+        for task in tasks:
+            yield from _read(folder, task)
+            progress(task.bytes)
+        return
+    with _pool(remote, count) as pool:
+        for task, found in zip(tasks, pool.map(_read_again, tasks), strict=True):
+            progress(task.bytes)
+            yield from found
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _pool(remote: bool, count: int) -> Executor:
+    if remote:
+        # These wait for a network, and share its connections.
+        return ThreadPoolExecutor(count)
+    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("forkserver"))
+
+
+def _cut(task: Task, most: int) -> Iterator[Task]:
+    parts: list[Block | Archive] = []
+    held = 0
+    for part in task.parts:
+        if parts and held + part.length > most:
+            yield task._replace(parts=parts)
+            parts, held = [], 0
+        parts.append(part)
+        held += part.length
+    if parts:
+        yield task._replace(parts=parts)
+
+
+def _read_again(task: Task) -> list[Finding]:
+    """In a process that has no folder yet."""
+    return list(_read(find_folder(task.url), task))
+
+
+def _read(folder: Folder, task: Task) -> Iterator[Finding]:
+    try:
+        with folder.open(task.file) as file:
+            yield from _compare(Window(file), task.file, task.parts)
+    except EOFError:
+        yield Finding("broken", task.file, "", "became shorter while it was read")
+    except OSError as error:
+        yield Finding("broken", task.file, "", f"cannot be read: {error.strerror or error}")
+    except UntrustedError as error:
+        yield Finding("broken", task.file, "", str(error))
+
+
+def _compare(window: Window, file: str, parts: Sequence[Block | Archive]) -> Iterator[Finding]:
+    for part in parts:
+        if isinstance(part, Archive):
+            for severity, why in check_archive(window, part.start, part.length, part.holds):
+                yield Finding(severity, file, part.tensor, why)
+            continue
+        value = window.crc32(part.start, part.length)
+        if value != part.crc32:
+            where = f"bytes {part.start:,} to {part.start + part.length:,}"
+            why = f"{where} have checksum {value:08x}, saved with {part.crc32:08x}"
+            yield Finding("broken", file, part.tensor, why)

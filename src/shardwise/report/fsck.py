@@ -1,0 +1,123 @@
+"""The screen of `shardwise fsck`: a verdict for each checkpoint, and what it rests on."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import DownloadColumn, Progress, SpinnerColumn, TransferSpeedColumn
+from rich.text import Text
+
+from shardwise.checkpoint.verify.findings import Checked, Finding
+from shardwise.report.estimate import WIDTH
+
+_TOLD, _LABEL = 20, 16
+_KINDS = {"shardwise": "Shardwise", "dcp": "torch DCP", "safetensors": "safetensors"}
+_ORDER = {"broken": 0, "unverifiable": 1, "stale": 2}
+_STYLES = {"broken": "bold red", "unverifiable": "yellow", "stale": "yellow"}
+
+
+class Screen:
+    """Bytes as they are read, on a terminal; then every finding, the broken ones first."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._begin = time.monotonic()
+        out = Console(stderr=True)
+        columns = (SpinnerColumn(), DownloadColumn(), TransferSpeedColumn())
+        self._bar = Progress(
+            *columns, console=out, transient=True, disable=quiet or not out.is_terminal
+        )
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> Screen:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def progress(self, count: int) -> None:
+        self._bar.advance(self._task, count)
+
+    def show(
+        self, found: Sequence[Checked], beside: Sequence[str], console: Console | None = None
+    ) -> None:
+        seconds = max(1e-9, time.monotonic() - self._begin)
+        out = console or Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+        out.width = min(WIDTH, out.width)
+        for one in found:
+            _show(out, one)
+        for name in beside:
+            what = (
+                "was never finished" if name.endswith(".unfinished") else "was set aside as broken"
+            )
+            out.print(_plain(f"{name} {what}, and was not checked"), style="dim")
+        if total := sum(one.bytes for one in found):
+            rate = f", {total / seconds / 1e9:.2f} GB/s" if total >= 1e8 else ""
+            out.print(f"{_bytes(total)} verified in {seconds:.1f} s{rate}", style="dim")
+
+
+def _show(out: Console, one: Checked) -> None:
+    verdict = Text("intact", style="green")
+    if not one.intact:
+        verdict = Text("broken", style="bold red")
+    elif not one.verified:
+        verdict = Text("whole, but not verifiable", style="yellow")
+    tensors = f"{one.tensors:,} tensor{'s' if one.tensors != 1 else ''}"
+    files = f"{one.files:,} file{'s' if one.files != 1 else ''}"
+    out.print(Text(f"{_plain(one.url)}: ") + verdict, soft_wrap=True)
+    _line(out, _KINDS[one.kind], "dim", f"{tensors} in {files}")
+    findings = sorted(one.findings, key=lambda finding: _ORDER[finding.severity])
+    for finding in findings[:_TOLD]:
+        _line(out, finding.severity, _STYLES[finding.severity], str(finding))
+    if len(findings) > _TOLD:
+        _line(out, "", "", f"and {len(findings) - _TOLD:,} more, all of them with --json")
+    for note in one.notes:
+        _line(out, "note", "dim", note)
+
+
+def _line(out: Console, label: str, style: str, text: str) -> None:
+    """A label, and beside it a text that may take several lines."""
+    room = max(20, out.width - _LABEL)
+    lines = textwrap.wrap(_plain(text), room, break_on_hyphens=False) or [""]
+    out.print(Text(f"  {label:<{_LABEL - 2}}", style=style) + Text(lines[0], style=""))
+    for line in lines[1:]:
+        out.print(Text(" " * _LABEL + line))
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.2f} MB"
+
+
+def _plain(text: str) -> str:
+    """Names come from strangers: nothing in them may steer a terminal."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def checked_json(one: Checked) -> dict[str, Any]:
+    """A checkpoint for machines, with every finding."""
+    return {
+        "path": one.url,
+        "format": one.kind,
+        "intact": one.intact,
+        "verified": one.verified,
+        "files": one.files,
+        "tensors": one.tensors,
+        "bytes": one.bytes,
+        "findings": [_finding_json(finding) for finding in one.findings],
+        "notes": list(one.notes),
+    }
+
+
+def _finding_json(finding: Finding) -> dict[str, str]:
+    return finding._asdict()
