@@ -123,14 +123,14 @@ def test_a_run_ends_with_prediction_against_measurement(tmp_path: Path) -> None:
     assert predicted["schema"] == measured["schema"] == SCHEMA
 
     # Three blocks and a root: 7 gathers and 4 reductions; two small all-reduces of the trainer,
-    # 32 bytes to agree on the next step and a norm for each of 3 x 9 + 3 tensors.
+    # 40 bytes to agree on the next step and a norm for each of 3 x 9 + 3 tensors.
     found = {t["op"]: (t["calls"], t["bytes"]) for t in measured["traffic"]}
     assert {op: calls for op, (calls, _) in found.items()} == {
         "all_gather": 7,
         "reduce_scatter": 4,
         "all_reduce": 2,
     }
-    assert found["all_reduce"][1] == 32 + 4 * (3 * 9 + 3)
+    assert found["all_reduce"][1] == 40 + 4 * (3 * 9 + 3)
     block = 4 * 64 * 64 + 3 * 64 * 96 + 2 * 64
     root = 2 * 256 * 64 + 64
     assert found["all_gather"][1] == 4 * (root + 2 * 3 * block)
@@ -206,7 +206,7 @@ def test_under_torchrun_it_joins(tmp_path: Path) -> None:
 
 def test_unequal_micro_batches_name_the_rank(tmp_path: Path) -> None:
     began = time.monotonic()
-    done = train(write(tmp_path, FOREIGN, source="unequal", accumulate=2), "--nproc", "2", code=1)
+    done = train(write(tmp_path, FOREIGN, source="unequal", accumulate=2), "--nproc", "2", code=3)
     assert "step 2: rank 1 has 1 micro-batches where others have 2" in done.stderr
     assert done.stderr.count("error:") == 1
     assert time.monotonic() - began < 120  # not the half hour of a hung collective
@@ -220,7 +220,7 @@ def test_data_that_ends_everywhere_ends_the_run(tmp_path: Path) -> None:
 
 def test_a_gradient_that_is_not_finite_stops_all_ranks(tmp_path: Path) -> None:
     file = write(tmp_path, FOREIGN, source="poisoned", accumulate=1)
-    done = train(file, "--nproc", "2", code=1)
+    done = train(file, "--nproc", "2", code=3)
     assert "error: a gradient was not finite in one of the steps up to 3" in done.stderr
     assert done.stderr.count("error:") == 1
     assert [line["step"] for line in lines(tmp_path)] == [0, 1, 3]
@@ -281,9 +281,10 @@ def test_gpus_that_are_not_here(tmp_path: Path) -> None:
     assert "names H100-SXM but torch sees no GPU here; add --nproc 2" in done.stderr
 
 
-def started(folder: Path) -> subprocess.Popen[str]:
+def started(folder: Path, settings: str = "") -> subprocess.Popen[str]:
     """A long run that has logged a few times."""
-    file = write(folder, steps=100_000, log_every=5, train="measure = false\ntrackers = []")
+    settings = f"measure = false\ntrackers = []\n{settings}"
+    file = write(folder, steps=100_000, log_every=5, train=settings)
     running = subprocess.Popen(
         [sys.executable, "-m", "shardwise", "train", str(file), "--nproc", "2", "--name", "it"],
         cwd=folder,
@@ -331,7 +332,8 @@ def test_nobody_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
-    running = started(tmp_path)
+    """Where the run is not to start again."""
+    running = started(tmp_path, "restart = { attempts = 0 }")
     victims = [
         pid
         for pid in workers_of(running)

@@ -9,7 +9,7 @@ import pytest
 
 from shardwise.spec import SpecError
 from shardwise.spec.train import DataSettings, TrainSettings
-from shardwise.train.launch import adopt_slurm
+from shardwise.train.slurm import adopt_slurm
 
 
 def test_warm_up_then_cosine() -> None:

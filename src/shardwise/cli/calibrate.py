@@ -81,8 +81,9 @@ def _by_measuring(
     needs_torch()
     long_command()
     from shardwise.train import launch
+    from shardwise.train.slurm import adopt_slurm
 
-    joined = launch.adopt_slurm(os.environ) or launch.is_worker(os.environ)
+    joined = adopt_slurm(os.environ) or launch.is_worker(os.environ)
     processes = 1 if joined else _processes(nproc)
     _check_device(spec)
     if processes > 1:
@@ -91,7 +92,7 @@ def _by_measuring(
         words += ["--network", network] if network else []
         with tempfile.TemporaryDirectory() as folder:
             os.environ[launch.FOLDER] = folder
-            raise typer.Exit(launch.launch(words, processes, Path(folder, "logs")))
+            raise typer.Exit(launch.launch(words, processes, Path(folder)))
     if joined and launch.FOLDER in os.environ:
         launch.end_with_launcher()
     from shardwise.calibrate.machine.cluster import to_cluster

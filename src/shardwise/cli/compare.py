@@ -32,14 +32,14 @@ def compare(
     none finished.
     """
     from shardwise.cli.long import needs_torch
-    from shardwise.cli.train import processes_for, with_steps
+    from shardwise.cli.train import as_probe, processes_for
     from shardwise.report.contest import print_scores
     from shardwise.spec.run import read_run
 
     described = read_run(run)
     needs_torch()
     processes = processes_for(described, nproc)
-    described = with_steps(described, steps, trackers=(), log_every=steps, profile=None)
+    described = as_probe(described, steps)
     contenders = _contenders(described, strategies)
     from shardwise.train.contest import contest
 

@@ -61,7 +61,7 @@ def _run_checks(described: RunSpec, file: Path, processes: int) -> list[Check]:
         os.environ[_RESULT] = str(result)
         # Everything happens on CPUs, whatever the run is for.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        code = launch.launch(["doctor", str(file)], processes, Path(folder, "logs"))
+        code = launch.launch(["doctor", str(file)], processes, Path(folder))
         del os.environ[_RESULT]
         if not result.exists():
             return [Check("runs in miniature", False, f"the processes ended with exit code {code}")]

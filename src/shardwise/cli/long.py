@@ -33,14 +33,24 @@ def needs_torch() -> None:
 
 
 @contextmanager
-def speak_for_all(on_error: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Tell what went wrong once: rank 0 first, the others only if it had nothing to say."""
+def speak_for_all(
+    on_error: Callable[[], None] = lambda: None, launched: bool = False
+) -> Iterator[None]:
+    """Tell what went wrong once: rank 0 first, the others only if it had nothing to say.
+
+    `launched` by Shardwise itself, which tells who of the others is gone.
+    """
+    from shardwise.checkpoint.dcp.load import NothingGoodError
+    from shardwise.checkpoint.dcp.save import SaveError
     from shardwise.train.agree import UnequalDataError
     from shardwise.train.loop import NonFiniteError
+    from shardwise.train.supervisor import LOST
 
+    # What would happen again if the run were started again, and what may not.
+    lasting, passing = (UnequalDataError, NonFiniteError, NothingGoodError), (SaveError,)
     try:
         yield
-    except (SpecError, UnequalDataError, NonFiniteError) as error:
+    except (SpecError, *lasting, *passing) as error:
         on_error()
         if os.environ.get("RANK", "0") != "0":
             time.sleep(2)
@@ -49,4 +59,18 @@ def speak_for_all(on_error: Callable[[], None] = lambda: None) -> Iterator[None]
             typer.echo(f"error: {problem}", err=True)
         sys.stderr.flush()
         # Leave at once: peers may be waiting in a collective that will never complete.
-        os._exit(2 if isinstance(error, SpecError) else 1)
+        os._exit(2 if isinstance(error, SpecError) else 3 if isinstance(error, lasting) else 1)
+    except RuntimeError as error:
+        if not _lost_a_peer(error):
+            raise
+        on_error()
+        # Whose end that was, the launcher tells.
+        if launched:
+            os._exit(LOST)
+        raise
+
+
+def _lost_a_peer(error: RuntimeError) -> bool:
+    """Whether a collective failed because another process is gone; torch has no type for it."""
+    said = str(error)
+    return any(words in said for words in ("Connection closed by peer", "Connection reset by peer"))

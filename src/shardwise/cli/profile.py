@@ -43,6 +43,7 @@ def profile(
         # In the step after those profiled, traces are written.
         first + steps + 1 + _PLAIN_STEPS,
         profile=asked.but(after=first, steps=steps, every=None),
+        checkpoint=False,
     )
     arguments = ["profile", str(run), "--after", str(after), "--steps", str(steps)]
     result = launch_or_join(described, run, arguments, nproc, name, as_json)

@@ -31,19 +31,26 @@ def train(
     nproc: ProcessesOption = None,
     name: NameOption = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Instead of train.steps.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on in the folder --name, if there is one.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train what a run.toml describes, and compare with what was predicted.
 
     Starts the processes itself; under torchrun, Slurm or Kubernetes it joins those that are there.
+    Saves as it goes, starts again where processes fail, and goes on from the last good save.
     """
+    from shardwise.spec.record import SpecError
     from shardwise.spec.run import read_run
 
     described = read_run(run)
+    if resume and name is None:
+        raise SpecError("--resume: which run? Give its --name")
     if steps:
         described = with_steps(described, steps)
     arguments = ["train", str(run), *(["--steps", str(steps)] if steps else [])]
-    result = launch_or_join(described, run, arguments, nproc, name, as_json)
+    result = launch_or_join(described, run, arguments, nproc, name, as_json, resume)
     if as_json and result is not None:
         print_json(result_json(result))
 
@@ -57,6 +64,19 @@ def with_steps(described: RunSpec, steps: int, **changes: object) -> RunSpec:
     return described._replace(train=settings.but(steps=steps, warmup_steps=warmup, **changes))
 
 
+def as_probe(described: RunSpec, steps: int) -> RunSpec:
+    """The same run for so many steps, of which only the time is of interest."""
+    return with_steps(
+        described,
+        steps,
+        trackers=(),
+        log_every=steps,
+        profile=None,
+        checkpoint=False,
+        restart={"attempts": 0},
+    )
+
+
 def launch_or_join(
     described: RunSpec,
     file: Path,
@@ -64,6 +84,7 @@ def launch_or_join(
     nproc: int | None,
     name: str | None,
     as_json: bool,
+    resume: bool = False,
 ) -> Result | None:
     """Train, as one of the processes there are; returns how it ended, on rank 0 only.
 
@@ -74,20 +95,23 @@ def launch_or_join(
 
     needs_torch()
     long_command()
+    from shardwise.spec.train import TrainSettings
     from shardwise.train import launch
+    from shardwise.train.slurm import adopt_slurm
 
-    joined = launch.adopt_slurm(os.environ) or launch.is_worker(os.environ)
+    joined = adopt_slurm(os.environ) or launch.is_worker(os.environ)
     processes = 1 if joined else processes_for(described, nproc)
-    if processes > 1:
-        folder = _folder(described, file, name)
+    if not joined and (processes > 1 or launch.machines() > 1):
+        folder = _folder(described, file, name, resume)
         os.environ[launch.FOLDER] = str(folder)
         arguments = [*arguments, *(["--json"] if as_json else [])]
-        raise typer.Exit(launch.launch(arguments, processes, folder / "logs"))
-    return _work(described, file, name, as_json, joined)
+        settings = (described.train or TrainSettings()).restart
+        raise typer.Exit(launch.launch(arguments, processes, folder, settings))
+    return _work(described, file, name, as_json, joined, resume)
 
 
 def _work(
-    described: RunSpec, file: Path, name: str | None, as_json: bool, joined: bool
+    described: RunSpec, file: Path, name: str | None, as_json: bool, joined: bool, resume: bool
 ) -> Result | None:
     """Be one of the processes."""
     from shardwise.cli.long import speak_for_all
@@ -96,14 +120,18 @@ def _work(
     from shardwise.train.run import run_training
 
     leads = os.environ.get("RANK", "0") == "0"
-    if joined and launch.FOLDER in os.environ:
+    launched = joined and launch.FOLDER in os.environ
+    if launched:
         launch.end_with_launcher()
     folder = Path(os.environ.get(launch.FOLDER, "."))
-    if leads and launch.FOLDER not in os.environ:
-        folder = _folder(described, file, name)
+    if leads and not launched:
+        folder = _folder(described, file, name, resume)
     screen = TrainScreen()
-    with speak_for_all(on_error=screen.close):
+    with speak_for_all(on_error=screen.close, launched=launched):
         result = run_training(described, folder, None if as_json else screen)
+    if result.stopped_by is not None and not launched:
+        # As the shell says it of a process that a signal has ended; schedulers know it.
+        raise typer.Exit(128 + result.stopped_by)
     return result if leads else None
 
 
@@ -119,11 +147,19 @@ def result_json(result: Result) -> dict[str, object]:
     }
 
 
-def _folder(described: RunSpec, file: Path, name: str | None) -> Path:
+def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = False) -> Path:
     from shardwise.spec.train import TrainSettings
+    from shardwise.train import launch
     from shardwise.train.folder import default_name, make_folder
 
     parent = Path((described.train or TrainSettings()).folder)
+    if launch.machines() > 1:
+        # Every machine finds the same one, in every attempt.
+        folder = parent / (name or f"{file.stem}-{os.environ.get('PET_RDZV_ID', 'run')}")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    if resume and name is not None and (parent / name).is_dir():
+        return parent / name
     return make_folder(parent, name or default_name(file))
 
 

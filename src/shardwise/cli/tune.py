@@ -40,7 +40,7 @@ def tune(
     from shardwise.calibrate.fit import needs_scipy
     from shardwise.calibrate.tune import tune as search
     from shardwise.cli.long import needs_torch
-    from shardwise.cli.train import processes_for, with_steps
+    from shardwise.cli.train import as_probe, processes_for
     from shardwise.report.tune import print_tuned
     from shardwise.spec.run import read_run, write_run
 
@@ -51,7 +51,7 @@ def tune(
     processes = processes_for(described, nproc)
     from shardwise.train.contest import run_once
 
-    probed = with_steps(described, steps, trackers=(), log_every=steps, profile=None)
+    probed = as_probe(described, steps)
     candidates = _candidates(probed, strategies, batches, processes)
     numbers = iter(range(1, top + 1))
 

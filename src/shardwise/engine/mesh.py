@@ -46,10 +46,23 @@ def join(device: torch.device) -> None:
         torch.cuda.set_device(device)
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
-    if device.type == "cuda":
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
-    else:
-        dist.init_process_group("gloo")
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    device_id = device if device.type == "cuda" else None
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    if not attempt or not alone:
+        dist.init_process_group(backend, device_id=device_id)
+        return
+    # torchrun keeps one store for all attempts, with the addresses of processes that have died.
+    # On several machines they count attempts each for itself, and must share none.
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))  # type: ignore[attr-defined]
+    dist.init_process_group(
+        backend,
+        device_id=device_id,
+        store=dist.PrefixStore(f"attempt-{attempt}", store),  # type: ignore[attr-defined]
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
 
 
 def resolve_for_world(strategy: Strategy) -> Strategy:

@@ -17,6 +17,7 @@ from shardwise.spec.run import RunSpec
 from shardwise.step import StepProfile
 
 if TYPE_CHECKING:
+    from shardwise.checkpoint.dcp.load import Loaded
     from shardwise.train.run import Result
 
 _REASONS = {
@@ -35,10 +36,16 @@ class TrainScreen:
         self._bar: Progress | None = None
         self._total = 0
 
-    def started(self, run: RunSpec, predicted: StepProfile, folder: Path) -> None:
+    def started(
+        self, run: RunSpec, predicted: StepProfile, folder: Path, loaded: Loaded | None
+    ) -> None:
         out = self._out
         assert run.train is not None
         self._total = run.train.steps
+        for reason in loaded.passed_over if loaded else []:
+            out.print(f"Passed over {reason}", style="yellow")
+        if loaded is not None:
+            out.print(f"Goes on from step {loaded.manifest.step:,}, saved in {folder}")
         devices = run.cluster.devices
         kind = "CPU process" if run.cluster.device.is_cpu else run.cluster.device.name
         out.print(
@@ -66,7 +73,8 @@ class TrainScreen:
                 console=out,
                 transient=True,
             )
-            self._task = self._bar.add_task("", total=self._total, numbers="")
+            done = loaded.manifest.step if loaded else 0
+            self._task = self._bar.add_task("", total=self._total, completed=done, numbers="")
             self._bar.start()
 
     def logged(self, step: int, values: Mapping[str, float]) -> None:

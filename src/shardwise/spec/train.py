@@ -52,6 +52,41 @@ class ProfileSettings(Record):
         return self
 
 
+class CheckpointSettings(Record):
+    """The `[train.checkpoint]` section: when a run is saved, where, and how many saves stay.
+
+    A run is saved after so many minutes or steps, when it is asked to stop, and at its end.
+    `checkpoint = false` saves nothing.
+    """
+
+    save: StrictBool = True
+    # From one to the next, whichever comes first; 0 minutes and no steps mean only at the end.
+    minutes: Annotated[float, Field(ge=0)] = 15.0
+    every: Annotated[Count, Field(ge=1, le=10**12)] | None = None
+    # How many stay, the oldest going first; 0 keeps all.
+    keep: Annotated[Count, Field(ge=0)] = 2
+    # Training goes on while a copy in the host's memory is written.
+    background: StrictBool = True
+    # A folder, or the URL of an object store such as s3://bucket/runs, in which the run's name is
+    # a folder; unset, the run's own folder.
+    to: str | None = None
+
+
+class RestartSettings(Record):
+    """The `[train.restart]` section: when a run that broke starts again, and what counts as broken.
+
+    A rank that stays in one section of its work for long is named, and its stack is written; one
+    that stays for longer is killed. Both grow with the longest it has ever needed for a section.
+    """
+
+    # So many in a row without a new checkpoint; 0 never starts again.
+    attempts: Annotated[Count, Field(ge=0, le=1000)] = 3
+    named_after_s: Annotated[float, Field(gt=0)] = 10.0
+    killed_after_s: Annotated[float, Field(gt=0)] = 30.0
+    # Of what may take long: starting, the first steps, loading, saving.
+    slow_after_s: Annotated[float, Field(gt=0)] = 1800.0
+
+
 class TrainSettings(Record):
     """The `[train]` section. Learning rates follow a warm-up and then the schedule."""
 
@@ -81,6 +116,8 @@ class TrainSettings(Record):
     measure: StrictBool = True
     # Steps that are profiled; unset, none.
     profile: ProfileSettings | None = None
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    restart: RestartSettings = RestartSettings()
     # Where the folder of each run is made, relative to where the command runs.
     folder: str = "runs"
     # Threads of a process on a CPU; unset, the cores are divided among the processes.
@@ -88,6 +125,11 @@ class TrainSettings(Record):
     # Build on the meta device and initialise unit by unit, so that no process holds the whole
     # model.
     meta_init: StrictBool = True
+
+    @field_validator("checkpoint", mode="before")
+    @classmethod
+    def _on_or_off(cls, value: object) -> object:
+        return {"save": value} if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

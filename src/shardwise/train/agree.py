@@ -11,8 +11,8 @@ import torch.distributed as dist
 from shardwise.engine.mesh import world
 from shardwise.train.batches import MicroBatch
 
-# Four 64-bit integers.
-AGREEMENT_BYTES = 32
+# Five 64-bit integers.
+AGREEMENT_BYTES = 40
 
 
 class UnequalDataError(RuntimeError):
@@ -25,6 +25,7 @@ class Agreed(NamedTuple):
     tokens: int
     micro_batches: int
     stop: bool
+    save: bool
 
 
 class Agreement:
@@ -33,12 +34,14 @@ class Agreement:
     It runs on the CPU: no rank waits for its device to take part.
     """
 
-    def __init__(self, step: int, batches: Sequence[MicroBatch], stop: bool) -> None:
+    def __init__(
+        self, step: int, batches: Sequence[MicroBatch], stop: bool, save: bool = False
+    ) -> None:
         self.step, self.count = step, len(batches)
         tokens = sum(batch.tokens for batch in batches)
         # Counts are equal exactly if the mean of their squares is the square of their mean, so
         # that one sum decides.
-        facts = [tokens, int(stop), self.count, self.count**2]
+        facts = [tokens, int(stop), int(save), self.count, self.count**2]
         self._facts = torch.tensor(facts, dtype=torch.int64)
         self._work: Any = None
         if world()[1] > 1:
@@ -48,10 +51,10 @@ class Agreement:
         if self._work is not None:
             self._work.wait()
         size = world()[1]
-        tokens, stops, counts, squares = self._facts.tolist()
+        tokens, stops, saves, counts, squares = self._facts.tolist()
         if size * squares != counts**2:
             raise UnequalDataError(self._who())
-        return Agreed(tokens, counts // size, stops > 0)
+        return Agreed(tokens, counts // size, stops > 0, saves > 0)
 
     def _who(self) -> str:
         """Every rank comes here, so they can still tell each other how many each has."""

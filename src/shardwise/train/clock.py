@@ -4,40 +4,44 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 
 class StepClock:
-    """Marks the ends of steps; the times between marks are read when someone asks for them."""
+    """Marks the ends of steps; their times are read when someone asks for them."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._marks: list[Any] = []
+        self._steps: list[tuple[Any, Any]] = []
+        self._begin = self._now()
 
     def mark(self) -> None:
-        if not self._cuda:
-            self._marks.append(time.perf_counter())
-            return
-        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        self._marks.append(event)
+        """A step has ended, and the next one begins."""
+        end = self._now()
+        self._steps.append((self._begin, end))
+        self._begin = end
+
+    def skip(self) -> None:
+        """The time until here belongs to no step."""
+        self._begin = self._now()
 
     def take(self) -> list[float]:
-        """Seconds of the steps since the last call; the last mark begins the next step."""
-        marks, self._marks = self._marks, self._marks[-1:]
+        """Seconds of the steps since the last call."""
+        steps, self._steps = self._steps, []
         if not self._cuda:
-            return [after - before for before, after in pairwise(marks)]
-        if marks:
-            marks[-1].synchronize()
-        return [before.elapsed_time(after) / 1e3 for before, after in pairwise(marks)]
+            return [end - begin for begin, end in steps]
+        if steps:
+            steps[-1][1].synchronize()
+        return [begin.elapsed_time(end) / 1e3 for begin, end in steps]
 
-    def restart(self) -> None:
-        """Forget what was marked: the time until the next mark belongs to no step."""
-        self._marks = []
-        self.mark()
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -45,15 +45,9 @@ def environment() -> dict[str, Any]:
     """Versions and settings that decide how a run behaves."""
     import torch
 
-    versions = {"python": platform.python_version(), "shardwise": __version__}
-    for library in _LIBRARIES:
-        try:
-            versions[library] = metadata.version(library)
-        except metadata.PackageNotFoundError:
-            continue
     kept = {k: v for k, v in os.environ.items() if k in _SETTINGS or k.startswith(_PREFIXES)}
     return {
-        "versions": versions,
+        "versions": versions(),
         "host": platform.node(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
@@ -61,6 +55,27 @@ def environment() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "settings": dict(sorted(kept.items())),
     }
+
+
+def versions() -> dict[str, str]:
+    """Of what a run is made with."""
+    found = {"python": platform.python_version(), "shardwise": __version__}
+    for library in _LIBRARIES:
+        try:
+            found[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def folder_of_rank_0(folder: Path) -> Path:
+    """Processes that joined by themselves do not know the folder of the run."""
+    import torch.distributed as dist
+
+    told = [str(folder.resolve())]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast_object_list(told)
+    return Path(told[0])
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

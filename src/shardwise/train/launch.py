@@ -9,20 +9,26 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
-import uuid
-from collections.abc import Mapping, MutableMapping
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from shardwise.spec.record import SpecError
+from shardwise.spec.train import RestartSettings
+from shardwise.train.heartbeat import FOLDER as HEARTBEATS
 
 FOLDER = "SHARDWISE_RUN_FOLDER"
+ONCE = RestartSettings(attempts=0)
 
 
 def is_worker(environment: Mapping[str, str]) -> bool:
     """Whether a launcher has already made this process one of several."""
     return "RANK" in environment and "WORLD_SIZE" in environment
+
+
+def machines() -> int:
+    """How many are to join, by the variable torchrun itself reads."""
+    return int(os.environ.get("PET_NNODES", "1"))
 
 
 def end_with_launcher() -> None:
@@ -58,84 +64,59 @@ def kill_tree(pid: int) -> None:
             os.kill(one, signal.SIGKILL)
 
 
-def adopt_slurm(environment: MutableMapping[str, str]) -> bool:
-    """Translate what `srun` says into what torch reads; False where there is no Slurm step."""
-    if is_worker(environment) or int(environment.get("SLURM_NTASKS", "1")) < 2:
-        return False
-    if "SLURM_PROCID" not in environment:
-        return False
-    environment["RANK"] = environment["SLURM_PROCID"]
-    environment["WORLD_SIZE"] = environment["SLURM_NTASKS"]
-    environment["LOCAL_RANK"] = environment.get("SLURM_LOCALID", "0")
-    tasks = environment.get("SLURM_TASKS_PER_NODE", environment["SLURM_NTASKS"])
-    environment["LOCAL_WORLD_SIZE"] = _tasks_here(tasks, int(environment.get("SLURM_NODEID", "0")))
-    environment.setdefault("MASTER_ADDR", _first_host(environment))
-    # Jobs that share a node must not share a port.
-    port = 20_000 + int(environment.get("SLURM_JOB_ID", "0")) % 20_000
-    environment.setdefault("MASTER_PORT", str(port))
-    return True
-
-
-def _tasks_here(text: str, node: int) -> str:
-    """`8(x3),4` means three nodes of 8 tasks and one of 4."""
-    counts: list[str] = []
-    for part in text.split(","):
-        count, _, times = part.partition("(x")
-        counts += [count] * int(times.rstrip(")") or 1)
-    return counts[min(node, len(counts) - 1)]
-
-
-def _first_host(environment: Mapping[str, str]) -> str:
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    if "[" not in nodes:
-        return nodes.split(",")[0] or "127.0.0.1"
-    try:
-        listed = subprocess.run(
-            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise SpecError(f"launch: cannot read the hosts of {nodes!r}: {error}") from None
-    return listed.stdout.split()[0]
-
-
-def launch(arguments: list[str], processes: int, logs: Path) -> int:
+def launch(
+    arguments: list[str], processes: int, folder: Path, settings: RestartSettings = ONCE
+) -> int:
     """Run `shardwise` with `arguments` as `processes` workers; returns the exit code.
 
-    What rank 0 prints is shown; what the others print goes to `logs`, and is shown if they fail.
-    Several machines join through the variables torchrun itself reads (PET_NNODES,
+    What rank 0 prints is shown; what the others print goes to the logs in `folder`, and is shown
+    if they fail. Several machines join through the variables torchrun itself reads (PET_NNODES,
     PET_RDZV_ENDPOINT, PET_RDZV_ID), which Kubernetes operators set.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
-    nodes = int(os.environ.get("PET_NNODES", "1"))
+    from shardwise.train.agent import Agent, GaveUpError
+    from shardwise.train.rendezvous import find_rendezvous
+    from shardwise.train.supervisor import LOST, Supervisor
+
+    logs = folder / "logs"
+    nodes = machines()
     quiet: dict[int, Std] = dict.fromkeys(range(1, processes), Std.ALL)
-    config = LaunchConfig(
-        min_nodes=nodes,
-        max_nodes=nodes,
-        nproc_per_node=processes,
-        run_id=os.environ.get("PET_RDZV_ID", uuid.uuid4().hex),
-        rdzv_backend=os.environ.get("PET_RDZV_BACKEND", "c10d"),
-        rdzv_endpoint=os.environ.get("PET_RDZV_ENDPOINT", "127.0.0.1:0"),
-        local_addr=None if nodes > 1 else "127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=quiet),
-    )
     # Workers that share a machine share its cores; train.threads decides more finely.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    command = [sys.executable, "-m", "shardwise", *arguments]
-    try:
-        elastic_launch(config, command[0])(*command[1:])
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        _show_failure(rank, failure.exitcode, logs)
-        return failure.exitcode if failure.exitcode > 0 else 1
-    except SignalException as error:
-        # The workers were told too, and have stopped together.
-        return 128 + int(error.sigval)
-    return 0
+    if nodes == 1:
+        # Nobody else needs to reach them.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory(prefix="shardwise-") as beats:
+        os.environ[HEARTBEATS] = beats
+        spec = WorkerSpec(
+            role="shardwise",
+            local_world_size=processes,
+            entrypoint=sys.executable,
+            args=("-m", "shardwise", *arguments),
+            rdzv_handler=find_rendezvous(nodes),
+            # The supervisor decides whether there is another.
+            max_restarts=sys.maxsize if settings.attempts else 0,
+            monitor_interval=0.1,
+            local_addr=None if nodes > 1 else "127.0.0.1",
+        )
+        supervisor = Supervisor(Path(beats), folder, settings)
+        logs_specs = DefaultLogsSpecs(log_dir=str(logs), redirects=quiet)
+        with Agent(spec, logs_specs, supervisor) as agent:
+            try:
+                failures = agent.run().failures
+            except GaveUpError as error:
+                failures = dict(error.failures)
+        supervisor.ended()
+    if supervisor.stopped_by is not None:
+        return 128 + supervisor.stopped_by
+    if not failures:
+        return 0
+    first = min(failures.items(), key=lambda item: item[1].timestamp)
+    rank, code = supervisor.culprit() or (first[0], first[1].exitcode)
+    _show_failure(rank, code, logs)
+    return code if 0 < code != LOST else 1
 
 
 def _show_failure(rank: int, code: int, logs: Path) -> None:
@@ -144,7 +125,7 @@ def _show_failure(rank: int, code: int, logs: Path) -> None:
         print(f"error: rank {rank} was killed by signal {-code}", file=sys.stderr)  # noqa: T201
     if rank == 0:
         return
-    for file in sorted(logs.rglob(f"{rank}/stderr.log")):
-        lines = file.read_text(errors="replace").splitlines()[-20:]
-        if lines:
-            print(f"rank {rank} said:", *lines, sep="\n  ", file=sys.stderr)  # noqa: T201
+    said = sorted(logs.rglob(f"{rank}/stderr.log"), key=lambda file: file.stat().st_mtime)
+    lines = said[-1].read_text(errors="replace").splitlines()[-20:] if said else []
+    if lines:
+        print(f"rank {rank} said:", *lines, sep="\n  ", file=sys.stderr)  # noqa: T201

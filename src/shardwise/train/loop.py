@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import inspect
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,7 +28,11 @@ from shardwise.spec.train import TrainSettings
 from shardwise.train.agree import Agreement
 from shardwise.train.batches import IGNORED, Batches, MicroBatch
 from shardwise.train.clock import StepClock
+from shardwise.train.heartbeat import beat, section
 from shardwise.train.optimizer import clear_gradients, set_learning_rate
+
+# Steps after which nothing happens for the first time any more.
+SETTLED = 6
 
 
 class NonFiniteError(RuntimeError):
@@ -45,6 +49,10 @@ class Training:
     settings: TrainSettings
     device: torch.device
     step: int = 0
+    # The signal that has ended it, if one has.
+    stopped_by: int | None = None
+    # What this rank once saved of its own, where it goes on from there.
+    own: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class Logged(NamedTuple):
@@ -67,67 +75,127 @@ class Watcher(Protocol):
     def logged(self, line: Logged) -> None: ...
 
 
-def train(training: Training, watcher: Watcher, until: int | None = None) -> str:
+class Checkpoints(Protocol):
+    """Keeps what steps leave behind. All ranks call these between the same steps."""
+
+    def wanted(self, step: int) -> bool:
+        """Whether this rank wants a save before `step`; one that does is enough."""
+        ...
+
+    def save(self, own: Mapping[str, torch.Tensor]) -> None:
+        """What the training is now, and what this rank has of its own."""
+        ...
+
+    def settle(self) -> None:
+        """Until parameters may change again."""
+        ...
+
+    def finish(self) -> None:
+        """Until all that was saved is safe."""
+        ...
+
+
+def train(
+    training: Training,
+    watcher: Watcher,
+    checkpoints: Checkpoints | None = None,
+    until: int | None = None,
+) -> str:
     """Train up to step `until`; returns why it ended: "done", "stopped" or "data ended"."""
     t, settings = training, training.settings
-    last = settings.steps if until is None else until
-    parameters = [p for p in t.model.parameters() if p.requires_grad]
-    forward = logits_of(t.model)
-    size = world()[1]
-    window = _Window(t.device)
+    first, last = t.step, settings.steps if until is None else until
+    window = _Window(t.device, t.own)
     clock = StepClock(t.device)
-    clock.restart()
+    update = _Update(t, window, checkpoints)
 
-    with _stop_on_signal() as asked_to_stop:
-        batches = t.batches.at(t.step)
-        agreement = Agreement(t.step, batches, asked_to_stop())
+    def save() -> None:
+        if checkpoints is not None:
+            window.check(t.step, settings)
+            with section("save", slow=True):
+                checkpoints.save(window.state())
+            clock.skip()
+
+    with stop_on_signal() as asked_to_stop:
+
+        def prepare(step: int, slow: bool) -> tuple[list[MicroBatch], Agreement]:
+            with annotated(DATA), section("data", slow):
+                batches = t.batches.at(step)
+            saves = checkpoints is not None and step > first and checkpoints.wanted(step)
+            return batches, Agreement(step, batches, asked_to_stop() is not None, saves)
+
+        reason = "done"
+        if first < last:
+            batches, agreement = prepare(first, slow=True)
         while t.step < last:
-            agreed = agreement.result()
-            if agreed.stop:
-                return "stopped"
-            if agreed.micro_batches < 1:
-                return "data ended"
+            # The first steps compile, initialise and measure.
+            slow = t.step < first + SETTLED
+            beat(step=t.step)
+            with section("agree", slow):
+                agreed = agreement.result()
+            if agreed.stop or agreed.micro_batches < 1:
+                reason = "stopped" if agreed.stop else "data ended"
+                t.stopped_by = asked_to_stop() or (signal.SIGTERM if agreed.stop else None)
+                beat(stopped_by=t.stopped_by or 0)
+                break
+            if agreed.save:
+                save()
             current = batches
-            with watcher.step(t.step):
+            with section("step", slow), watcher.step(t.step):
                 if t.step + 1 < last:
-                    with annotated(DATA):
-                        batches = t.batches.at(t.step + 1)
-                    agreement = Agreement(t.step + 1, batches, asked_to_stop())
-
-                loss = torch.zeros((), device=t.device)
-                for index, batch in enumerate(current):
-                    with micro_batch(t.model, last=index == len(current) - 1):
-                        # The engine averages over ranks; the loss is a mean over all tokens of
-                        # the step, wherever they are.
-                        part = loss_sum(forward, batch, t.device) * (size / agreed.tokens)
-                        part.backward()  # type: ignore[no-untyped-call]
-                    loss += part.detach()
-
-                norm = global_norm(parameters)
-                if settings.clip_norm:
-                    clip_grads_with_norm_(parameters, settings.clip_norm, norm)
-                call_off = window.add(loss, norm, agreed.tokens, settings.non_finite == "stop")
-                # Fused optimizers read this on the device and leave everything as it is.
-                t.optimizer.found_inf = call_off  # type: ignore[attr-defined]
-                rate = settings.learning_rate_at(t.step)
-                set_learning_rate(t.optimizer, rate)
-                t.optimizer.step()
-                clear_gradients(t.model, t.optimizer)
+                    batches, agreement = prepare(t.step + 1, slow)
+                rate = update(current, agreed.tokens)
                 clock.mark()
                 logs = is_logged(t.step, settings)
                 if logs:
                     line = window.report(t.step, rate, clock.take())
-
             if logs:
                 watcher.logged(line)
-                if line.skipped and settings.non_finite == "stop":
-                    raise NonFiniteError(
-                        f"a gradient was not finite in one of the steps up to {t.step}; the "
-                        "parameters are those from before it. Lower train.learning_rate, clip "
-                        'harder, look at the data, or go on with train.non_finite = "skip"'
-                    )
+                window.check(t.step, settings)
             t.step += 1
-    return "done"
+        if checkpoints is not None:
+            if t.step > first:
+                save()
+            with section("save", slow=True):
+                checkpoints.finish()
+    return reason
+
+
+class _Update:
+    """One update of the parameters from the micro-batches of a step."""
+
+    def __init__(
+        self, training: Training, window: _Window, checkpoints: Checkpoints | None
+    ) -> None:
+        self._training, self._window, self._checkpoints = training, window, checkpoints
+        self._parameters = [p for p in training.model.parameters() if p.requires_grad]
+        self._forward = logits_of(training.model)
+
+    def __call__(self, batches: Sequence[MicroBatch], tokens: int) -> float:
+        """Returns the learning rate it was made with. `tokens` are those of all ranks."""
+        t, settings = self._training, self._training.settings
+        size = world()[1]
+        loss = torch.zeros((), device=t.device)
+        for index, batch in enumerate(batches):
+            with micro_batch(t.model, last=index == len(batches) - 1):
+                # The engine averages over ranks; the loss is a mean over all tokens of the step,
+                # wherever they are.
+                part = loss_sum(self._forward, batch, t.device) * (size / tokens)
+                part.backward()  # type: ignore[no-untyped-call]
+            loss += part.detach()
+
+        norm = global_norm(self._parameters)
+        if settings.clip_norm:
+            clip_grads_with_norm_(self._parameters, settings.clip_norm, norm)
+        call_off = self._window.add(loss, norm, tokens, settings.non_finite == "stop")
+        # Fused optimizers read this on the device and leave everything as it is.
+        t.optimizer.found_inf = call_off  # type: ignore[attr-defined]
+        rate = settings.learning_rate_at(t.step)
+        set_learning_rate(t.optimizer, rate)
+        if self._checkpoints is not None:
+            self._checkpoints.settle()
+        t.optimizer.step()
+        clear_gradients(t.model, t.optimizer)
+        return rate
 
 
 def is_logged(step: int, settings: TrainSettings) -> bool:
@@ -180,10 +248,16 @@ def global_norm(parameters: list[nn.Parameter]) -> torch.Tensor:
 class _Window:
     """Sums over the steps since the last log line, on the device."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, own: Mapping[str, torch.Tensor]) -> None:
         self._device = device
         self._broken = torch.zeros((), device=device)
         self._clear()
+        if "window" in own:
+            loss, norm, skipped, steps, tokens = own["window"].tolist()
+            self._loss += loss
+            self._norm += norm
+            self._skipped += skipped
+            self._steps, self._tokens = int(steps), int(tokens)
 
     def _clear(self) -> None:
         self._loss = torch.zeros((), device=self._device, dtype=torch.float64)
@@ -208,6 +282,24 @@ class _Window:
         self._tokens += tokens
         return call_off
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a run that goes on from here needs, so that its log lines are the same."""
+        sums = [self._loss, self._norm, self._skipped]
+        values = [*(float(one) for one in sums), float(self._steps), float(self._tokens)]
+        return {"window": torch.tensor(values, dtype=torch.float64)}
+
+    def check(self, step: int, settings: TrainSettings) -> None:
+        """Raise if a gradient was not finite and the run is to stop then; the device is waited for.
+
+        All ranks find the same.
+        """
+        if settings.non_finite == "stop" and float(self._broken):
+            raise NonFiniteError(
+                f"a gradient was not finite in one of the steps up to {step}; the "
+                "parameters are those from before it. Lower train.learning_rate, clip "
+                'harder, look at the data, or go on with train.non_finite = "skip"'
+            )
+
     def report(self, step: int, rate: float, step_s: list[float]) -> Logged:
         """Read the sums; every rank takes part."""
         if world()[1] > 1:
@@ -226,14 +318,17 @@ class _Window:
 
 
 @contextmanager
-def _stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """SIGTERM and SIGINT ask for a stop that all ranks make at the same step."""
+def stop_on_signal() -> Iterator[Callable[[], int | None]]:
+    """SIGTERM, SIGINT and SIGUSR1 ask for a stop that all ranks make at the same step.
+
+    Yields what tells the signal that this process was sent, if one was.
+    """
     import threading
 
     asked: list[int] = []
     with ExitStack() as restore:
         if threading.current_thread() is threading.main_thread():
-            for name in (signal.SIGTERM, signal.SIGINT):
+            for name in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
                 before = signal.signal(name, lambda number, _: asked.append(number))
                 restore.callback(signal.signal, name, before)
-        yield lambda: bool(asked)
+        yield lambda: asked[0] if asked else None

@@ -26,7 +26,9 @@ class Tracker(Protocol):
 class JsonLines:
     """One JSON object a line, each written whole."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, first: int = 0) -> None:
+        if path.exists():
+            _forget(path, first)
         self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -38,13 +40,29 @@ class JsonLines:
         self._file.close()
 
 
+def _forget(path: Path, first: int) -> None:
+    """Lines of steps that will be made again, and the half of one that a crash has left."""
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            if line.endswith("\n") and int(json.loads(line)["step"]) < first:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue
+    part = path.with_suffix(".part")
+    part.write_text("".join(kept), encoding="utf-8")
+    part.replace(path)
+
+
 class TensorBoard:
     """Event files for TensorBoard."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, first: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
+        # Tells TensorBoard to forget what comes again.
+        purge = first or None
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for key, value in values.items():
@@ -57,10 +75,11 @@ class TensorBoard:
 class Wandb:
     """A run of Weights & Biases."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, first: int = 0) -> None:
         import wandb
 
-        self._run: Any = wandb.init(dir=str(folder), name=folder.name)
+        again = {"id": folder.name, "resume": "allow"} if first else {}
+        self._run: Any = wandb.init(dir=str(folder), name=folder.name, **again)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -72,7 +91,7 @@ class Wandb:
 class Mlflow:
     """A run of MLflow."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, first: int = 0) -> None:
         import mlflow
 
         self._mlflow: Any = mlflow
@@ -92,14 +111,16 @@ _TRACKERS: dict[TrackerName, type[TensorBoard] | type[Wandb] | type[Mlflow]] = {
 }
 
 
-def open_trackers(names: tuple[TrackerName, ...] | None, folder: Path) -> list[Tracker]:
-    """JSON lines, and whatever else was asked for."""
-    trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl")]
+def open_trackers(
+    names: tuple[TrackerName, ...] | None, folder: Path, first: int = 0
+) -> list[Tracker]:
+    """JSON lines, and whatever else was asked for, of a run from step `first` on."""
+    trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl", first)]
     available = importlib.util.find_spec("tensorboard") is not None
     default: tuple[TrackerName, ...] = ("tensorboard",) if available else ()
     for name in default if names is None else names:
         try:
-            trackers.append(_TRACKERS[name](folder))
+            trackers.append(_TRACKERS[name](folder, first))
         except ModuleNotFoundError as error:
             raise SpecError(
                 f"train.trackers: {name} needs the package {error.name}; install it with "

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from shardwise.engine.mesh import world
@@ -63,7 +62,7 @@ def first_profiled(after: int, measure: bool, start: int = 0) -> int:
 
 
 def moments_of(settings: TrainSettings, start: int = 0) -> Moments | None:
-    """When a run from step `start` on is profiled; None where it is not."""
+    """When a run from step `start` on is profiled; None where it is not, or no more."""
     asked = settings.profile
     if asked is None:
         return None
@@ -72,6 +71,8 @@ def moments_of(settings: TrainSettings, start: int = 0) -> Moments | None:
         # Moments lie where they would in a run from the beginning.
         first += (asked.after - first) % asked.every
     end = first + asked.length
+    if end > settings.steps and start:
+        return None
     if end > settings.steps:
         raise SpecError(
             f"train.profile: steps {first} to {end - 1} would be profiled, but the run ends after "
@@ -96,7 +97,7 @@ class StepProfiler:
     ) -> None:
         rank, size = world()
         self._moments, self._keep = moments, settings.keep
-        self._folder = _of_rank_0(folder)
+        self._folder = folder
         self._name = f"rank{rank:0{len(str(size - 1))}}"
         self._moment = moments.first
         self._analyses: Analyses | None = None
@@ -185,14 +186,6 @@ def _quieten() -> None:
     # Above the level of its announcements, which have no level of their own that can be named.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
-
-
-def _of_rank_0(folder: Path) -> Path:
-    """Processes that joined by themselves do not know the folder of the run."""
-    told = [str(folder.resolve())]
-    if world()[1] > 1:
-        dist.broadcast_object_list(told)
-    return Path(told[0])
 
 
 def remove_old(traces: Path, keep: int, busy: Collection[Path] = ()) -> None:

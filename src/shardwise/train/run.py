@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import NamedTuple, Protocol
 import torch.distributed as dist
 
 from shardwise.api import estimate_run
+from shardwise.checkpoint.dcp.load import Loaded
 from shardwise.engine.mesh import world
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
 from shardwise.step import StepProfile, throughput_of
+from shardwise.train.checkpoints import RunCheckpoints
 from shardwise.train.clock import quantile
-from shardwise.train.folder import write_json, write_setup
+from shardwise.train.folder import folder_of_rank_0, write_json, write_setup
+from shardwise.train.heartbeat import section, start_heart
 from shardwise.train.loop import Logged, Training, train
 from shardwise.train.measure import StepMeter, control_traffic, measured_profile
 from shardwise.train.metrics import Tracker, memory_now, open_trackers
@@ -27,7 +31,9 @@ from shardwise.train.start import start
 class Display(Protocol):
     """What a person sees of a run, on rank 0."""
 
-    def started(self, run: RunSpec, predicted: StepProfile, folder: Path) -> None: ...
+    def started(
+        self, run: RunSpec, predicted: StepProfile, folder: Path, loaded: Loaded | None
+    ) -> None: ...
 
     def logged(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -47,6 +53,7 @@ class Result(NamedTuple):
     measured: StepProfile | None
     last: Mapping[str, float]
     step_s: Sequence[float] = ()
+    stopped_by: int | None = None
 
 
 def run_training(run: RunSpec, folder: Path, display: Display | None = None) -> Result:
@@ -61,20 +68,28 @@ def run_training(run: RunSpec, folder: Path, display: Display | None = None) -> 
 
 def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
     # What cannot be profiled is refused before anything is built.
-    moments_of(run.train or TrainSettings())
+    settings = run.train or TrainSettings()
+    moments_of(settings)
+    start_heart(int(os.environ.get("RANK", "0")), settings.restart)
     run, training = start(run)
     rank, _ = world()
-    predicted = predict(run, training)
     leads = rank == 0
+    folder = folder_of_rank_0(folder)
+    checkpoints = loaded = None
+    if settings.checkpoint.save:
+        checkpoints = RunCheckpoints(run, training, folder)
+        with section("load", slow=True):
+            loaded = checkpoints.load()
+    predicted = predict(run, training)
     if leads:
         write_setup(folder, run)
         write_json(folder / "prediction.json", predicted.to_dict())
     shown = display if leads else None
     if shown is not None:
-        shown.started(run, predicted, folder)
+        shown.started(run, predicted, folder, loaded)
     watcher = _Recorder(run, training, predicted, folder, shown)
     try:
-        reason = train(training, watcher)
+        reason = train(training, watcher, checkpoints)
         if reason != "stopped":
             watcher.finish()
     finally:
@@ -87,6 +102,7 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
         measured=watcher.measured(),
         last=watcher.last,
         step_s=watcher.settled,
+        stopped_by=training.stopped_by,
     )
     if leads and result.measured is not None:
         write_json(folder / "measurement.json", result.measured.to_dict())
@@ -126,7 +142,7 @@ class _Recorder:
         self._measures = settings.measure
         self._trackers: list[Tracker] = []
         if world()[0] == 0:
-            self._trackers = open_trackers(settings.trackers, folder)
+            self._trackers = open_trackers(settings.trackers, folder, training.step)
         device = run.cluster.device
         # A placeholder is no peak to be measured against.
         known = device.source.get("peak") != "placeholder"

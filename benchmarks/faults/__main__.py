@@ -1,0 +1,62 @@
+"""`python -m benchmarks.faults [WORDS…] [--json] [--docs]`: run the fault matrix.
+
+With words, only cases whose name holds one of them. `--docs` writes docs/faults.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.faults.cases import ROOT, Outcome, all_cases, run_cases
+
+HEAD = """# The fault matrix
+
+What happened when each fault was planted in a real run of two processes: `python -m
+benchmarks.faults --docs` made this table. Every run saves each 10 steps and trains 30; faults come
+at step 15, or around the save of step 20. "The same end" means that every byte of the last save
+(parameters, optimizer, random numbers) and every loss equals those of a run that nothing happened
+to. Exit codes are those of the run in which it happened; 143 is the code of a run that was asked to
+stop, and was then resumed.
+
+| Fault | Moment | Exit code | Went on from step | The same end | What was said |
+|---|---|---|---|---|---|
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--docs", action="store_true")
+    asked = parser.parse_args()
+    cases = [c for c in all_cases() if not asked.words or any(w in str(c) for w in asked.words)]
+    found: list[Outcome] = []
+    for outcome in run_cases(cases):
+        found.append(outcome)
+        state = "; ".join(outcome.problems) or "as promised"
+        print(f"{outcome.case}: {state}", file=sys.stderr, flush=True)
+    if asked.docs:
+        table = "".join(_row(one) for one in found)
+        (ROOT / "docs" / "faults.md").write_text(HEAD + table)
+    if asked.json:
+        print(json.dumps([{**o._asdict(), "case": str(o.case)} for o in found], indent=1))
+    failed = [outcome for outcome in found if outcome.problems]
+    print(f"{len(found) - len(failed)} of {len(found)} cases as promised", file=sys.stderr)
+    sys.exit(1 if failed else 0)
+
+
+def _row(one: Outcome) -> str:
+    told = one.told.replace("|", "\\|").replace(str(Path.home()), "~")
+    told = "".join(c for c in told if c.isprintable())[:180]
+    loaded = "" if one.loaded_step is None else str(one.loaded_step)
+    same = "yes" if one.equal and not one.problems else "**no**: " + "; ".join(one.problems)
+    return (
+        f"| {one.case.fault} | {one.case.moment} | {one.exit_code} | {loaded} | {same} | {told} |\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""The fault matrix: every fault at every moment where the two make sense, and what must follow."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.faults import plant
+from benchmarks.faults.damage import DAMAGES, evil_mark
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = f"""
+cluster = "1x2xCPU"
+model = "benchmarks.faults.plant:small"
+job = {{ seq_len = {plant.SEQ_LEN} }}
+strategy = {{ kind = "zero3", micro_batch = {plant.SEQUENCES}, param_dtype = "fp32" }}
+data = {{ source = "benchmarks.faults.plant:batches" }}
+
+[train]
+steps = 30
+learning_rate = 1e-2
+log_every = 1
+trackers = []
+measure = false
+checkpoint = {{ every = 10, keep = 3, to = "{{to}}" }}
+restart = {{ named_after_s = 2, killed_after_s = 4, slow_after_s = 8 }}
+"""
+MOMENTS = (
+    "before save",
+    "during shard write",
+    "before commit",
+    "after commit",
+    "during load",
+    "mid-step",
+)
+PROCESS_FAULTS = ("SIGKILL", "SIGTERM", "SIGSTOP", "exception", "segfault", "sleep", "slow")
+
+
+class Case(NamedTuple):
+    """A fault and its moment."""
+
+    fault: str
+    moment: str
+
+    def __str__(self) -> str:
+        return f"{self.fault}, {self.moment}"
+
+
+class Outcome(NamedTuple):
+    """What came of a case. `problems` says what should have been otherwise."""
+
+    case: Case
+    exit_code: int
+    told: str
+    loaded_step: int | None
+    equal: bool
+    problems: list[str]
+
+
+def all_cases() -> list[Case]:
+    found = [Case(fault, moment) for fault in PROCESS_FAULTS for moment in MOMENTS]
+    # Slow is something that a step is; and who is slow to load is only late.
+    found = [c for c in found if c.fault != "slow" or c.moment in ("mid-step", "during load")]
+    found.append(Case("NaN gradient", "mid-step"))
+    found += [Case("EIO", "during shard write"), Case("EIO", "before commit")]
+    found += [Case("ENOSPC", "during shard write")]
+    return [*found, *(Case(damage, "after commit") for damage in DAMAGES)]
+
+
+class Matrix:
+    """Runs cases in a folder, each beside an undisturbed reference."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._reference = self._case_folder("reference")
+        done = self._train(self._reference)
+        assert done.returncode == 0, done.stderr
+        self._end = _state(self._reference)
+
+    def run(self, case: Case) -> Outcome:
+        folder = self._case_folder(str(case).replace(" ", "-").replace("`../`", "outside"))
+        try:
+            if case.fault in DAMAGES:
+                return self._damaged(case, folder)
+            if case.fault == "ENOSPC":
+                return self._full(case, folder)
+            return self._planted(case, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # ---- the three ways a fault comes about ------------------------------------------------
+
+    def _planted(self, case: Case, folder: Path) -> Outcome:
+        mark = folder / "mark"
+        rank = 0 if "commit" in case.moment else 1
+        moment = "data" if case.fault == "NaN gradient" else case.moment
+        fault = {plant.FAULT: f"{case.fault}@{moment}:{rank}", plant.MARK: str(mark)}
+        resume = case.moment == "during load"
+        if resume:
+            self._half_way(folder)
+        done = self._train(folder, resume=resume, **fault)
+        problems = [] if mark.exists() else ["the fault did not happen"]
+        recoveries = _recoveries(folder)
+        told = _sentence(done.stderr)
+        loaded = recoveries[-1].get("loaded_step") if recoveries else None
+        expected = 20 if case.moment in ("after commit", "during load") else 10
+        stops = case.fault == "SIGTERM" and case.moment != "during load"
+        if case.fault == "NaN gradient":
+            return self._not_a_number(case, folder, done, problems)
+        if stops:
+            problems += _unless(done.returncode == 143, f"exit code {done.returncode}, not 143")
+            again = self._train(folder, resume=True)
+            problems += _unless(again.returncode == 0, again.stderr[-300:])
+            told, loaded = _line(done.stdout, "Stopped"), _loaded(again.stdout)
+        elif case.fault == "slow":
+            problems += _unless(not recoveries, "a false alarm")
+            told = "nothing: it is only slow"
+        elif case == Case("exception", "during load"):
+            told, loaded = _line(done.stdout, "Passed over"), _loaded(done.stdout)
+            problems += _unless(f"rank {rank}" in told, f"no culprit in {told!r}")
+            problems += _unless(loaded == 10, f"loaded step {loaded}, not 10")
+        elif self._fails_a_save(case):
+            problems += _unless("not saved" in done.stderr, "the failed save was not told")
+            told = _line(done.stderr, "not saved")
+        else:
+            problems += _unless(f"rank {rank}" in told, f"no culprit in {told!r}")
+            problems += _unless(loaded == expected, f"loaded step {loaded}, not {expected}")
+        if not stops:
+            problems += _unless(done.returncode == 0, f"exit code {done.returncode}")
+        return self._judged(case, folder, done.returncode, told, loaded, problems)
+
+    @staticmethod
+    def _fails_a_save(case: Case) -> bool:
+        """An exception while a save is written costs that save, and not the run."""
+        writes = ("during shard write", "before commit", "after commit")
+        return case.fault in ("EIO", "exception") and case.moment in writes
+
+    def _not_a_number(
+        self, case: Case, folder: Path, done: subprocess.CompletedProcess[str], problems: list[str]
+    ) -> Outcome:
+        """The run ends, and what was saved before is what an undisturbed run had then."""
+        problems += _unless(done.returncode == 3, f"exit code {done.returncode}, not 3")
+        told = _line(done.stderr, "not finite")
+        problems += _unless(bool(told), "not told")
+        steps = sorted(path.name for path in (folder / "ckpt/it").glob("step-*"))
+        problems += _unless(steps == ["step-00000010"], f"left {steps}")
+        same = _files(folder, 10) == _files(self._reference, 10)
+        problems += _unless(same, "step 10 is not that of an undisturbed run")
+        return Outcome(case, done.returncode, told, 10, same, problems)
+
+    def _damaged(self, case: Case, folder: Path) -> Outcome:
+        self._half_way(folder)
+        steps = folder / "ckpt" / "it"
+        culprit = DAMAGES[case.fault](steps / "step-00000020", steps / "step-00000010")
+        checked = _shardwise(folder, "fsck", str(steps / "step-00000020"))
+        problems = _unless(checked.returncode == 1, f"fsck: exit code {checked.returncode}, not 1")
+        done = self._train(folder, resume=True)
+        told, loaded = _line(done.stdout, "Passed over"), _loaded(done.stdout)
+        problems += _unless(done.returncode == 0, f"exit code {done.returncode}: {done.stderr}")
+        problems += _unless(culprit in told, f"no {culprit} in {told!r}")
+        problems += _unless(loaded == 10, f"loaded step {loaded}, not 10")
+        problems += _unless(not evil_mark(steps / "x").exists(), "code in it ran")
+        return self._judged(case, folder, done.returncode, told, loaded, problems)
+
+    def _full(self, case: Case, folder: Path) -> Outcome:
+        """A file system with room for one save and a half."""
+        disk = folder / "ckpt"
+        disk.mkdir()
+        size = sum(len(data) for data in _files(self._reference, 10).values())
+        room = (size * 3 // 2) // 4096 * 4096 + 16384
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={room}", "full", disk], check=True)
+        try:
+            done = self._train(folder)
+            told = _line(done.stderr, "No space left")
+            problems = _unless(done.returncode == 1, f"exit code {done.returncode}, not 1")
+            problems += _unless("rank" in told, f"no culprit in {told!r}")
+            subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+            again = self._train(folder, resume=True)
+            loaded = _loaded(again.stdout)
+            problems += _unless(again.returncode == 0, again.stderr[-300:])
+            problems += _unless(loaded == 10, f"loaded step {loaded}, not 10")
+            return self._judged(case, folder, done.returncode, told, loaded, problems)
+        finally:
+            subprocess.run(["umount", disk], check=False)
+
+    # ---- what they share -------------------------------------------------------------------
+
+    def _judged(
+        self,
+        case: Case,
+        folder: Path,
+        code: int,
+        told: str,
+        loaded: int | None,
+        problems: list[str],
+    ) -> Outcome:
+        equal = _state(folder) == self._end
+        problems += _unless(equal, "the end is not that of an undisturbed run")
+        return Outcome(case, code, told, loaded, equal, problems)
+
+    def _case_folder(self, name: str) -> Path:
+        folder = self._folder / name
+        folder.mkdir(parents=True)
+        (folder / "run.toml").write_text(RUN.replace("{to}", str(folder / "ckpt")))
+        return folder
+
+    def _half_way(self, folder: Path) -> None:
+        """As the reference was after step 20."""
+        for part in ("runs", "ckpt"):
+            shutil.copytree(self._reference / part, folder / part)
+        shutil.rmtree(folder / "ckpt" / "it" / "step-00000030")
+
+    def _train(
+        self, folder: Path, resume: bool = False, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        words = ["train", "run.toml", "--nproc", "2", "--name", "it"]
+        return _shardwise(folder, *words, *(["--resume"] if resume else []), **variables)
+
+
+def _shardwise(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, "-m", "shardwise", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "400", "NO_COLOR": "1", **variables},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def _files(folder: Path, step: int) -> dict[str, bytes]:
+    found = (folder / "ckpt" / "it" / f"step-{step:08d}").glob("rank-*")
+    return {path.name: path.read_bytes() for path in found}
+
+
+def _state(folder: Path) -> tuple[dict[str, bytes], list[tuple[int, float]]]:
+    """Every byte of the last save (parameters, optimizer, random numbers), and every loss."""
+    metrics = (folder / "runs" / "it" / "metrics.jsonl").read_text().splitlines()
+    losses = [(one["step"], one["loss"]) for one in map(json.loads, metrics)]
+    return _files(folder, 30), losses
+
+
+def _recoveries(folder: Path) -> list[dict[str, object]]:
+    file = folder / "runs" / "it" / "recoveries.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _sentence(stderr: str) -> str:
+    return _line(stderr, "starting again").removesuffix("; starting again")
+
+
+def _line(text: str, words: str) -> str:
+    return next((line.strip() for line in text.splitlines() if words in line), "")
+
+
+def _loaded(stdout: str) -> int | None:
+    words = _line(stdout, "Goes on from step").split()
+    return int(words[4].rstrip(",")) if len(words) > 4 else None
+
+
+def _unless(right: bool, problem: str) -> list[str]:
+    return [] if right else [problem]
+
+
+def run_cases(cases: list[Case]) -> Iterator[Outcome]:
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        matrix = Matrix(Path(folder))
+        for case in cases:
+            yield matrix.run(case)

@@ -1,0 +1,125 @@
+"""What becomes of files: done to a checkpoint that was committed, the next run must see it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from shardwise.checkpoint.format import index, manifest
+from shardwise.checkpoint.format.checksum import crc32
+from shardwise.checkpoint.format.manifest import read_manifest, write_manifest
+
+SHARD, OTHER = "rank-00001.safetensors", "rank-00000.safetensors"
+
+
+def truncated(step: Path, earlier: Path) -> str:
+    os.truncate(step / SHARD, (step / SHARD).stat().st_size * 2 // 3)
+    return SHARD
+
+
+def bit_flip(step: Path, earlier: Path) -> str:
+    data = bytearray((step / SHARD).read_bytes())
+    data[len(data) * 3 // 4] ^= 1 << 3
+    (step / SHARD).write_bytes(data)
+    return SHARD
+
+
+def zeroed_page(step: Path, earlier: Path) -> str:
+    data = bytearray((step / SHARD).read_bytes())
+    data[-4096:] = bytes(4096)
+    (step / SHARD).write_bytes(data)
+    return SHARD
+
+
+def missing_shard(step: Path, earlier: Path) -> str:
+    (step / SHARD).unlink()
+    return SHARD
+
+
+def missing_manifest(step: Path, earlier: Path) -> str:
+    (step / manifest.NAME).unlink()
+    return manifest.NAME
+
+
+def swapped_shards(step: Path, earlier: Path) -> str:
+    (step / SHARD).rename(step / "aside")
+    (step / OTHER).rename(step / SHARD)
+    (step / "aside").rename(step / OTHER)
+    return OTHER
+
+
+def stale_shard(step: Path, earlier: Path) -> str:
+    shutil.copy(earlier / SHARD, step / SHARD)
+    return SHARD
+
+
+def mixed_steps(step: Path, earlier: Path) -> str:
+    for name in (SHARD, index.NAME):
+        shutil.copy(earlier / name, step / name)
+    return index.NAME
+
+
+def _sign(step: Path, data: bytes) -> None:
+    """As someone would who can compute a checksum too."""
+    (step / index.NAME).write_bytes(data)
+    told = read_manifest((step / manifest.NAME).read_bytes())
+    files = [
+        one.but(bytes=len(data), head=len(data), crc32=crc32(data))
+        if one.name == index.NAME
+        else one
+        for one in told.files
+    ]
+    (step / manifest.NAME).write_bytes(write_manifest(told.but(files=tuple(files))))
+
+
+class _Evil:
+    """Makes a folder if it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.mark),)
+
+
+def evil_mark(step: Path) -> Path:
+    return step.parent / "code-ran"
+
+
+def malicious_metadata(step: Path, earlier: Path) -> str:
+    code = pickle.dumps(_Evil(evil_mark(step)))
+    (step / ".metadata").write_bytes(code)
+    _sign(step, code)
+    return index.NAME
+
+
+def symlink(step: Path, earlier: Path) -> str:
+    elsewhere = step.parent / "elsewhere"
+    shutil.move(step / SHARD, elsewhere)
+    (step / SHARD).symlink_to(elsewhere)
+    return SHARD
+
+
+def leads_out(step: Path, earlier: Path) -> str:
+    shutil.copy(step / SHARD, step.parent / SHARD)
+    data = (step / index.NAME).read_bytes()
+    _sign(step, data.replace(SHARD.encode(), f"../{SHARD}".encode()))
+    return "../"
+
+
+DAMAGES: dict[str, Callable[[Path, Path], str]] = {
+    "truncated": truncated,
+    "bit flip": bit_flip,
+    "zeroed page": zeroed_page,
+    "missing shard": missing_shard,
+    "missing manifest": missing_manifest,
+    "swapped shards": swapped_shards,
+    "stale shard": stale_shard,
+    "mixed-step directory": mixed_steps,
+    "malicious metadata": malicious_metadata,
+    "symlink": symlink,
+    "`../`": leads_out,
+}

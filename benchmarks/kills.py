@@ -1,0 +1,274 @@
+"""Kill ranks at random moments of real runs, and look what is left: 100 kills, 100 recoveries?
+
+`python benchmarks/kills.py --count 100 [--json]` starts runs of 2 and 4 processes with different
+strategies, kills a random rank with SIGKILL at random moments until they end, and compares the end
+with that of a run that nothing happened to: every byte of the last save, and every loss. A kill
+counts as recovered when the step it happened in has been made. The same is done with the same
+trainer under torchrun, which keeps one store for all attempts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN = """
+cluster = "1x{processes}xCPU"
+model = "benchmarks.faults.plant:steady"
+job = {{ seq_len = 16 }}
+strategy = {{ {strategy}, micro_batch = 2, param_dtype = "fp32" }}
+
+[train]
+steps = 300
+learning_rate = 1e-3
+log_every = 1
+trackers = []
+measure = false
+checkpoint = {{ every = 10 }}
+restart = {{ attempts = 1000 }}
+"""
+SETUPS = (
+    (2, 'kind = "zero3"'),
+    (2, 'kind = "zero2"'),
+    (4, 'kind = "zero3"'),
+    (4, 'kind = "zero3", shard = 2, replicate = 2'),
+    (4, 'kind = "zero2"'),
+)
+# After that long nobody comes back.
+PATIENCE_S = 60.0
+
+
+class Kill(NamedTuple):
+    """One of them. `recovery_s` is None where it was not recovered from."""
+
+    seed: int
+    processes: int
+    strategy: str
+    rank: int
+    step: int
+    # Whether the run had come back from the kill before.
+    settled: bool
+    recovery_s: float | None
+
+
+class Ended(NamedTuple):
+    """A run, and the kills it lived through."""
+
+    kills: list[Kill]
+    bit_equal: bool
+
+
+class Victim:
+    """A run that is going on."""
+
+    def __init__(self, folder: Path, setup: tuple[int, str], torchrun: bool = False) -> None:
+        self.processes, self.strategy = setup
+        self._folder = folder
+        folder.mkdir(parents=True)
+        text = RUN.format(processes=self.processes, strategy=self.strategy)
+        (folder / "run.toml").write_text(text)
+        words = ["train", "run.toml", "--name", "it"]
+        command = [sys.executable, "-m", "shardwise", *words, "--nproc", str(self.processes)]
+        if torchrun:
+            command = [
+                *(sys.executable, "-m", "torch.distributed.run", "--max-restarts", "1000"),
+                *("--monitor-interval", "0.1", "--nproc-per-node", str(self.processes)),
+                *(str(Path(__file__).resolve()), "--worker", *words, "--resume"),
+            ]
+        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        self._out = (folder / "out.txt").open("w")
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": path, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
+            stdout=self._out,
+            stderr=subprocess.STDOUT,
+        )
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def step(self) -> int:
+        """The last that was made; -1 before the first."""
+        try:
+            lines = (self._folder / "runs/it/metrics.jsonl").read_bytes().splitlines()
+            return int(json.loads(lines[-1])["step"])
+        except (OSError, IndexError, ValueError):
+            return -1
+
+    def kill(self, rank: int) -> bool:
+        """False where there is no such rank at the moment."""
+        listed = subprocess.run(
+            ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False
+        )
+        for pid in listed.stdout.split():
+            try:
+                if f"RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                    os.kill(int(pid), signal.SIGKILL)
+                    return True
+            except (OSError, ProcessLookupError):
+                continue
+        return False
+
+    def reaches(self, step: int) -> bool:
+        """Wait until a step was made; False where that does not happen."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.step() < step:
+            if time.monotonic() > deadline or not self.running:
+                return self.step() >= step
+            time.sleep(0.02)
+        return True
+
+    def end(self) -> None:
+        try:
+            self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.kill_all()
+            self.process.wait()
+        self._out.close()
+
+    def kill_all(self) -> None:
+        from shardwise.train.launch import kill_tree
+
+        kill_tree(self.process.pid)
+
+    def state(self) -> dict[str, Any]:
+        """Every byte of the last save, and every loss."""
+        folder = self._folder / "runs" / "it"
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        files = (folder / "checkpoints" / "step-00000300").glob("rank-*")
+        return {
+            **{path.name: path.read_bytes() for path in files},
+            "losses": [(one["step"], one["loss"]) for one in map(json.loads, lines)],
+        }
+
+
+def reference(folder: Path, setup: tuple[int, str]) -> dict[str, Any]:
+    run = Victim(folder, setup)
+    run.end()
+    return run.state()
+
+
+def disturbed(
+    folder: Path, setup: tuple[int, str], seed: int, most: int, torchrun: bool
+) -> tuple[list[Kill], Victim]:
+    """A run that is killed again and again, until it ends or does not come back."""
+    chance = random.Random(seed)
+    run = Victim(folder, setup, torchrun)
+    kills: list[Kill] = []
+    if not run.reaches(0):
+        return kills, run
+    settled = True
+    while run.running and len(kills) < most:
+        time.sleep(chance.uniform(0, 3))
+        rank, step = chance.randrange(run.processes), run.step()
+        begin = time.monotonic()
+        if not run.running or not run.kill(rank):
+            continue
+        # One in five does not wait: it hits a run that is still coming back.
+        if chance.random() < 0.2 and len(kills) + 1 < most and not torchrun:
+            kills.append(Kill(seed, *setup, rank, step, settled, None))
+            settled = False
+            continue
+        back = run.reaches(step + 1)
+        took = time.monotonic() - begin if back else None
+        kills.append(Kill(seed, *setup, rank, step, settled, took))
+        # Whoever was killed while coming back has come back now.
+        kills = [k if k.recovery_s or not back else k._replace(recovery_s=-1.0) for k in kills]
+        settled = True
+        if not back:
+            run.kill_all()
+    run.end()
+    return kills, run
+
+
+def measure(folder: Path, count: int, seed: int, torchrun: bool) -> list[Ended]:
+    setups = SETUPS[:1] if torchrun else SETUPS
+    undisturbed: dict[tuple[int, str], dict[str, Any]] = {}
+    found: list[Ended] = []
+    number = 0
+    while (left := count - sum(len(run.kills) for run in found)) > 0:
+        setup = setups[number % len(setups)]
+        if setup not in undisturbed:
+            undisturbed[setup] = reference(folder / f"reference-{number}", setup)
+        kills, run = disturbed(folder / f"run-{number}", setup, seed + number, left, torchrun)
+        try:
+            equal = run.state() == undisturbed[setup]
+        except OSError:
+            equal = False
+        found.append(Ended(kills, equal))
+        back = sum(kill.recovery_s is not None for kill in kills)
+        print(
+            f"{'torchrun' if torchrun else 'shardwise'} seed {seed + number}: {setup[0]} x "
+            f"{setup[1]}: {back} of {len(kills)} kills recovered, "
+            f"{'same end' if equal else 'ANOTHER END'}",
+            file=sys.stderr,
+            flush=True,
+        )
+        number += 1
+    return found
+
+
+def summary(runs: list[Ended]) -> dict[str, Any]:
+    kills = [kill for run in runs for kill in run.kills]
+    timed = [kill for kill in kills if kill.settled and (kill.recovery_s or 0) > 0]
+    two, four = ([k.recovery_s for k in timed if k.processes == n] for n in (2, 4))
+    return {
+        "kills": len(kills),
+        "recovered": sum(kill.recovery_s is not None for kill in kills),
+        "bit_equal": sum(len(run.kills) for run in runs if run.bit_equal),
+        "runs": len(runs),
+        "median_recovery_s": median(two) if two else None,
+        "recovery_s_range": [min(two), max(two)] if two else None,
+        "median_recovery_s_of_4": median(four) if four else None,
+        "seeds": [kill.seed for kill in kills],
+    }
+
+
+def main() -> None:
+    sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+    if "--worker" in sys.argv:
+        # As any script under torchrun: one store for all attempts.
+        os.environ.pop("TORCHELASTIC_RESTART_COUNT", None)
+        sys.argv = ["shardwise", *sys.argv[2:]]
+        from shardwise.cli.start import main as command
+
+        command()
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--torchrun", type=int, help="kills under torchrun; a seventh of --count")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    under = asked.count // 7 if asked.torchrun is None else asked.torchrun
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder:
+        ours = measure(Path(folder, "ours"), asked.count, asked.seed, torchrun=False)
+        theirs = measure(Path(folder, "torchrun"), under, asked.seed, torchrun=True)
+    found = {**summary(ours), "torchrun": summary(theirs)}
+    if asked.json:
+        print(json.dumps(found, indent=1))
+        return
+    for name, one in (("shardwise", found), ("torchrun", found["torchrun"])):
+        took = one["median_recovery_s"]
+        print(
+            f"{name}: {one['kills']} kills in {one['runs']} runs, {one['recovered']} recovered, "
+            f"{one['bit_equal']} of them in runs with the same end; back after "
+            f"{f'{took:.1f} s in the middle' if took else 'no time: never'} on 2 processes"
+        )
+
+
+if __name__ == "__main__":
+    main()

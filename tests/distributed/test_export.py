@@ -1,0 +1,115 @@
+"""`shardwise export-weights` of a real run: whoever loads it has the model that was trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.spec.run import read_run
+from tests.distributed.test_train import RUN, shardwise, train, write
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors")
+
+from shardwise.checkpoint.export.weights import NotExportedError, export_first  # noqa: E402
+from shardwise.checkpoint.format.place import LocalPlace  # noqa: E402
+from shardwise.units.build import build_module  # noqa: E402
+
+SAVING = "trackers = []\nmeasure = false\ncheckpoint = { every = 4, keep = 2 }"
+TIED = RUN.replace("max_positions = 64", "max_positions = 64\ntied = true")
+TOKENS = torch.arange(64).reshape(2, 32) * 3 % 256
+
+
+def assembled(checkpoint: Path) -> dict[str, Any]:
+    """The model's tensors by what the header of every rank's file says, and nothing else."""
+    boxes: dict[str, list[tuple[list[int], Any]]] = {}
+    for file in sorted(checkpoint.glob("rank-*.safetensors")):
+        with safetensors.safe_open(file, framework="pt") as opened:
+            places = json.loads(opened.metadata()["DCP_SHARDING_INFO"])
+            for name in opened.keys():  # noqa: SIM118
+                if name.startswith("model."):
+                    plain = name.removeprefix("model.").partition("@")[0]
+                    offsets = places[name]["saved_offsets"]
+                    boxes.setdefault(plain, []).append((offsets, opened.get_tensor(name)))
+    found = {}
+    for name, parts in boxes.items():
+        ends = [[o + n for o, n in zip(at, part.shape, strict=True)] for at, part in parts]
+        found[name] = torch.full([max(axis) for axis in zip(*ends, strict=True)], torch.nan)
+        for at, part in parts:
+            place = tuple(slice(o, o + n) for o, n in zip(at, part.shape, strict=True))
+            found[name][place] = part
+    return found
+
+
+def trained(run: Path, step: int) -> Any:
+    """The module of a run as it was at a step."""
+    module = build_module(read_run(run / "run.toml").model).eval()
+    weights = assembled(run / "checkpoints" / f"step-{step:08d}")
+    missing, unexpected = module.load_state_dict(weights, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])  # tied: the embedding is there
+    return module
+
+
+def loaded(folder: Path) -> Any:
+    model, told = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return model
+
+
+def logits(model: Any) -> Any:
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+def break_weight(checkpoint: Path, file: str) -> None:
+    """Change one byte of the first weight in a rank's file."""
+    told = json.loads((checkpoint / "tensors.json").read_text())
+    number = told["files"].index(file)
+    starts = [
+        start
+        for name, _, _, pieces in told["tensors"]
+        for at, start, *_ in pieces
+        if at == number and name.startswith("model.")
+    ]
+    data = bytearray((checkpoint / file).read_bytes())
+    data[min(starts)] ^= 1
+    (checkpoint / file).write_bytes(data)
+
+
+def test_transformers_computes_what_was_trained(tmp_path: Path) -> None:
+    train(write(tmp_path, TIED, train=SAVING), "--nproc", "2")
+    run = tmp_path / "runs" / "it"
+    done = shardwise(
+        tmp_path, "export-weights", "runs/it", "-o", "out", "--shard-size", "100kB", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["step"], told["tensors"], told["dtypes"]) == (8, 29, ["float32"])
+    assert len(told["files"]) > 4
+    module, model = trained(run, 8), loaded(tmp_path / "out")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert torch.equal(logits(model), logits(module))
+    # No weight that rounding would have left as it is.
+    assert all((p.bfloat16().float() != p).float().mean() > 0.9 for p in module.parameters())
+
+    place = LocalPlace(run / "checkpoints")
+    export_first([place.folder(4)], tmp_path / "half", "bf16")
+    half, before = loaded(tmp_path / "half"), trained(run, 4)
+    assert half.dtype == torch.bfloat16
+    for name, parameter in before.named_parameters():
+        assert torch.equal(half.get_parameter(name), parameter.bfloat16()), name
+
+    break_weight(run / "checkpoints" / "step-00000008", "rank-00001.safetensors")
+    with pytest.raises(NotExportedError, match=r"step-00000008: rank-00001.safetensors: model\."):
+        export_first([place.folder(8)], tmp_path / "broken")
+    older = export_first([place.folder(8), place.folder(4)], tmp_path / "older")
+    assert (older.step, older.tensors, older.bytes, len(older.passed_over)) == (4, 29, 485_120, 1)
+    assert torch.equal(logits(loaded(tmp_path / "older")), logits(before))
+    folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert folders == ["half", "older", "out", "runs"]

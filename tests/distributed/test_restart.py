@@ -1,0 +1,265 @@
+"""Runs that break, hang, are stopped and go on: real processes, real signals, real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults import plant
+from tests.distributed.test_train import environment, shardwise
+
+pytest.importorskip("torch")
+
+FOREIGN = """
+cluster = "1x2xCPU"
+model = "benchmarks.faults.plant:small"
+job = {{ seq_len = 16 }}
+strategy = {{ kind = "zero3", micro_batch = 2, param_dtype = "fp32" }}
+data = {{ source = "benchmarks.faults.plant:batches" }}
+
+[train]
+steps = 30
+learning_rate = 1e-2
+log_every = 1
+trackers = []
+measure = false
+{train}
+"""
+# Data that is a function of its position: the same samples on any number of processes.
+SAME = """
+cluster = "1x{processes}xCPU"
+model = "benchmarks.faults.plant:plain"
+job = {{ seq_len = 16, global_batch = 128 }}
+strategy = {{ kind = "{kind}", micro_batch = 2, param_dtype = "fp32" }}
+
+[train]
+steps = {steps}
+schedule = "constant"
+learning_rate = 1e-2
+log_every = 1
+trackers = []
+measure = false
+"""
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "shardwise", "train", "run.toml", "--name", "it", *words]
+
+
+def planted(folder: Path, fault: str) -> dict[str, str]:
+    return {plant.FAULT: fault, plant.MARK: str(folder / "mark")}
+
+
+def wait_for(condition: object, seconds: float = 60) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[object]:
+    """Start a run that goes on beside the test, its stderr in a file."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(text: str, *words: str, **variables: str) -> subprocess.Popen[bytes]:
+        (tmp_path / "run.toml").write_text(text)
+        with (tmp_path / "err.txt").open("w") as err, (tmp_path / "out.txt").open("w") as out:
+            process = subprocess.Popen(
+                command("--nproc", "2", *words),
+                cwd=tmp_path,
+                env={**environment(), **variables},
+                stdout=out,
+                stderr=err,
+            )
+        running.append(process)
+        return process
+
+    yield start
+    from shardwise.train.launch import kill_tree
+
+    for process in running:
+        kill_tree(process.pid)
+        process.wait()
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    lines = (folder / "runs/it/metrics.jsonl").read_text().splitlines()
+    return [(one["step"], one["loss"]) for one in map(json.loads, lines)]
+
+
+def test_a_rank_that_sleeps_is_named_with_its_section(tmp_path: Path, started: object) -> None:
+    """At default settings, within 15 seconds; the other rank is not blamed."""
+    assert callable(started)
+    started(FOREIGN.format(train=""), **planted(tmp_path, "sleep@mid-step:1"))
+    wait_for((tmp_path / "mark").exists)
+    begin, err = time.monotonic(), tmp_path / "err.txt"
+    wait_for(lambda: "does not go on" in err.read_text(), 20)
+    assert time.monotonic() - begin < 15
+    [line] = [one for one in err.read_text().splitlines() if "does not go on" in one]
+    assert "rank 1 (process" in line
+    assert "section 'step'" in line
+    assert "waiting for it: rank 0" in line
+    stacks = tmp_path / "runs/it/hangs/attempt-1"
+    wait_for((stacks / "who.txt").exists)
+    assert "plant.py" in (stacks / "rank-1.txt").read_text()
+    assert "distributed" in (stacks / "rank-0.txt").read_text()
+
+
+def test_slow_saves_and_slow_first_steps_are_no_hangs(tmp_path: Path) -> None:
+    """Each takes longer than what names a hang in a step."""
+    text = FOREIGN.format(
+        train="checkpoint = { every = 10, background = false }\n"
+        "restart = { named_after_s = 1, killed_after_s = 2 }"
+    )
+    (tmp_path / "run.toml").write_text(text)
+    done = shardwise(
+        tmp_path, *command("--nproc", "2")[3:], **planted(tmp_path, "pause@during shard write:1"),
+        SHARDWISE_PLANTED_FIRST_STEP_S="3",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mark").exists()
+    assert "does not go on" not in done.stderr
+    assert not (tmp_path / "runs/it/recoveries.jsonl").exists()
+
+
+def test_a_run_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
+    text = FOREIGN.format(train="checkpoint = { every = 10 }\nrestart = { attempts = 2 }")
+    (tmp_path / "run.toml").write_text(text)
+    fault = planted(tmp_path, "every exception@mid-step:1")
+    done = shardwise(tmp_path, *command("--nproc", "2")[3:], **fault)
+    assert done.returncode == 1
+    assert done.stderr.count("starting again") == 2
+    assert "not started again after 2 attempts without a new checkpoint" in done.stderr
+    assert "a planted exception" in done.stderr  # as rank 1 said it
+    steps = sorted(path.name for path in (tmp_path / "runs/it/checkpoints").glob("step-*"))
+    assert steps == ["step-00000010"]
+
+
+def listening(pid: int) -> list[str]:
+    """Addresses that a process listens on."""
+    inodes = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        target = os.readlink(link)
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = []
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                words = bytes.fromhex(fields[1].partition(":")[0])
+                address = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+                found.append(socket.inet_ntop(family, address))
+    return found
+
+
+def test_nobody_outside_reaches_a_run_of_one_machine(tmp_path: Path, started: object) -> None:
+    assert callable(started)
+    process = started(FOREIGN.format(train="").replace("steps = 30", "steps = 100000"))
+    wait_for((tmp_path / "runs/it/metrics.jsonl").exists)
+    workers = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+    )
+    pids = [process.pid, *(int(pid) for pid in workers.stdout.split())]
+    assert len(pids) == 3
+    addresses = {pid: listening(pid) for pid in pids}
+    assert addresses[process.pid]  # the store
+    assert {one for found in addresses.values() for one in found} <= {
+        "127.0.0.1", "::1", "::ffff:127.0.0.1"
+    }  # fmt: skip
+
+
+def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(
+    tmp_path: Path, started: object
+) -> None:
+    """SIGUSR1, as schedulers send it before the time is up; the code says by what it ended."""
+    assert callable(started)
+    text = FOREIGN.format(train="").replace("steps = 30", "steps = 200")
+    process = started(text)
+    metrics = tmp_path / "runs/it/metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 20)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(60) == 128 + signal.SIGUSR1
+    [saved] = (tmp_path / "runs/it/checkpoints").glob("step-*")
+    made = losses(tmp_path)
+    assert int(saved.name.removeprefix("step-")) == len(made) < 200
+    resumed = shardwise(tmp_path, *command("--nproc", "2", "--resume")[3:])
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"Goes on from step {len(made)}" in resumed.stdout
+    undisturbed = tmp_path / "undisturbed"
+    undisturbed.mkdir()
+    (undisturbed / "run.toml").write_text(text)
+    assert shardwise(undisturbed, *command("--nproc", "2")[3:]).returncode == 0
+    assert losses(tmp_path) == losses(undisturbed)
+    last = "runs/it/checkpoints/step-00000200/rank-00001.safetensors"
+    assert (tmp_path / last).read_bytes() == (undisturbed / last).read_bytes()
+
+
+def test_other_processes_go_on_with_the_same_samples(tmp_path: Path) -> None:
+    """Ten steps on 2, ten on 1, ten on 4: the losses of thirty on 2, but for rounding."""
+    folders = [tmp_path / "changing", tmp_path / "same"]
+    for folder in folders:
+        folder.mkdir()
+    for processes, kind, steps in ((2, "zero3", 10), (1, "single", 20), (4, "zero2", 30)):
+        text = SAME.format(processes=processes, kind=kind, steps=steps)
+        (folders[0] / "run.toml").write_text(text)
+        words = command("--nproc", str(processes), "--resume")[3:]
+        done = shardwise(folders[0], *words)
+        assert done.returncode == 0, done.stderr
+    (folders[1] / "run.toml").write_text(SAME.format(processes=2, kind="zero3", steps=30))
+    assert shardwise(folders[1], *command("--nproc", "2")[3:]).returncode == 0
+    mixed, plain = (losses(folder) for folder in folders)
+    assert [step for step, _ in mixed] == list(range(30))
+    assert [loss for _, loss in mixed] == pytest.approx([loss for _, loss in plain], rel=1e-4)
+
+
+def test_another_order_of_samples_is_refused(tmp_path: Path) -> None:
+    text = SAME.format(processes=1, kind="single", steps=3)
+    (tmp_path / "run.toml").write_text(text)
+    assert shardwise(tmp_path, *command("--nproc", "1")[3:]).returncode == 0
+    (tmp_path / "run.toml").write_text(text.replace("[train]", "[train]\nseed = 7"))
+    done = shardwise(tmp_path, *command("--nproc", "1", "--resume")[3:])
+    assert done.returncode == 2
+    assert "train.seed: was 0 when step 3 was saved and is 7 now" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_two_launchers_start_again_together(tmp_path: Path) -> None:
+    """As on two machines: a rank of the second is killed, and both come back in a new round."""
+    text = FOREIGN.format(train="checkpoint = { every = 10 }").replace("1x2xCPU", "2x1xCPU")
+    (tmp_path / "run.toml").write_text(text)
+    shared = {
+        "PET_NNODES": "2",
+        "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}",
+        "PET_RDZV_ID": "two",
+        **planted(tmp_path, "SIGKILL@mid-step:1"),
+    }
+    launchers = [
+        subprocess.Popen(
+            command("--nproc", "1"), cwd=tmp_path, env={**environment(), **shared}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=120) for process in launchers]
+    assert [process.returncode for process in launchers] == [0, 0], said
+    assert (tmp_path / "mark").exists()
+    assert "rank 1 was killed by signal 9" in said[0][1] + said[1][1]
+    assert [step for step, _ in losses(tmp_path)] == list(range(30))
