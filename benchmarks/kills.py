@@ -185,13 +185,18 @@ def disturbed(
         back = run.reaches(step + 1)
         took = time.monotonic() - begin if back else None
         kills.append(Kill(seed, *setup, rank, step, settled, took))
-        # Whoever was killed while coming back has come back now.
-        kills = [k if k.recovery_s or not back else k._replace(recovery_s=-1.0) for k in kills]
+        if back:
+            kills = _all_recovered(kills)
         settled = True
         if not back:
             run.kill_all()
     run.end()
-    return kills, run
+    return _all_recovered(kills) if run.process.returncode == 0 else kills, run
+
+
+def _all_recovered(kills: list[Kill]) -> list[Kill]:
+    """Whoever was killed while coming back has come back with the others; how fast is not known."""
+    return [kill if kill.recovery_s else kill._replace(recovery_s=-1.0) for kill in kills]
 
 
 def measure(folder: Path, count: int, seed: int, torchrun: bool) -> list[Ended]:

@@ -26,6 +26,7 @@ strategy = { kind = "zero3", param_dtype = "fp32" }
 steps = 3
 log_every = 1
 trackers = []
+checkpoint = false
 """
 
 

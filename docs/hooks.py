@@ -44,5 +44,7 @@ def _default(field: FieldInfo) -> str:
         return "required"
     if field.default is None:
         return "decided by the rest"
+    if hasattr(field.default, "model_fields_set"):
+        return "as in its own section"
     shown = str(field.default).lower() if isinstance(field.default, bool) else field.default
     return f"`{shown}`" if shown != "" else ""

@@ -58,7 +58,8 @@ def without_numbers(line: str) -> str:
 def test_a_command_runs_and_prints_what_is_shown(
     page: str, command: str, shown: str | None, run: str | None, tmp_path: Path
 ) -> None:
-    trains = command.split()[1] in ("train", "doctor", "profile")
+    of_a_run = command.split()[1] in ("fsck", "export-weights")
+    trains = of_a_run or command.split()[1] in ("train", "doctor", "profile")
     if trains:
         pytest.importorskip("transformers")
         run = run or next(text for kind, text in blocks(ROOT / "README.md") if kind == "toml")
@@ -68,6 +69,9 @@ def test_a_command_runs_and_prints_what_is_shown(
         if shown is None and command.split()[1] == "train":
             command += " --steps 10"  # nobody looks at how far it comes
     environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
+    if of_a_run:
+        words = ["shardwise", "train", "run.toml", "--name", "it", "--steps", "5"]
+        subprocess.run([sys.executable, "-m", *words], env=environment, cwd=tmp_path, check=True)
     done = subprocess.run(
         [sys.executable, "-m", *shlex.split(command)],
         capture_output=True,

@@ -73,7 +73,9 @@ def prepare(run_toml: Path, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     run = read_run(run_toml)
     settings = run.train or TrainSettings()
-    settings = settings.but(threads=settings.threads or 1, trackers=settings.trackers or ())
+    settings = settings.but(
+        threads=settings.threads or 1, trackers=settings.trackers or (), checkpoint=False
+    )
     asked = folder.resolve() / "asked.toml"
     asked.write_text(write_run(run._replace(train=settings)))
     return asked

@@ -40,6 +40,17 @@ def test_it_is_written_back_to_an_equal_run(tmp_path: Path) -> None:
         assert read_run(write(tmp_path, write_run(run))) == run
 
 
+def test_a_configuration_without_formulas_is_found_again_from_anywhere(tmp_path: Path) -> None:
+    """Its folder was named beside the first run.toml; the second lies in the folder of a run."""
+    (tmp_path / "neo").mkdir()
+    (tmp_path / "neo" / "config.json").write_text('{"model_type": "stablelm"}')
+    for text in ('model = "neo"', 'model = { pretrained = "neo" }'):
+        run = read_run(write(tmp_path, SHORT.replace('model = "llama-3-8b"', text)))
+        elsewhere = tmp_path / "runs"
+        elsewhere.mkdir(exist_ok=True)
+        assert read_run(write(elsewhere, write_run(run))) == run
+
+
 @given(
     kind=st.sampled_from(["ddp", "zero1", "zero2", "zero3"]),
     model=st.sampled_from(catalogue.model_names()),

@@ -12,7 +12,6 @@ from shardwise.cli.output import JsonOption, print_json
 
 if TYPE_CHECKING:
     from shardwise.checkpoint.format.folder import Folder
-    from shardwise.checkpoint.format.place import Place
 
 
 class ExportType(StrEnum):
@@ -55,16 +54,15 @@ def export_weights(
         raise SpecError(f"--shard-size: {error}") from None
     needs_torch()
     from shardwise.checkpoint.export.weights import NotExportedError, check_target, export_first
-    from shardwise.report.export_weights import ExportScreen
+    from shardwise.report.bytes import bytes_bar
+    from shardwise.report.export_weights import print_exported
 
     check_target(output.resolve())
     found = _checkpoints(run, step)
     long_command()
     try:
-        with ExportScreen(quiet=as_json) as screen:
-            exported = export_first(
-                found, output, dtype.value if dtype else None, most, screen.progress
-            )
+        with bytes_bar(quiet=as_json) as progress:
+            exported = export_first(found, output, dtype.value if dtype else None, most, progress)
     except NotExportedError as error:
         for problem in error.problems:
             typer.echo(f"error: {problem}", err=True)
@@ -72,13 +70,14 @@ def export_weights(
     if as_json:
         print_json({"schema": 1, **exported._asdict()})
     else:
-        screen.show(exported)
+        print_exported(exported)
 
 
 def _checkpoints(run: str, step: int | None) -> list[Folder]:
     """Those that may be exported, the one to be tried first in front."""
     from shardwise.checkpoint.format.folder import find_folder, is_remote
     from shardwise.checkpoint.format.place import step_of
+    from shardwise.checkpoint.format.run_folder import place_of_run
     from shardwise.checkpoint.verify.fsck import kind_of
     from shardwise.spec.record import SpecError
 
@@ -94,7 +93,7 @@ def _checkpoints(run: str, step: int | None) -> list[Folder]:
         return [folder]
     if kind is not None:
         raise SpecError(f"export-weights: {run} is no checkpoint of a Shardwise run")
-    place = _place(run)
+    place = place_of_run(run)
     steps = place.steps()
     if not steps:
         raise SpecError(f"export-weights: there is no finished checkpoint in {place.url}")
@@ -104,21 +103,3 @@ def _checkpoints(run: str, step: int | None) -> list[Folder]:
         there = ", ".join(map(str, steps))
         raise SpecError(f"--step: {step} is not in {place.url}; there are {there}")
     return [place.folder(step)]
-
-
-def _place(run: str) -> Place:
-    """Where a run says its checkpoints are, or where they lie by themselves."""
-    from shardwise.checkpoint.format.folder import is_remote
-    from shardwise.checkpoint.format.place import find_place
-    from shardwise.spec.lookup import read_toml
-    from shardwise.spec.run import read_run
-    from shardwise.train.checkpoints import place_of
-
-    file = Path(run, "run.toml")
-    if not is_remote(run) and file.is_file():
-        settings = read_toml(file, "run").get("train", {}).get("checkpoint", {})
-        # Only a run that keeps them elsewhere must be read to be exported.
-        if "to" in settings:
-            return place_of(read_run(file), Path(run))
-    here = find_place(run)
-    return here if here.steps() else find_place(f"{run.rstrip('/')}/checkpoints")

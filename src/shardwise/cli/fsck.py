@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -28,18 +29,21 @@ def fsck(
     Ours, torch's DCP, or Hugging Face safetensors. Every byte that has a
     checksum is read once; nothing in it is run. Exits with 1 if it is broken.
     """
+    from shardwise.checkpoint.format.folder import size_of
     from shardwise.checkpoint.verify.fsck import check, find_checkpoints
     from shardwise.cli.long import long_command
-    from shardwise.report.fsck import Screen, checked_json
+    from shardwise.report.bytes import bytes_bar
+    from shardwise.report.fsck import checked_json, print_checked
 
     found = find_checkpoints(path)
     long_command()
-    with Screen(quiet=as_json) as screen:
-        checked = [check(folder, screen.progress, processes) for folder in found.folders]
+    begin = time.monotonic()
+    with bytes_bar(sum(map(size_of, found.folders)), quiet=as_json) as progress:
+        checked = [check(folder, progress, processes) for folder in found.folders]
     if as_json:
         checkpoints = [checked_json(one) for one in checked]
         print_json({"schema": 1, "checkpoints": checkpoints, "beside": found.beside})
     else:
-        screen.show(checked, found.beside)
+        print_checked(checked, found.beside, time.monotonic() - begin)
     if not all(one.intact for one in checked):
         raise typer.Exit(1)

@@ -40,14 +40,17 @@ def speak_for_all(
 
     `launched` by Shardwise itself, which tells who of the others is gone.
     """
-    from shardwise.checkpoint.dcp.load import NothingGoodError
+    from shardwise.checkpoint.dcp.load import NothingGoodError, UnreachableError
     from shardwise.checkpoint.dcp.save import SaveError
     from shardwise.train.agree import UnequalDataError
     from shardwise.train.loop import NonFiniteError
     from shardwise.train.supervisor import LOST
 
     # What would happen again if the run were started again, and what may not.
-    lasting, passing = (UnequalDataError, NonFiniteError, NothingGoodError), (SaveError,)
+    lasting, passing = (
+        (UnequalDataError, NonFiniteError, NothingGoodError),
+        (SaveError, UnreachableError),
+    )
     try:
         yield
     except (SpecError, *lasting, *passing) as error:

@@ -47,6 +47,8 @@ def train(
     described = read_run(run)
     if resume and name is None:
         raise SpecError("--resume: which run? Give its --name")
+    if resume and described.train is not None and not described.train.checkpoint.save:
+        raise SpecError("--resume: train.checkpoint is false, so there is nothing to go on from")
     if steps:
         described = with_steps(described, steps)
     arguments = ["train", str(run), *(["--steps", str(steps)] if steps else [])]
@@ -148,6 +150,8 @@ def result_json(result: Result) -> dict[str, object]:
 
 
 def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = False) -> Path:
+    from shardwise.checkpoint.format.run_folder import place_in
+    from shardwise.spec.record import SpecError
     from shardwise.spec.train import TrainSettings
     from shardwise.train import launch
     from shardwise.train.folder import default_name, make_folder
@@ -157,6 +161,9 @@ def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = Fal
         # Every machine finds the same one, in every attempt.
         folder = parent / (name or f"{file.stem}-{os.environ.get('PET_RDZV_ID', 'run')}")
         folder.mkdir(parents=True, exist_ok=True)
+        to = (described.train or TrainSettings()).checkpoint.to
+        if not resume and place_in(folder, to).steps():
+            raise SpecError(f"--name: {folder} holds a run; add --resume, or name another")
         return folder
     if resume and name is not None and (parent / name).is_dir():
         return parent / name

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import sys
 import textwrap
-import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import DownloadColumn, Progress, SpinnerColumn, TransferSpeedColumn
 from rich.text import Text
 
 from shardwise.checkpoint.verify.findings import Checked, Finding
@@ -22,49 +19,23 @@ _ORDER = {"broken": 0, "unverifiable": 1, "stale": 2}
 _STYLES = {"broken": "bold red", "unverifiable": "yellow", "stale": "yellow"}
 
 
-class Screen:
-    """Bytes as they are read, on a terminal; then every finding, the broken ones first."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        self._begin = time.monotonic()
-        out = Console(stderr=True)
-        columns = (SpinnerColumn(), DownloadColumn(), TransferSpeedColumn())
-        self._bar = Progress(
-            *columns, console=out, transient=True, disable=quiet or not out.is_terminal
-        )
-        self._task = self._bar.add_task("", total=None)
-
-    def __enter__(self) -> Screen:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-
-    def progress(self, count: int) -> None:
-        self._bar.advance(self._task, count)
-
-    def show(
-        self, found: Sequence[Checked], beside: Sequence[str], console: Console | None = None
-    ) -> None:
-        seconds = max(1e-9, time.monotonic() - self._begin)
-        out = console or Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-        out.width = min(WIDTH, out.width)
-        for one in found:
-            _show(out, one)
-        for name in beside:
-            what = (
-                "was never finished" if name.endswith(".unfinished") else "was set aside as broken"
-            )
-            out.print(_plain(f"{name} {what}, and was not checked"), style="dim")
-        if total := sum(one.bytes for one in found):
-            rate = f", {total / seconds / 1e9:.2f} GB/s" if total >= 1e8 else ""
-            out.print(f"{_bytes(total)} verified in {seconds:.1f} s{rate}", style="dim")
+def print_checked(
+    found: Sequence[Checked],
+    beside: Sequence[str],
+    seconds: float,
+    console: Console | None = None,
+) -> None:
+    """Every finding, the broken ones first; `beside` lies there and is no checkpoint."""
+    out = console or Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    out.width = min(WIDTH, out.width)
+    for one in found:
+        _show(out, one)
+    for name in beside:
+        what = "was never finished" if name.endswith(".unfinished") else "was set aside as broken"
+        out.print(_plain(f"{name} {what}, and was not checked"), style="dim")
+    if total := sum(one.bytes for one in found):
+        rate = f", {total / max(1e-9, seconds) / 1e9:.2f} GB/s" if total >= 1e8 else ""
+        out.print(f"{_bytes(total)} verified in {seconds:.1f} s{rate}", style="dim")
 
 
 def _show(out: Console, one: Checked) -> None:

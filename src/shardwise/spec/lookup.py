@@ -59,7 +59,8 @@ def find_config(text: str, base: Path | None = None) -> ModelSpec | ConfigRef:
     """A Hugging Face configuration, as formulas where they know its model type."""
     from shardwise.spec.huggingface import UnknownFamilyError, read_config
 
-    path = (base or Path()) / text
+    # Whoever reads this in the folder of a run finds it there too.
+    path = ((base or Path()) / text).resolve()
     try:
         return read_config(path).but(config=str(path))
     except UnknownFamilyError:

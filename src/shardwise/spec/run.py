@@ -109,7 +109,11 @@ def _model(section: object, base: Path | None) -> Model:
     if isinstance(section, str):
         return find_model(section, base)
     table = dict(_table(section, "model"))
-    # `pretrained` is a flag beside all sizes in a file that this wrote, else a place to start from.
+    # `pretrained` is a flag in a file that this wrote, else a place to start from.
+    flag = isinstance(table.get("pretrained"), bool)
+    if flag and "config" in table and "family" not in table:
+        found = find_config(str(table["config"]), base)
+        return found.but(pretrained=table["pretrained"])
     starts = [key for key in _STARTS if key in table and "family" not in table]
     if len(starts) > 1:
         raise SpecError(f"model: give one of {', '.join(starts)}, not several")
@@ -122,8 +126,8 @@ def _model(section: object, base: Path | None) -> Model:
         return ModuleRef.read({"factory": start, **table}, where="model")
     if starts[0] == "pretrained" and table:
         raise SpecError(f"model: pretrained weights fix its sizes; leave out {', '.join(table)}")
-    found = catalogue.model(start) if starts[0] == "preset" else find_config(start, base)
-    return _changed(found, table, pretrained=starts[0] == "pretrained")
+    named = catalogue.model(start) if starts[0] == "preset" else find_config(start, base)
+    return _changed(named, table, pretrained=starts[0] == "pretrained")
 
 
 def _changed(found: ModelSpec | ConfigRef, table: dict[str, Any], pretrained: bool) -> Model:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from shardwise.train.launch import end_with_launcher
+from shardwise.train.launch import PARENT, end_with_launcher
 
 log = logging.getLogger("shardwise")
 
@@ -65,6 +65,7 @@ class Analyses:
                     stderr=said,
                     # A signal for the run is not one for whoever reads its traces.
                     start_new_session=True,
+                    env={**os.environ, PARENT: str(os.getpid())},
                 )
         except OSError as error:
             said.close()

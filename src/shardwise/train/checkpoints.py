@@ -8,13 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from shardwise.checkpoint.dcp import state
 from shardwise.checkpoint.dcp.load import Loaded, load_last
 from shardwise.checkpoint.dcp.save import SaveError, Saver
+from shardwise.checkpoint.format.folder import is_remote
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Saved
-from shardwise.checkpoint.format.place import Place, find_place
+from shardwise.checkpoint.format.place import Place
+from shardwise.checkpoint.format.run_folder import place_in
 from shardwise.engine.mesh import world
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, run_table
@@ -31,13 +34,24 @@ _ORDER = {
 }
 
 
-def place_of(run: RunSpec, folder: Path) -> Place:
-    """Where a run with this folder keeps its checkpoints."""
-    assert run.train is not None
-    to = run.train.checkpoint.to
-    if to is None:
-        return find_place(str(folder / "checkpoints"))
-    return find_place(f"{to.rstrip('/')}/{folder.name}")
+def _check_shared(place: Place) -> None:
+    """Every rank writes there, and one commits for all."""
+    if is_remote(place.url) or world()[1] == 1:
+        return
+    probe = Path(place.url, ".shared")
+    if world()[0] == 0:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+    dist.barrier()
+    seen = [True] * world()[1]
+    dist.all_gather_object(seen, probe.exists())
+    if world()[0] == 0:
+        probe.unlink()
+    if not all(seen):
+        raise SpecError(
+            f"train.checkpoint: rank {seen.index(False)} does not see {place.url} of rank 0; set "
+            "train.checkpoint.to to a folder that all machines share, or to an object store"
+        )
 
 
 def _name(value: object) -> object:
@@ -54,7 +68,8 @@ class RunCheckpoints:
         self._training = training
         self._settings = training.settings.checkpoint
         self._rank, self._world = world()
-        self._place = place_of(run, folder)
+        self._place = place_in(folder, self._settings.to)
+        _check_shared(self._place)
         self._saver = Saver(self._place, self._settings.keep, self._settings.background)
         self._run = run_table(run)
         self._saved_at = time.monotonic()
@@ -68,12 +83,13 @@ class RunCheckpoints:
             beat(loaded=-1)
             return None
         t, told = self._training, loaded.manifest
+        t.step = self._saved = told.step
+        t.batches.go_on(told.step, told.sequences)
         if told.world == self._world:
             prefix = f"{state.OWN}.{self._rank}."
             t.own = {name.removeprefix(prefix): tensor for name, tensor in self._own.items()}
+            # Last: to pass over data may draw random numbers.
             state.restore_random(t.own, t.device)
-        t.step = self._saved = told.step
-        t.batches.go_on(told.step, told.sequences)
         beat(loaded=told.step, saved=told.step)
         return loaded
 
@@ -130,7 +146,7 @@ class RunCheckpoints:
             **state.own_state(self._rank, t.device, own),
         }
         self._done()
-        self._saved_at, self._saved = time.monotonic(), t.step
+        self._saved_at, self._saved, self._failure = time.monotonic(), t.step, None
         self._saver.save(state.updated(t.model, t.optimizer), others, about)
         if not self._settings.background:
             self._done()
@@ -153,8 +169,6 @@ class RunCheckpoints:
             self._failure, self._saved = error, None
             if self._rank == 0:
                 log.warning("%s", error)
-        else:
-            self._failure = None
         self._tell()
 
     def _tell(self) -> None:

@@ -9,8 +9,9 @@ import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.version import __version__
 
@@ -30,6 +31,25 @@ def make_folder(parent: Path, name: str) -> Path:
             continue
         return folder
     raise FileExistsError(f"too many folders called {name} in {parent}")
+
+
+def lock_folder(folder: Path) -> IO[str]:
+    """Keep others from training in a folder, for as long as what is returned is open.
+
+    A process that dies, however it dies, lets go.
+    """
+    import fcntl
+
+    file = (folder / ".lock").open("w")
+    for _ in range(50):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            # One that was killed a moment ago may not be gone yet.
+            time.sleep(0.1)
+        else:
+            return file
+    raise SpecError(f"{folder}: another process is training there; wait for it, or stop it")
 
 
 def default_name(run_file: Path) -> str:

@@ -64,7 +64,9 @@ class _Heart:
         now = time.monotonic()
         self.slow = slow
         settings, longest = self._settings, self._longest.get(section, 0.0)
-        least = settings.slow_after_s if slow else 0.0
+        # Of what was never done but in its first steps, nobody knows how long it takes.
+        unknown = slow or section not in self._longest
+        least = settings.slow_after_s if unknown else 0.0
         self.beat = self.beat._replace(
             section=section,
             since=now,

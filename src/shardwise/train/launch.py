@@ -17,7 +17,7 @@ from pathlib import Path
 from shardwise.spec.train import RestartSettings
 from shardwise.train.heartbeat import FOLDER as HEARTBEATS
 
-FOLDER = "SHARDWISE_RUN_FOLDER"
+FOLDER, PARENT = "SHARDWISE_RUN_FOLDER", "SHARDWISE_PARENT"
 ONCE = RestartSettings(attempts=0)
 
 
@@ -32,14 +32,18 @@ def machines() -> int:
 
 
 def end_with_launcher() -> None:
-    """Ask the kernel to stop this process when the one that launched it dies, however it dies."""
+    """Ask the kernel to stop this process when the one that launched it dies, however it dies.
+
+    Who that is, PARENT says: in a container it may well be process 1.
+    """
     if not sys.platform.startswith("linux"):
         return
     import ctypes
 
     set_parent_death_signal = 1
     ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGTERM)
-    if os.getppid() == 1:  # it was gone before the request was made
+    parent = int(os.environ.get(PARENT, os.getppid()))
+    if os.getppid() != parent:  # it was gone before the request was made
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -76,7 +80,7 @@ def launch(
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
-    from shardwise.train.agent import Agent, GaveUpError
+    from shardwise.train.agent import Agent
     from shardwise.train.rendezvous import find_rendezvous
     from shardwise.train.supervisor import LOST, Supervisor
 
@@ -89,7 +93,7 @@ def launch(
         # Nobody else needs to reach them.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory(prefix="shardwise-") as beats:
-        os.environ[HEARTBEATS] = beats
+        os.environ[HEARTBEATS], os.environ[PARENT] = beats, str(os.getpid())
         spec = WorkerSpec(
             role="shardwise",
             local_world_size=processes,
@@ -101,20 +105,20 @@ def launch(
             monitor_interval=0.1,
             local_addr=None if nodes > 1 else "127.0.0.1",
         )
-        supervisor = Supervisor(Path(beats), folder, settings)
+        supervisor = Supervisor(Path(beats), folder, processes, settings)
         logs_specs = DefaultLogsSpecs(log_dir=str(logs), redirects=quiet)
         with Agent(spec, logs_specs, supervisor) as agent:
-            try:
-                failures = agent.run().failures
-            except GaveUpError as error:
-                failures = dict(error.failures)
+            done = agent.run_to_the_end()
         supervisor.ended()
-    if supervisor.stopped_by is not None:
-        return 128 + supervisor.stopped_by
-    if not failures:
+    culprit = None if done else supervisor.culprit()
+    stopped_by = supervisor.stopped_by
+    if stopped_by is not None and (culprit is None or culprit[1] < 0):
+        return 128 + stopped_by
+    if done:
         return 0
-    first = min(failures.items(), key=lambda item: item[1].timestamp)
-    rank, code = supervisor.culprit() or (first[0], first[1].exitcode)
+    if culprit is None:
+        return 1
+    rank, code = culprit
     _show_failure(rank, code, logs)
     return code if 0 < code != LOST else 1
 

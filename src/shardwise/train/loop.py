@@ -106,21 +106,15 @@ def train(
     first, last = t.step, settings.steps if until is None else until
     window = _Window(t.device, t.own)
     clock = StepClock(t.device)
-    update = _Update(t, window, checkpoints)
-
-    def save() -> None:
-        if checkpoints is not None:
-            window.check(t.step, settings)
-            with section("save", slow=True):
-                checkpoints.save(window.state())
-            clock.skip()
+    keeper = _Keeper(t, window, checkpoints)
+    update = _Update(t, window, keeper)
 
     with stop_on_signal() as asked_to_stop:
 
         def prepare(step: int, slow: bool) -> tuple[list[MicroBatch], Agreement]:
             with annotated(DATA), section("data", slow):
                 batches = t.batches.at(step)
-            saves = checkpoints is not None and step > first and checkpoints.wanted(step)
+            saves = step > first and keeper.wanted(step)
             return batches, Agreement(step, batches, asked_to_stop() is not None, saves)
 
         reason = "done"
@@ -138,7 +132,8 @@ def train(
                 beat(stopped_by=t.stopped_by or 0)
                 break
             if agreed.save:
-                save()
+                keeper.save()
+                clock.skip()
             current = batches
             with section("step", slow), watcher.step(t.step):
                 if t.step + 1 < last:
@@ -149,24 +144,58 @@ def train(
                 if logs:
                     line = window.report(t.step, rate, clock.take())
             if logs:
-                watcher.logged(line)
-                window.check(t.step, settings)
+                with section("log", slow=True):
+                    watcher.logged(line)
+                keeper.check()
             t.step += 1
-        if checkpoints is not None:
-            if t.step > first:
-                save()
-            with section("save", slow=True):
-                checkpoints.finish()
+        if t.step > first:
+            keeper.save()
+        keeper.finish()
     return reason
 
 
-class _Update:
-    """One update of the parameters from the micro-batches of a step."""
+class _Keeper:
+    """Saves what is good, where anything is saved."""
 
     def __init__(
         self, training: Training, window: _Window, checkpoints: Checkpoints | None
     ) -> None:
         self._training, self._window, self._checkpoints = training, window, checkpoints
+
+    def wanted(self, step: int) -> bool:
+        return self._checkpoints is not None and self._checkpoints.wanted(step)
+
+    def check(self) -> None:
+        """Raise NonFiniteError if there is a reason to; the device is waited for."""
+        try:
+            self._window.check(self._training.step, self._training.settings)
+        except NonFiniteError:
+            # What was saved before is good, and may not be on the device yet.
+            self.finish()
+            raise
+
+    def save(self) -> None:
+        if self._checkpoints is not None:
+            self.check()
+            with section("save", slow=True):
+                self._checkpoints.save(self._window.state())
+
+    def settle(self) -> None:
+        if self._checkpoints is not None:
+            with section("settle", slow=True):
+                self._checkpoints.settle()
+
+    def finish(self) -> None:
+        if self._checkpoints is not None:
+            with section("save", slow=True):
+                self._checkpoints.finish()
+
+
+class _Update:
+    """One update of the parameters from the micro-batches of a step."""
+
+    def __init__(self, training: Training, window: _Window, keeper: _Keeper) -> None:
+        self._training, self._window, self._keeper = training, window, keeper
         self._parameters = [p for p in training.model.parameters() if p.requires_grad]
         self._forward = logits_of(training.model)
 
@@ -191,8 +220,7 @@ class _Update:
         t.optimizer.found_inf = call_off  # type: ignore[attr-defined]
         rate = settings.learning_rate_at(t.step)
         set_learning_rate(t.optimizer, rate)
-        if self._checkpoints is not None:
-            self._checkpoints.settle()
+        self._keeper.settle()
         t.optimizer.step()
         clear_gradients(t.model, t.optimizer)
         return rate

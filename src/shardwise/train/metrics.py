@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -78,8 +79,13 @@ class Wandb:
     def __init__(self, folder: Path, first: int = 0) -> None:
         import wandb
 
-        again = {"id": folder.name, "resume": "allow"} if first else {}
-        self._run: Any = wandb.init(dir=str(folder), name=folder.name, **again)
+        # The same run goes on under the name it got when it began.
+        known = folder / "wandb.id"
+        if not known.exists():
+            known.write_text(uuid.uuid4().hex)
+        self._run: Any = wandb.init(
+            dir=str(folder), name=folder.name, id=known.read_text(), resume="allow"
+        )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)

@@ -19,7 +19,7 @@ from shardwise.spec.train import TrainSettings
 from shardwise.step import StepProfile, throughput_of
 from shardwise.train.checkpoints import RunCheckpoints
 from shardwise.train.clock import quantile
-from shardwise.train.folder import folder_of_rank_0, write_json, write_setup
+from shardwise.train.folder import folder_of_rank_0, lock_folder, write_json, write_setup
 from shardwise.train.heartbeat import section, start_heart
 from shardwise.train.loop import Logged, Training, train
 from shardwise.train.measure import StepMeter, control_traffic, measured_profile
@@ -75,6 +75,7 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
     rank, _ = world()
     leads = rank == 0
     folder = folder_of_rank_0(folder)
+    lock = lock_folder(folder) if leads else None
     checkpoints = loaded = None
     if settings.checkpoint.save:
         checkpoints = RunCheckpoints(run, training, folder)
@@ -110,6 +111,8 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
             write_json(folder / "memory.json", curve)
     if shown is not None:
         shown.ended(result)
+    if lock is not None:
+        lock.close()
     return result
 
 
@@ -157,7 +160,8 @@ class _Recorder:
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
         if self._profiler is not None:
-            self._profiler.step(step)
+            with section("trace", slow=True):
+                self._profiler.step(step)
         if not self._measures:
             yield
             return

@@ -25,8 +25,11 @@ _LOST_S = 5.0
 class Supervisor:
     """Of the processes of this machine, over all attempts of a run."""
 
-    def __init__(self, beats: Path, folder: Path, settings: RestartSettings) -> None:
+    def __init__(
+        self, beats: Path, folder: Path, processes: int, settings: RestartSettings
+    ) -> None:
         self._watch, self._folder, self._settings = Watch(beats), folder, settings
+        self._processes = processes
         self._attempt = 0
         # Attempts since the last step that was saved.
         self._saved, self._in_vain = -1, 0
@@ -45,9 +48,11 @@ class Supervisor:
     def look(self) -> None:
         """At processes that are all alive: does each go on?"""
         hang, doomed = self._watch.look()
+        if not self._watch.worried:
+            self._hang = None
         if hang is not None:
             self._hang = hang
-            self._say(f"{hang.sentence}; stacks are in {self._write_stacks(hang)}")
+            self.say(f"{hang.sentence}; stacks are in {self._write_stacks(hang)}")
         kill(doomed)
         if self._recovery is not None:
             self._follow(self._recovery)
@@ -76,20 +81,22 @@ class Supervisor:
         cause = self._cause(beats)
         if self._in_vain >= self._settings.attempts:
             times = f"{self._in_vain} attempts" if self._in_vain > 1 else "an attempt"
-            self._say(f"{cause}; not started again after {times} without a new checkpoint")
+            self.say(f"{cause}; not started again after {times} without a new checkpoint")
             return False
         self._in_vain += 1
         if not self._failures:
             self._detected = time.monotonic()
         first = min((beat.since for beat in beats), default=self._detected)
+        # Who fails while coming back has to come back to where it was before.
+        before = self._recovery["failed_step"] if self._recovery is not None else -1
         self._recovery = {
             "attempt": self._attempt,
             "cause": cause,
-            "failed_step": max((beat.step for beat in beats), default=-1),
+            "failed_step": max([before, *(beat.step for beat in beats)]),
             # Of a hang, since the last sign of life; a death is seen at the next look.
             "detect_s": self._detected - first if self._hang is not None else 0.1,
         }
-        self._say(f"{cause}; starting again")
+        self.say(f"{cause}; starting again")
         return True
 
     def ended(self) -> None:
@@ -108,9 +115,14 @@ class Supervisor:
 
     def culprit(self) -> tuple[int, int] | None:
         """The rank whose failure came before that of others, and its exit code."""
-        # Who was killed comes before who failed, and that before those who lost a peer by it.
-        found = self._failures.items()
-        return min(found, key=lambda item: (item[1] == LOST, item[1] > 0), default=None)
+        hung = self._hang.culprits if self._hang is not None else []
+        # Who hung comes before who was killed, that before who failed, and that before those who
+        # lost a peer by it.
+        return min(
+            self._failures.items(),
+            key=lambda item: (item[0] not in hung, item[1] == LOST, item[1] > 0),
+            default=None,
+        )
 
     def _cause(self, beats: list[Beat]) -> str:
         if self._hang is not None:
@@ -132,7 +144,10 @@ class Supervisor:
     def _follow(self, recovery: dict[str, Any]) -> None:
         """Fill in what the new processes have reached."""
         beats = self._watch.beats()
-        if not beats or any(not beat.ready_at for beat in beats):
+        if len(beats) < self._processes:
+            return
+        recovery.setdefault("restart_s", time.monotonic() - self._detected)
+        if any(not beat.ready_at for beat in beats):
             return
         if "load_s" not in recovery:
             loaded = max(beat.loaded for beat in beats)
@@ -146,7 +161,7 @@ class Supervisor:
         self._write(recovery)
         loaded = recovery["loaded_step"]
         source = f"step {loaded} was loaded" if loaded is not None else "started anew"
-        self._say(
+        self.say(
             f"back at step {recovery['failed_step']} after {recovery['regained_s']:.1f} s: "
             f"{source} after {recovery['load_s']:.1f} s, "
             f"{recovery['replayed_steps']} steps made again"
@@ -165,5 +180,5 @@ class Supervisor:
         (folder / "who.txt").write_text(hang.sentence + "\n")
         return folder
 
-    def _say(self, sentence: str) -> None:
+    def say(self, sentence: str) -> None:
         print(f"shardwise: {sentence}", file=sys.stderr, flush=True)  # noqa: T201

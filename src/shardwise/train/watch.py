@@ -20,7 +20,7 @@ _ABSENT_S = 2.0
 # What ranks do while they wait for others, as frames of their stacks.
 _WAITING = re.compile(r"torch/distributed/")
 # What they do in a step, in this order; the one that hangs is the one that is furthest behind.
-_ORDER = ("start", "load", "data", "agree", "step")
+_ORDER = ("start", "load", "agree", "save", "trace", "data", "step", "settle", "log")
 
 
 class Hang(NamedTuple):
@@ -37,38 +37,44 @@ class Watch:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._looked = time.monotonic()
-        self._absent = 0.0
+        # When the watcher came back from an absence, and how long that was.
+        self._absences: list[tuple[float, float]] = []
         self._stopped: dict[int, float] = {}
-        self._named = False
+        self.worried = False
 
     def begin(self) -> None:
         """The processes are new."""
         for path in self._folder.iterdir():
             path.unlink()
-        self._stopped, self._named = {}, False
+        self._stopped, self._absences, self.worried = {}, [], False
 
     def beats(self) -> list[Beat]:
         return read_beats(self._folder)
 
     def look(self) -> tuple[Hang | None, list[int]]:
-        """A hang that is seen for the first time, and the processes that are to be killed."""
+        """A hang that is seen for the first time, and the processes that are to be killed.
+
+        Only those furthest behind can hang: the others wait for them.
+        """
         now = time.monotonic()
         if now - self._looked > _ABSENT_S:
-            self._absent += now - self._looked
+            # Whoever stopped the watcher has stopped the others too.
+            self._absences.append((now, now - self._looked))
             self._stopped = {}
         self._looked = now
         beats = self.beats()
         stopped = self._stopped_for_long(beats, now)
-        late = [beat for beat in beats if now - self._absent > beat.named_at]
-        overdue = [beat for beat in beats if now - self._absent > beat.killed_at]
+        behind = _furthest_behind(beats)
+        late = any(now - self._absent_since(beat) > beat.named_at for beat in behind)
+        overdue = any(now - self._absent_since(beat) > beat.killed_at for beat in behind)
         hang = None
-        if (late or stopped) and not self._named:
-            self._named = True
+        if (late or stopped) and not self.worried:
             hang = self._explained(beats, stopped, now)
-        if not late and not stopped:
-            self._named, self._absent = False, 0.0
-        doomed = [beat.pid for beat in beats] if overdue or stopped else []
-        return hang, doomed
+        self.worried = late or bool(stopped)
+        return hang, [beat.pid for beat in beats] if overdue or stopped else []
+
+    def _absent_since(self, beat: Beat) -> float:
+        return sum(length for end, length in self._absences if beat.since < end)
 
     def _stopped_for_long(self, beats: Sequence[Beat], now: float) -> list[Beat]:
         found = []
@@ -81,7 +87,7 @@ class Watch:
 
     def _explained(self, beats: Sequence[Beat], stopped: Sequence[Beat], now: float) -> Hang:
         stacks = self._stacks(beats)
-        culprits = list(stopped) or _furthest_behind(beats, stacks)
+        culprits = list(stopped) or _busy(_furthest_behind(beats), stacks)
         named = ", ".join(
             f"rank {beat.rank} (process {beat.pid}) "
             + ("is stopped by a signal" if beat in stopped else "does not go on")
@@ -101,16 +107,19 @@ class Watch:
         return {beat.rank: stacks_of(self._folder, beat.rank) for beat in beats}
 
 
-def _furthest_behind(beats: Sequence[Beat], stacks: dict[int, str]) -> list[Beat]:
-    """Those in the earliest section of the earliest step, but for those that wait for others."""
+def _furthest_behind(beats: Sequence[Beat]) -> list[Beat]:
+    """Those in the earliest section of the earliest step."""
 
     def place(beat: Beat) -> tuple[int, int]:
         return beat.step, _ORDER.index(beat.section) if beat.section in _ORDER else len(_ORDER)
 
-    first = min(place(beat) for beat in beats)
-    behind = [beat for beat in beats if place(beat) == first]
-    busy = [beat for beat in behind if not _waits(stacks.get(beat.rank, ""))]
-    return busy or behind
+    first = min((place(beat) for beat in beats), default=None)
+    return [beat for beat in beats if place(beat) == first]
+
+
+def _busy(beats: list[Beat], stacks: dict[int, str]) -> list[Beat]:
+    """But for those that wait for others, if that can be seen."""
+    return [beat for beat in beats if not _waits(stacks.get(beat.rank, ""))] or beats
 
 
 def _waits(stack: str) -> bool:

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch.distributed.checkpoint.api import CheckpointException
+
+
+class RankError(Exception):
+    """What went wrong on a rank, in words: errors of stores cannot always travel to others."""
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Whatever is raised becomes a RankError, which every rank can be told."""
+    try:
+        yield
+    except Exception as error:
+        raise RankError(_words(error)) from error
 
 
 def sentence_of(error: BaseException) -> str:

@@ -16,14 +16,13 @@ from shardwise.checkpoint.dcp.failure import sentence_of
 from shardwise.checkpoint.dcp.reader import CheckpointReader
 from shardwise.checkpoint.format import index, manifest
 from shardwise.checkpoint.format.checksum import crc32
-from shardwise.checkpoint.format.folder import Folder, read_whole
+from shardwise.checkpoint.format.folder import Folder, is_remote, read_whole
 from shardwise.checkpoint.format.manifest import FileRecord, Manifest
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Saved
 from shardwise.checkpoint.format.place import Place, name_of
 from shardwise.checkpoint.verify.coverage import problems_of
 from shardwise.engine.mesh import world
-from shardwise.spec.record import SpecError
 
 
 class Loaded(NamedTuple):
@@ -35,6 +34,10 @@ class Loaded(NamedTuple):
 
 class NothingGoodError(Exception):
     """There are checkpoints, and none of them is whole; says why of each."""
+
+
+class UnreachableError(Exception):
+    """The store does not answer; what is there may be good, so that it may be tried again."""
 
 
 T = TypeVar("T")
@@ -102,7 +105,7 @@ def _read_index(data: bytes, expected: int) -> Saved:
 
 def _opened(folder: Folder) -> tuple[str, tuple[Manifest, Saved] | None]:
     """The same on every rank: what one finds wrong is wrong for all."""
-    why, found = "", None
+    why, unreachable, found = "", "", None
     try:
         found = open_checkpoint(folder)
         rank, size = world()
@@ -110,7 +113,12 @@ def _opened(folder: Folder) -> tuple[str, tuple[Manifest, Saved] | None]:
             _check_head(folder, record)
     except Exception as error:  # stores have errors of their own kinds
         why = str(error)[:300] or type(error).__name__
-    why = next((one for one in _told_by_all(why) if one), "")
+        known = isinstance(error, UntrustedError | FileNotFoundError)
+        unreachable = why if is_remote(folder.url) and not known else ""
+    told = _told_by_all((why, unreachable))
+    if lost := next((one for _, one in told if one), ""):
+        raise UnreachableError(f"{folder.url}: {lost}")
+    why = next((one for one, _ in told if one), "")
     return why, None if why else found
 
 
@@ -120,7 +128,7 @@ def _check_head(folder: Folder, record: FileRecord) -> None:
             raise UntrustedError(f"{record.name}: its header is not what was saved")
 
 
-def _told_by_all(own: str) -> list[str]:
+def _told_by_all(own: tuple[str, str]) -> list[tuple[str, str]]:
     size = world()[1]
     told = [own] * size
     if size > 1:
@@ -156,5 +164,5 @@ def _agreed_steps(place: Place) -> list[int]:
     if world()[1] > 1:
         dist.broadcast_object_list(found)
     if isinstance(found[0], str):
-        raise SpecError(f"train.checkpoint: cannot be read: {found[0]}")
+        raise UnreachableError(found[0])
     return found[0]

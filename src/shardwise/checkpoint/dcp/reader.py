@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from shardwise.checkpoint.dcp.failure import plainly
 from shardwise.checkpoint.dcp.raw import bytes_of, read_block
 from shardwise.checkpoint.format.checksum import BLOCK
 from shardwise.checkpoint.format.folder import Folder
@@ -65,6 +66,13 @@ class CheckpointReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        with plainly():
+            self._read(plan, planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         wanted: dict[str, list[tuple[Piece, ReadItem]]] = {}
         for item in plan.items:
             piece = self._piece_of(item.storage_index)
@@ -75,9 +83,6 @@ class CheckpointReader(StorageReader):
                     target = planner.resolve_tensor(item).detach()
                     self._fill(file, piece, item, target)
                     planner.commit_tensor(item, target)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
 
     def _piece_of(self, wanted: MetadataIndex) -> Piece:
         offsets = tuple(wanted.offset or ())

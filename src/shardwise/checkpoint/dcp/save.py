@@ -89,23 +89,26 @@ class Saver:
     def _copy_and_write(
         self, updated: Mapping[str, torch.Tensor], own: dict[str, torch.Tensor], about: Manifest
     ) -> None:
+        state: dict[str, torch.Tensor] = {}
+        failure: Exception | None = None
         try:
             state = {**self._stage(updated), **own}
-        except BaseException as error:
-            self._failure = error
-            return
+        except Exception as error:
+            failure = error
         finally:
             self._copied.set()
-        self._write(state, about)
+        self._write(state, about, failure)
 
-    def _write(self, state: dict[str, Any], about: Manifest) -> None:
+    def _write(
+        self, state: dict[str, Any], about: Manifest, failure: Exception | None = None
+    ) -> None:
         step = about.step
 
         def commit(files: list[FileRecord]) -> None:
             self._place.commit(step, write_manifest(about.but(files=tuple(files))))
-            self._remove_old()
+            self._remove_old(step)
 
-        writer = CheckpointWriter(self._place, step, self._rank, commit)
+        writer = CheckpointWriter(self._place, step, self._rank, commit, failure)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that one process saves alone
@@ -120,22 +123,32 @@ class Saver:
         except BaseException as error:  # torch's own derives from it
             self._failure = error
 
-    def _remove_old(self) -> None:
-        """All but the newest. What was committed was read back, so the newest is good."""
+    def _remove_old(self, saved: int) -> None:
+        """Of those before the one that was saved just now, leave as many as are kept beside it.
+
+        Newer ones are left too: they could not be loaded, and say nothing of what is good.
+        """
+        if not self._keep:
+            return
         # One too many is no failed save, and stores have errors of their own kinds.
         with contextlib.suppress(Exception):
-            for step in self._place.steps()[: -self._keep] if self._keep else []:
+            older = [step for step in self._place.steps() if step < saved]
+            for step in older[: len(older) - (self._keep - 1)]:
                 self._place.remove(step)
 
     def _stage(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """A copy on the host, into the same memory every time."""
+        devices = {_local(tensor).device for tensor in state.values()} - {torch.device("cpu")}
+        for device in devices:
+            # A new thread knows nothing of the device of the process.
+            torch.cuda.set_device(device)
         for name, tensor in state.items():
             kept = self._staged.get(name)
             if kept is None:
                 kept = self._staged[name] = _room_for(tensor)
             _local(kept).copy_(_local(tensor), non_blocking=True)
-        if any(_local(tensor).is_cuda for tensor in state.values()):
-            torch.cuda.current_stream().synchronize()
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
         return self._staged
 
 

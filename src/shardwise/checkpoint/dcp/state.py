@@ -39,7 +39,8 @@ def updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tor
     found: dict[str, torch.Tensor] = {}
     for name, parameter in parameters_of(model).items():
         found[f"{MODEL}.{name}"] = parameter.detach()
-        for key, value in optimizer.state.get(parameter, {}).items():
+        # In an order that does not depend on who made the state: who writes what follows from it.
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if isinstance(value, torch.Tensor):
                 found[f"{OPTIMIZER}.{name}.{key}"] = value
     return found

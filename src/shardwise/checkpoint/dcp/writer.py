@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from shardwise.checkpoint.dcp.failure import plainly
 from shardwise.checkpoint.dcp.raw import bytes_of, read_block
 from shardwise.checkpoint.format import index
 from shardwise.checkpoint.format.checksum import crc32, crc32_of_blocks
@@ -50,27 +51,33 @@ class CheckpointWriter(StorageWriter):
         step: int,
         rank: int,
         commit: Callable[[list[FileRecord]], None],
+        failure: Exception | None = None,
     ) -> None:
+        """With a `failure`, all ranks learn of it instead of waiting for this one."""
         self._place, self._step, self._rank = place, step, rank
-        self._commit = commit
+        self._commit, self._failure = commit, failure
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """It is made for one checkpoint."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to do before all ranks have planned."""
+        """Before ranks plan: torch keeps what was planned, also if it then fails."""
+        with plainly():
+            if self._failure is not None:
+                raise self._failure
+            if is_coordinator:
+                self._place.begin(self._step)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On the coordinator alone, before anyone writes."""
-        self._place.begin(self._step)
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         future: Future[list[WriteResult]] = Future()
-        written = [self._write(plan.items, planner)] if plan.items else []
+        with plainly():
+            written = [self._write(plan.items, planner)] if plan.items else []
         # Torch hands these to `finish` as they are.
         future.set_result(cast(list[WriteResult], written))
         return future
@@ -114,10 +121,11 @@ class CheckpointWriter(StorageWriter):
             if isinstance(entry, TensorStorageMetadata)
         ]
         data = index.write_index(tensors, (p for one in written for p in one.pieces))
-        with self._place.create(self._step, index.NAME) as file:
-            file.write(data)
         about = FileRecord(name=index.NAME, bytes=len(data), head=len(data), crc32=crc32(data))
-        self._commit([*(one.file for one in written), about])
+        with plainly():
+            with self._place.create(self._step, index.NAME) as file:
+                file.write(data)
+            self._commit([*(one.file for one in written), about])
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -38,6 +39,15 @@ def read_whole(folder: Folder, name: str, most: int = 2**33) -> bytes:
         raise UntrustedError(f"{name} is larger than any such file")
     with folder.open(name) as file:
         return file.read()
+
+
+def size_of(folder: Folder) -> int:
+    """Bytes of all its files, but for those that are no files of it."""
+    total = 0
+    for name in folder.names():
+        with contextlib.suppress(OSError, UntrustedError):
+            total += folder.size(name)
+    return total
 
 
 class LocalFolder:

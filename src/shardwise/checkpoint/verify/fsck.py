@@ -12,7 +12,8 @@ from typing import NamedTuple
 from shardwise.checkpoint.foreign import metadata, safetensors
 from shardwise.checkpoint.format import index, manifest
 from shardwise.checkpoint.format.folder import Folder, LocalFolder, find_folder, is_remote
-from shardwise.checkpoint.format.place import find_place, step_of
+from shardwise.checkpoint.format.place import step_of
+from shardwise.checkpoint.format.run_folder import place_of_run
 from shardwise.checkpoint.verify.dcp import check_torch
 from shardwise.checkpoint.verify.findings import Checked, Finding, Kind, Progress
 from shardwise.checkpoint.verify.ours import check_ours
@@ -40,12 +41,12 @@ def find_checkpoints(url: str) -> Found:
     folder = find_folder(url)
     if kind_of(folder) is not None:
         return Found([folder], [])
-    for place in (find_place(url), find_place(f"{url.rstrip('/')}/checkpoints")):
-        beside = [] if is_remote(url) else _beside(Path(place.url))
-        if steps := place.steps():
-            return Found([place.folder(step) for step in steps], beside)
-        if beside:
-            raise SpecError(f"fsck: {place.url} holds no finished checkpoint, only {beside[0]}")
+    place = place_of_run(url)
+    beside = [] if is_remote(place.url) else _beside(Path(place.url))
+    if steps := place.steps():
+        return Found([place.folder(step) for step in steps], beside)
+    if beside:
+        raise SpecError(f"fsck: {place.url} holds no finished checkpoint, only {beside[0]}")
     raise SpecError(
         f"fsck: {url} holds no checkpoint: no {manifest.NAME}, no {metadata.NAME}, no "
         f"{safetensors.SUFFIX} file and no step-… folder"

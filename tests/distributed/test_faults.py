@@ -1,0 +1,41 @@
+"""A slice of the fault matrix; all of it is `python -m benchmarks.faults`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from benchmarks.faults.cases import Case, Matrix, all_cases
+
+pytest.importorskip("torch")
+
+SLICE = (
+    Case("SIGKILL", "during shard write"),
+    Case("SIGTERM", "mid-step"),
+    Case("SIGSTOP", "before save"),
+    Case("segfault", "after commit"),
+    Case("exception", "before commit"),
+    Case("NaN gradient", "mid-step"),
+    Case("ENOSPC", "during shard write"),
+    Case("bit flip", "after commit"),
+    Case("stale shard", "after commit"),
+    Case("malicious metadata", "after commit"),
+    Case("`../`", "after commit"),
+)
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
+    return Matrix(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.mark.parametrize("case", SLICE, ids=str)
+def test_a_fault_ends_as_promised(case: Case, matrix: Matrix) -> None:
+    if case.fault == "ENOSPC" and os.geteuid() != 0:
+        pytest.skip("mounting a small file system takes root")
+    assert matrix.run(case).problems == []
+
+
+def test_the_slice_is_of_the_matrix() -> None:
+    assert set(SLICE) <= set(all_cases())
