@@ -43,9 +43,12 @@ class TrainScreen:
         assert run.train is not None
         self._total = run.train.steps
         for reason in loaded.passed_over if loaded else []:
-            out.print(f"Passed over {reason}", style="yellow")
+            # Names that are cut in two cannot be looked for.
+            out.print(f"Passed over {reason}", style="yellow", soft_wrap=True)
         if loaded is not None:
-            out.print(f"Goes on from step {loaded.manifest.step:,}, saved in {folder}")
+            out.print(
+                f"Goes on from step {loaded.manifest.step:,}, saved in {folder}", soft_wrap=True
+            )
         devices = run.cluster.devices
         kind = "CPU process" if run.cluster.device.is_cpu else run.cluster.device.name
         out.print(

@@ -89,13 +89,14 @@ def versions() -> dict[str, str]:
 
 
 def folder_of_rank_0(folder: Path) -> Path:
-    """Processes that joined by themselves do not know the folder of the run."""
+    """Processes that joined by themselves do not know the folder of the run, nor where it lies."""
     import torch.distributed as dist
 
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return folder
     told = [str(folder.resolve())]
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.broadcast_object_list(told)
-    return Path(told[0])
+    dist.broadcast_object_list(told)
+    return folder if dist.get_rank() == 0 else Path(told[0])
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
