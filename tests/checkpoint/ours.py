@@ -8,13 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwise.checkpoint.format.checksum import crc32, crc32_of_blocks
+from shardwise.checkpoint.format.checksum import blocks, crc32
 from shardwise.checkpoint.format.index import write_index
 from shardwise.checkpoint.format.manifest import FileRecord, Manifest, write_manifest
 from shardwise.checkpoint.format.pieces import Piece, Tensor
 
 Array = np.ndarray
 _SHORT = {"float32": "F32", "float16": "F16", "int64": "I64", "uint8": "U8"}
+
+
+def crc32_of_blocks(data: bytes) -> tuple[int, ...]:
+    """One checksum for every block."""
+    return tuple(crc32(data[begin:end]) for begin, end in blocks(len(data)))
 
 
 def write_ours(

@@ -23,7 +23,6 @@ from shardwise.checkpoint.export.weights import (  # noqa: E402
 )
 from shardwise.checkpoint.foreign.safetensors import check_safetensors  # noqa: E402
 from shardwise.checkpoint.format import index, manifest  # noqa: E402
-from shardwise.checkpoint.format.checksum import crc32_of_blocks  # noqa: E402
 from shardwise.checkpoint.format.folder import LocalFolder  # noqa: E402
 from shardwise.checkpoint.format.manifest import Manifest, read_manifest, write_manifest  # noqa: E402
 from shardwise.checkpoint.format.pieces import Piece, Tensor  # noqa: E402
@@ -31,7 +30,11 @@ from shardwise.checkpoint.format.shard import Part  # noqa: E402
 from shardwise.cli.export_weights import export_weights  # noqa: E402
 from shardwise.spec.record import SpecError  # noqa: E402
 from shardwise.units.build import build_module  # noqa: E402
-from tests.checkpoint.ours import named, write_ours  # noqa: E402
+from tests.checkpoint.ours import (  # noqa: E402
+    crc32_of_blocks,
+    named,
+    write_ours,
+)
 
 RANDOM = np.random.default_rng(0)
 WEIGHTS = {

@@ -6,7 +6,7 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
-from shardwise.checkpoint.format.checksum import BLOCK, crc32
+from shardwise.checkpoint.format.checksum import BLOCK, blocks, crc32
 from shardwise.checkpoint.format.pieces import Piece
 
 # What a core's cache holds: bytes are hashed before they leave it.
@@ -17,6 +17,19 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Of a tensor, from its first element to its last; a copy only where it must be one."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     return memoryview(cast(Any, flat.numpy()))
+
+
+def write_hashed(file: BinaryIO, data: memoryview) -> tuple[int, ...]:
+    """Write bytes; returns the checksum of every block of them."""
+    found = []
+    for begin, end in blocks(len(data)):
+        value = 0
+        for at in range(begin, end, _CACHED):
+            part = data[at : min(at + _CACHED, end)]
+            value = crc32(part, value)
+            file.write(part)
+        found.append(value)
+    return tuple(found)
 
 
 def read_block(file: BinaryIO, piece: Piece, number: int, into: memoryview | None = None) -> bool:

@@ -108,7 +108,9 @@ class Saver:
             self._place.commit(step, write_manifest(about.but(files=tuple(files))))
             self._remove_old(step)
 
-        writer = CheckpointWriter(self._place, step, self._rank, commit, failure)
+        # Reading back costs a third of a save: nothing, if nobody waits for it.
+        reads_back = self._background
+        writer = CheckpointWriter(self._place, step, self._rank, commit, reads_back, failure)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that one process saves alone

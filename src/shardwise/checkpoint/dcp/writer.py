@@ -1,4 +1,4 @@
-"""How torch's distributed checkpoint writes here: hashed as it is written, read back, committed.
+"""How torch's distributed checkpoint writes here: hashed as it is written, then committed.
 
 Every rank writes one file and hashes it on the way. When all have, the coordinator adds the index
 and the manifest and commits; a crash before that leaves what was there.
@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from shardwise.checkpoint.dcp.failure import plainly
-from shardwise.checkpoint.dcp.raw import bytes_of, read_block
+from shardwise.checkpoint.dcp.raw import bytes_of, read_block, write_hashed
 from shardwise.checkpoint.format import index
-from shardwise.checkpoint.format.checksum import crc32, crc32_of_blocks
+from shardwise.checkpoint.format.checksum import crc32
 from shardwise.checkpoint.format.manifest import FileRecord
 from shardwise.checkpoint.format.pieces import DTYPES, Piece, Tensor
 from shardwise.checkpoint.format.place import Place
@@ -51,9 +51,11 @@ class CheckpointWriter(StorageWriter):
         step: int,
         rank: int,
         commit: Callable[[list[FileRecord]], None],
+        reads_back: bool = True,
         failure: Exception | None = None,
     ) -> None:
         """With a `failure`, all ranks learn of it instead of waiting for this one."""
+        self._reads_back = reads_back
         self._place, self._step, self._rank = place, step, rank
         self._commit, self._failure = commit, failure
 
@@ -92,11 +94,11 @@ class CheckpointWriter(StorageWriter):
             file.write(header)
             for number, item in enumerate(ordered):
                 data = bytes_of(cast(torch.Tensor, planner.resolve_data(item)).detach())
-                file.write(data)
-                pieces[number] = pieces[number]._replace(crc32=crc32_of_blocks(data))
+                pieces[number] = pieces[number]._replace(crc32=write_hashed(file, data))
         size = len(header) + sum(piece.length for piece in pieces)
         record = FileRecord(name=name, bytes=size, head=len(header), crc32=crc32(header))
-        self._read_back(record, pieces)
+        if self._reads_back:
+            self._read_back(record, pieces)
         return Written(record, pieces)
 
     def _read_back(self, record: FileRecord, pieces: list[Piece]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 try:
     # Six times as fast as zlib's where it is there.
@@ -11,7 +10,7 @@ try:
 except ImportError:
     from zlib import crc32
 
-__all__ = ["BLOCK", "blocks", "crc32", "crc32_of_blocks"]
+__all__ = ["BLOCK", "blocks", "crc32"]
 
 # A checksum for each of these many bytes of a tensor: whoever needs a slice reads little more.
 BLOCK = 2**24
@@ -22,9 +21,3 @@ def blocks(length: int) -> Iterator[tuple[int, int]]:
     yield 0, min(BLOCK, length)
     for begin in range(BLOCK, length, BLOCK):
         yield begin, min(begin + BLOCK, length)
-
-
-def crc32_of_blocks(data: Any) -> tuple[int, ...]:
-    """Of bytes, one by block."""
-    view = memoryview(data)
-    return tuple(crc32(view[begin:end]) for begin, end in blocks(len(view)))
