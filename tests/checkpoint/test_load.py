@@ -128,3 +128,11 @@ def test_retention_looks_only_at_what_is_older(tmp_path: Path) -> None:
     assert same(load(place)[1], 25)
     save(place, 26, 27, keep=2)
     assert place.steps() == [26, 27, 30]
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3, 4, 5, 6])
+def test_as_many_stay_as_are_to_be_kept(tmp_path: Path, keep: int) -> None:
+    place = LocalPlace(tmp_path)
+    for saved in range(1, 6):
+        save(place, saved, keep=keep)
+        assert place.steps() == list(range(max(1, saved - keep + 1), saved + 1))

@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from shardwise.train.supervisor import Supervisor
+from shardwise.train.watch import kill
 
 # Signals that ask for an end, in the terminal or by a scheduler.
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -116,10 +117,7 @@ class Agent(LocalElasticAgent):
             return False
         if not self._supervisor.failed(failed):
             return None in ended.values()
-        for worker in worker_group.workers:
-            if ended[worker.global_rank] is None:
-                with suppress(ProcessLookupError, TypeError, ValueError):
-                    os.kill(int(worker.id), signal.SIGKILL)
+        kill([w.id for w in worker_group.workers if ended[w.global_rank] is None])
         return False
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -140,8 +138,6 @@ def _exit_code(pid: Any) -> int | None:
         found = os.waitid(os.P_PID, int(pid), os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return 0  # torch has waited for it: it ended well
-    except (TypeError, ValueError):
-        return None
     if found is None:
         return None
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status

@@ -36,21 +36,29 @@ _ORDER = {
 
 def _check_shared(place: Place) -> None:
     """Every rank writes there, and one commits for all."""
-    if is_remote(place.url) or world()[1] == 1:
+    if is_remote(place.url):
         return
-    probe = Path(place.url, ".shared")
-    if world()[0] == 0:
-        probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-    dist.barrier()
-    seen = [True] * world()[1]
-    dist.all_gather_object(seen, probe.exists())
-    if world()[0] == 0:
-        probe.unlink()
-    if not all(seen):
+    (rank, size), probe = world(), Path(place.url, ".shared")
+    told = [""]
+    if rank == 0:
+        try:
+            probe.parent.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+        except OSError as error:
+            told = [f"{place.url} cannot be written: {error.strerror or error}"]
+    if size > 1:
+        dist.broadcast_object_list(told)
+    seen = [probe.exists()] * size
+    if size > 1:
+        dist.all_gather_object(seen, seen[0])
+    if rank == 0:
+        probe.unlink(missing_ok=True)
+    if not told[0] and not all(seen):
+        told = [f"rank {seen.index(False)} does not see {place.url} of rank 0"]
+    if told[0]:
         raise SpecError(
-            f"train.checkpoint: rank {seen.index(False)} does not see {place.url} of rank 0; set "
-            "train.checkpoint.to to a folder that all machines share, or to an object store"
+            f"train.checkpoint: {told[0]}; set train.checkpoint.to to a folder that all machines "
+            "can write, or to an object store"
         )
 
 

@@ -135,7 +135,7 @@ class Saver:
         # One too many is no failed save, and stores have errors of their own kinds.
         with contextlib.suppress(Exception):
             older = [step for step in self._place.steps() if step < saved]
-            for step in older[: len(older) - (self._keep - 1)]:
+            for step in older[: max(0, len(older) - (self._keep - 1))]:
                 self._place.remove(step)
 
     def _stage(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

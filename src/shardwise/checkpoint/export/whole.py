@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import BinaryIO
 
 import torch
@@ -62,12 +61,7 @@ class TensorReader:
     def __enter__(self) -> TensorReader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self._open.values():
             file.close()
         self._open.clear()
