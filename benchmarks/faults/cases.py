@@ -16,21 +16,9 @@ from benchmarks.faults import plant
 from benchmarks.faults.damage import DAMAGES, evil_mark
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = f"""
-cluster = "1x2xCPU"
-model = "benchmarks.faults.plant:small"
-job = {{ seq_len = {plant.SEQ_LEN} }}
-strategy = {{ kind = "zero3", micro_batch = {plant.SEQUENCES}, param_dtype = "fp32" }}
-data = {{ source = "benchmarks.faults.plant:batches" }}
-
-[train]
-steps = 30
-learning_rate = 1e-2
-log_every = 1
-trackers = []
-measure = false
-checkpoint = {{ every = 10, keep = 3, to = "{{to}}" }}
-restart = {{ named_after_s = 2, killed_after_s = 4, slow_after_s = 8 }}
+SETTINGS = """
+checkpoint = { every = 10, keep = 3, to = "TO" }
+restart = { named_after_s = 2, killed_after_s = 4, slow_after_s = 8 }
 """
 MOMENTS = (
     "before save",
@@ -208,7 +196,8 @@ class Matrix:
     def _case_folder(self, name: str) -> Path:
         folder = self._folder / name
         folder.mkdir(parents=True)
-        (folder / "run.toml").write_text(RUN.replace("{to}", str(folder / "ckpt")))
+        settings = SETTINGS.replace("TO", str(folder / "ckpt"))
+        (folder / "run.toml").write_text(plant.RUN.format(train=settings))
         return folder
 
     def _half_way(self, folder: Path) -> None:

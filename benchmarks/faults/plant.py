@@ -23,6 +23,22 @@ from torch import nn
 VOCAB, SEQ_LEN, SEQUENCES = 64, 16, 2
 FAULT, MARK = "SHARDWISE_PLANTED_FAULT", "SHARDWISE_PLANTED_MARK"
 FIRST_STEP_S = "SHARDWISE_PLANTED_FIRST_STEP_S"
+# What trains the model and the data of this file; `train` is for more settings.
+RUN = f"""
+cluster = "1x2xCPU"
+model = "benchmarks.faults.plant:small"
+job = {{{{ seq_len = {SEQ_LEN} }}}}
+strategy = {{{{ kind = "zero3", micro_batch = {SEQUENCES}, param_dtype = "fp32" }}}}
+data = {{{{ source = "benchmarks.faults.plant:batches" }}}}
+
+[train]
+steps = 30
+learning_rate = 1e-2
+log_every = 1
+trackers = []
+measure = false
+{{train}}
+"""
 # The step in which it happens, if it happens in a step; else it is around the second save.
 STEP = 15
 

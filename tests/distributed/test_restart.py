@@ -19,21 +19,6 @@ from tests.distributed.test_train import environment, shardwise
 
 pytest.importorskip("torch")
 
-FOREIGN = """
-cluster = "1x2xCPU"
-model = "benchmarks.faults.plant:small"
-job = {{ seq_len = 16 }}
-strategy = {{ kind = "zero3", micro_batch = 2, param_dtype = "fp32" }}
-data = {{ source = "benchmarks.faults.plant:batches" }}
-
-[train]
-steps = 30
-learning_rate = 1e-2
-log_every = 1
-trackers = []
-measure = false
-{train}
-"""
 # Data that is a function of its position: the same samples on any number of processes.
 SAME = """
 cluster = "1x{processes}xCPU"
@@ -101,7 +86,7 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 def test_a_rank_that_sleeps_is_named_with_its_section(tmp_path: Path, started: object) -> None:
     """At default settings, within 15 seconds; the other rank is not blamed."""
     assert callable(started)
-    started(FOREIGN.format(train=""), **planted(tmp_path, "sleep@mid-step:1"))
+    started(plant.RUN.format(train=""), **planted(tmp_path, "sleep@mid-step:1"))
     wait_for((tmp_path / "mark").exists)
     begin, err = time.monotonic(), tmp_path / "err.txt"
     wait_for(lambda: "does not go on" in err.read_text(), 20)
@@ -118,7 +103,7 @@ def test_a_rank_that_sleeps_is_named_with_its_section(tmp_path: Path, started: o
 
 def test_slow_saves_and_slow_first_steps_are_no_hangs(tmp_path: Path) -> None:
     """Each takes longer than what names a hang in a step."""
-    text = FOREIGN.format(
+    text = plant.RUN.format(
         train="checkpoint = { every = 10, background = false }\n"
         "restart = { named_after_s = 1, killed_after_s = 2 }"
     )
@@ -134,7 +119,7 @@ def test_slow_saves_and_slow_first_steps_are_no_hangs(tmp_path: Path) -> None:
 
 
 def test_a_run_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
-    text = FOREIGN.format(train="checkpoint = { every = 10 }\nrestart = { attempts = 2 }")
+    text = plant.RUN.format(train="checkpoint = { every = 10 }\nrestart = { attempts = 2 }")
     (tmp_path / "run.toml").write_text(text)
     fault = planted(tmp_path, "every exception@mid-step:1")
     done = shardwise(tmp_path, *command("--nproc", "2")[3:], **fault)
@@ -166,7 +151,7 @@ def listening(pid: int) -> list[str]:
 
 def test_nobody_outside_reaches_a_run_of_one_machine(tmp_path: Path, started: object) -> None:
     assert callable(started)
-    process = started(FOREIGN.format(train="").replace("steps = 30", "steps = 100000"))
+    process = started(plant.RUN.format(train="").replace("steps = 30", "steps = 100000"))
     wait_for((tmp_path / "runs/it/metrics.jsonl").exists)
     workers = subprocess.run(
         ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
@@ -185,7 +170,7 @@ def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(
 ) -> None:
     """SIGUSR1, as schedulers send it before the time is up; the code says by what it ended."""
     assert callable(started)
-    text = FOREIGN.format(train="").replace("steps = 30", "steps = 200")
+    text = plant.RUN.format(train="").replace("steps = 30", "steps = 200")
     process = started(text)
     metrics = tmp_path / "runs/it/metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 20)
@@ -243,7 +228,7 @@ def free_port() -> int:
 
 def test_two_launchers_start_again_together(tmp_path: Path) -> None:
     """As on two machines: a rank of the second is killed, and both come back in a new round."""
-    text = FOREIGN.format(train="checkpoint = { every = 10 }").replace("1x2xCPU", "2x1xCPU")
+    text = plant.RUN.format(train="checkpoint = { every = 10 }").replace("1x2xCPU", "2x1xCPU")
     (tmp_path / "run.toml").write_text(text)
     shared = {
         "PET_NNODES": "2",
