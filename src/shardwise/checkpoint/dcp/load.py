@@ -16,8 +16,9 @@ from shardwise.checkpoint.dcp.failure import sentence_of
 from shardwise.checkpoint.dcp.reader import CheckpointReader
 from shardwise.checkpoint.format import index, manifest
 from shardwise.checkpoint.format.checksum import crc32
-from shardwise.checkpoint.format.folder import Folder, is_remote, read_whole
+from shardwise.checkpoint.format.folder import Folder, is_remote
 from shardwise.checkpoint.format.manifest import FileRecord, Manifest
+from shardwise.checkpoint.format.opened import read_saved, read_told
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Saved
 from shardwise.checkpoint.format.place import Place, name_of
@@ -64,10 +65,9 @@ def load_last(place: Place, room: Room) -> Loaded | None:
 
 def open_checkpoint(folder: Folder) -> tuple[Manifest, Saved]:
     """What a checkpoint says it holds, if it can be true; else UntrustedError, saying why."""
-    told = _checked(folder, manifest.NAME, manifest.read_manifest)
+    told = _named(manifest.NAME, lambda: read_told(folder))
     files = {record.name: record for record in told.files}
-    if index.NAME not in files:
-        raise UntrustedError(f"{manifest.NAME} names no {index.NAME}")
+    saved = _named(index.NAME, lambda: read_saved(folder, told))
     for name, record in files.items():
         try:
             size = folder.size(name)
@@ -75,8 +75,6 @@ def open_checkpoint(folder: Folder) -> tuple[Manifest, Saved]:
             raise UntrustedError(f"{name} is missing") from None
         if size != record.bytes:
             raise UntrustedError(f"{name} has {size:,} bytes, saved as {record.bytes:,}")
-    expected = files[index.NAME].crc32
-    saved = _checked(folder, index.NAME, lambda data: _read_index(data, expected))
     for piece in saved.pieces:
         held = files.get(piece.file)
         if held is None or piece.start + piece.length > held.bytes:
@@ -86,21 +84,11 @@ def open_checkpoint(folder: Folder) -> tuple[Manifest, Saved]:
     return told, saved
 
 
-def _checked(folder: Folder, name: str, read: Callable[[bytes], T]) -> T:
+def _named(name: str, read: Callable[[], T]) -> T:
     try:
-        return read(read_whole(folder, name))
-    except FileNotFoundError:
-        raise UntrustedError(f"{name} is missing") from None
+        return read()
     except UntrustedError as error:
         raise UntrustedError(f"{name} {error}") from None
-    except OSError as error:
-        raise UntrustedError(f"{name} cannot be read: {error.strerror or error}") from None
-
-
-def _read_index(data: bytes, expected: int) -> Saved:
-    if crc32(data) != expected:
-        raise UntrustedError("is not what was written: its checksum is another")
-    return index.read_index(data)
 
 
 def _opened(folder: Folder) -> tuple[str, tuple[Manifest, Saved] | None]:
@@ -109,7 +97,8 @@ def _opened(folder: Folder) -> tuple[str, tuple[Manifest, Saved] | None]:
     try:
         found = open_checkpoint(folder)
         rank, size = world()
-        for record in found[0].files[rank::size]:
+        heads = [record for record in found[0].files if record.name != index.NAME]
+        for record in heads[rank::size]:
             _check_head(folder, record)
     except Exception as error:  # stores have errors of their own kinds
         why = str(error)[:300] or type(error).__name__

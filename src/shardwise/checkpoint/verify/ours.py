@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwise.checkpoint.format import index, manifest
-from shardwise.checkpoint.format.checksum import crc32
-from shardwise.checkpoint.format.folder import Folder, read_whole
+from shardwise.checkpoint.format.folder import Folder
 from shardwise.checkpoint.format.manifest import FileRecord, Manifest
+from shardwise.checkpoint.format.opened import read_saved, read_told
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Piece, Saved
 from shardwise.checkpoint.verify.coverage import problems_of
@@ -45,25 +45,11 @@ def _read(folder: Folder, findings: list[Finding]) -> tuple[Manifest | None, Sav
     """What the manifest and the index say, as far as they can be trusted."""
     file, told = manifest.NAME, None
     try:
-        told = manifest.read_manifest(read_whole(folder, file))
-        if len({record.name for record in told.files}) < len(told.files):
-            raise UntrustedError("names a file twice")
-        record = next((one for one in told.files if one.name == index.NAME), None)
-        if record is None:
-            raise UntrustedError(f"does not name {index.NAME}")
+        told = read_told(folder)
         file = index.NAME
-        data = read_whole(folder, file)
-        if len(data) != record.bytes or record.head != record.bytes:
-            raise UntrustedError(f"has {len(data):,} bytes, saved with {record.bytes:,}")
-        if (value := crc32(data)) != record.crc32:
-            raise UntrustedError(f"has checksum {value:08x}, saved with {record.crc32:08x}")
-        return told, index.read_index(data)
-    except FileNotFoundError:
-        findings.append(Finding("broken", file, "", "is missing"))
+        return told, read_saved(folder, told)
     except UntrustedError as error:
         findings.append(Finding("broken", file, "", str(error)))
-    except OSError as error:
-        findings.append(Finding("broken", file, "", f"cannot be read: {error.strerror or error}"))
     return told, None
 
 
