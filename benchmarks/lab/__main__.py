@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from benchmarks.lab import (
@@ -20,6 +20,7 @@ from benchmarks.lab import (
     experiments,
     machine,
     network,
+    profiles,
     rates,
     report,
     sweep,
@@ -30,8 +31,8 @@ class Experiment(NamedTuple):
     """`measure` does the work, `show` prints what came out for a person."""
 
     title: str
-    measure: Callable[[], Mapping[str, Any]]
-    show: Callable[[Mapping[str, Any]], None]
+    measure: Callable[[], Any]
+    show: Callable[[Any], None]
     # Whether it makes hosts; what only reads the last sweep needs none.
     on_hosts: bool = True
 
@@ -60,6 +61,12 @@ EXPERIMENTS = {
         "predictions calibrated on six cells of the sweep, judged on the others",
         evaluate.measure,
         evaluate.show,
+        on_hosts=False,
+    ),
+    "profiles": Experiment(
+        "every cell as StepProfiles, for shardwise report",
+        profiles.measure,
+        profiles.show,
         on_hosts=False,
     ),
     "report": Experiment("the same as docs/lab.md", report.measure, report.show, on_hosts=False),

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from shardwise.spec.record import SpecError
+
 SCHEMA = 1
 
 Verdict = Literal["fits", "at risk", "does not fit"]
@@ -111,6 +113,41 @@ class StepProfile(NamedTuple):
         plain: dict[str, Any] = {"schema": SCHEMA, **_plain(self)}
         plain["provenance"]["from"] = plain["provenance"].pop("origin")
         return plain
+
+
+def read_profile(told: object, where: str) -> StepProfile:
+    """The record behind what `--json` printed; keys that are not known are passed over."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        if not isinstance(told, Mapping) or told.get("schema") != SCHEMA:
+            raise ValueError("it is no StepProfile of schema 1")
+        about = dict(told["provenance"])
+        known = {**told, "provenance": {**about, "origin": about.get("from", "")}}
+        known.setdefault("memory", None)
+        return TypeAdapter(StepProfile).validate_python(_known(StepProfile, known))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise SpecError(f"{where}: {place}: {first['msg']}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise SpecError(f"{where}: no StepProfile can be read from it: {error}") from None
+
+
+def _known(record: type, told: Any) -> Any:
+    """Only what the record, and the records in it, have fields for."""
+    parts = {"provenance": Provenance, "memory": MemoryProfile, "traffic": CollectiveProfile,
+             "work": WorkProfile, "time": TimeProfile,
+             "throughput": ThroughputProfile}  # fmt: skip
+    if isinstance(told, list):
+        return [_known(record, one) for one in told]
+    if not isinstance(told, Mapping):
+        return told
+    fields = record._fields  # type: ignore[attr-defined]
+    kept = {key: value for key, value in told.items() if key in fields}
+    if record is not StepProfile:
+        return kept
+    return {k: _known(parts[k], v) if k in parts else v for k, v in kept.items()}
 
 
 def throughput_of(

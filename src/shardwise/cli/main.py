@@ -21,8 +21,8 @@ app = typer.Typer(
 # In the order of --help; each is the function of its name in the module of its name.
 COMMANDS = (
     *("plan", "estimate", "whatif", "train", "profile", "doctor"),
-    *("compare", "tune", "calibrate", "trace", "diff", "memory", "fsck"),
-    *("export-weights", "catalog"),
+    *("compare", "tune", "calibrate", "trace", "diff", "memory", "report"),
+    *("fsck", "export-weights", "catalog"),
 )
 
 

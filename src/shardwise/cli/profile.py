@@ -18,6 +18,9 @@ def profile(
     nproc: ProcessesOption = None,
     after: Annotated[int, typer.Option(min=1, help="Steps before those profiled.")] = 5,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps to profile.")] = 3,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Record allocations too; slows the steps a little.")
+    ] = False,
     name: NameOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -42,10 +45,11 @@ def profile(
         described,
         # In the step after those profiled, traces are written.
         first + steps + 1 + _PLAIN_STEPS,
-        profile=asked.but(after=first, steps=steps, every=None),
+        profile=asked.but(after=first, steps=steps, every=None, memory=memory or asked.memory),
         checkpoint=False,
     )
     arguments = ["profile", str(run), "--after", str(after), "--steps", str(steps)]
+    arguments += ["--memory"] if memory else []
     result = launch_or_join(described, run, arguments, nproc, name, as_json)
     if result is None:
         return

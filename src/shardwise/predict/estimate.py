@@ -67,6 +67,8 @@ def price(
             "device": cluster.device.name,
             "devices": cluster.devices,
             "nodes": cluster.nodes,
+            # Bits per second and device, one way; absent where none is known.
+            **({"network_gbps": cluster.network * 8 / 1e9} if cluster.network else {}),
         },
         job={"seq_len": job.seq_len, "optimizer": job.optimizer},
         strategy=strategy.model_dump(mode="json", exclude={"within_node"}),

@@ -40,6 +40,11 @@ def overlap(one: Intervals, other: Intervals) -> int:
     return one.length + other.length - both(one, other).length
 
 
+def shared(few: Intervals, many: Intervals) -> int:
+    """The same as `overlap` where the one has few intervals and the other many."""
+    return int((length_until(many, few.end) - length_until(many, few.start)).sum())
+
+
 def both(one: Intervals, other: Intervals) -> Intervals:
     """All instants of either."""
     return union(np.concatenate([one.start, other.start]), np.concatenate([one.end, other.end]))

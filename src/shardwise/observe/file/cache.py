@@ -17,11 +17,12 @@ from shardwise.observe.file.trace import Trace, read_trace
 from shardwise.spec.record import SpecError
 
 # To be raised whenever columns change what they mean.
-_VERSION = 1
+_VERSION = 2
 _ROWS = ("name", "category", "process", "thread", "start_ns", "end_ns", "device", "stream",
          "correlation", "moved")  # fmt: skip
 _SPARSE = ("collective", "elements", "dtype", "group", "group_ranks", "group_size")
 _TEXTS = ("shapes", "types")
+_MEMORY = ("memory_ns", "memory_bytes", "memory_of")
 
 
 def cached_trace(path: Path, folder: Path | None) -> Trace:
@@ -70,6 +71,7 @@ def _table(trace: Trace) -> Any:
         values[list(known)] = list(known.values())
         columns[name] = pyarrow.array(values, type=pyarrow.binary())
     rest = {"texts": trace.texts, "about": trace.about, "problems": trace.problems}
+    rest |= {name: getattr(trace, name).tolist() for name in _MEMORY}
     return pyarrow.table(columns).replace_schema_metadata({"trace": json.dumps(rest)})
 
 
@@ -85,4 +87,5 @@ def _load(table: Any, path: Path) -> Trace:
     for name in _TEXTS:
         rows = np.flatnonzero(np.asarray(table[name].is_valid())).tolist()
         columns[name] = dict(zip(rows, table[name].drop_null().to_pylist(), strict=True))
+    columns |= {name: np.asarray(rest.pop(name), dtype=np.int64) for name in _MEMORY}
     return Trace(path=path, **columns, **rest)

@@ -42,6 +42,8 @@ class Args(msgspec.Struct, gc=False):
     group_size: Text = msgspec.field(default=None, name="Group size")
     shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input type")
+    allocated: Text = msgspec.field(default=-1, name="Total Allocated")
+    memory_of: Text = msgspec.field(default=-1, name="Device Type")
 
 
 class Event(msgspec.Struct, gc=False):

@@ -52,6 +52,11 @@ class Trace:
     group: Codes
     group_ranks: Codes
     group_size: Ints
+    # What an allocator held after each change, where memory was profiled: when, bytes, and whose it
+    # is, 0 being the host's.
+    memory_ns: Ints
+    memory_bytes: Ints
+    memory_of: Ints
     # Raw JSON of input shapes and types, by row, of the operations that need them.
     shapes: dict[int, bytes]
     types: dict[int, bytes]
@@ -152,6 +157,7 @@ class _Columns:
         self.codes = _Codes()
         self.parts: list[dict[str, Any]] = []
         self.collectives: list[dict[str, Any]] = []
+        self.memory: list[Ints] = []
         self.rows = 0
         self.unusable = 0
         self.shapes: dict[int, bytes] = {}
@@ -159,6 +165,8 @@ class _Columns:
 
     def add(self, batch: list[AnyEvent]) -> None:
         spans = [event for event in batch if event.ph == "X"]
+        if len(spans) < len(batch):
+            self._add_memory([e for e in batch if e.name == "[memory]" and e.ph == "i"])
         start, duration = _nanoseconds(spans)
         lasting = (start >= 0) & (duration >= 0)
         kept = spans
@@ -194,6 +202,15 @@ class _Columns:
         self.parts.append(part)
         self.rows += len(kept)
 
+    def _add_memory(self, events: list[AnyEvent]) -> None:
+        if not events:
+            return
+        when, _ = _nanoseconds(events)
+        args = [event.args or _NO_ARGS for event in events]
+        held = _numbers([a.allocated for a in args])
+        points = np.stack([when, held, _numbers([a.memory_of for a in args])])
+        self.memory.append(points[:, (when >= 0) & (held >= 0)])
+
     def _add_collectives(self, args: list[Args]) -> None:
         names = list(map(_COLLECTIVE, args))
         if names.count(None) == len(names):
@@ -224,8 +241,13 @@ class _Columns:
             # Each part goes as it is joined, so that no more than one column exists twice.
             return np.concatenate([p.pop(name) for p in parts]).astype(dtype, copy=False)
 
+        memory = np.concatenate([np.empty((3, 0), dtype=np.int64), *self.memory], axis=1)
+        memory = memory[:, np.argsort(memory[0], kind="stable")]
         return Trace(
             path=path,
+            memory_ns=memory[0],
+            memory_bytes=memory[1],
+            memory_of=memory[2],
             **{name: joined(self.parts, name, np.int32) for name in codes},
             **{name: joined(self.parts, name, np.int64) for name in numbers},
             **{name: joined(self.collectives, name, np.int32) for name in sparse},

@@ -12,7 +12,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.observe.file.trace import Codes, Ints, Trace
+from shardwise.observe.file.trace import Bools, Codes, Ints, Trace
 from shardwise.observe.rank.innermost import innermost
 from shardwise.observe.rules import Rules
 from shardwise.timeline.intervals import holds, union
@@ -74,6 +74,7 @@ def device_timeline(trace: Trace, rules: Rules | None = None) -> Timeline:
         lanes=[f"device {device} stream {stream}" for device, stream in lanes.tolist()],
         names=trace.texts,
         units=[],
+        **_memory(trace, trace.memory_of > 0),
     )
 
 
@@ -148,4 +149,10 @@ def host_timeline(trace: Trace) -> Timeline:
         lanes=[f"thread {number}" for number in threads],
         names=trace.texts,
         units=[],
+        **_memory(trace, trace.memory_of == 0),
     )
+
+
+def _memory(trace: Trace, mine: Bools) -> dict[str, Ints]:
+    """The allocator's counter of a device, or of the process on a CPU."""
+    return {"memory_ns": trace.memory_ns[mine], "memory_bytes": trace.memory_bytes[mine]}

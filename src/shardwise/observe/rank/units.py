@@ -16,7 +16,7 @@ import numpy as np
 from shardwise.observe.file.trace import Ints, Trace
 from shardwise.observe.rank.calls import Calls, launch_rows
 from shardwise.observe.rank.classify import on_device
-from shardwise.timeline.intervals import Intervals, holds, minus, overlap, union
+from shardwise.timeline.intervals import Intervals, shared, union
 from shardwise.timeline.spans import KINDS, Kind, Timeline
 
 ROOT = "root"
@@ -95,7 +95,8 @@ def unit_times(
     def spent(unit: str, role: str) -> tuple[int, int, int]:
         mine = found.get(Place(unit, role), [])
         covered = union(calls.start_ns[mine], calls.end_ns[mine])
-        return len(mine), int(calls.lasted_ns[mine].sum()), minus(covered, compute)
+        exposed = covered.length - shared(covered, compute)
+        return len(mine), int(calls.lasted_ns[mine].sum()), exposed
 
     work = _Work(trace, timeline, notes, compute)
     times = []
@@ -179,12 +180,20 @@ class _Work:
     def __init__(
         self, trace: Trace, timeline: Timeline, notes: list[Note], compute: Intervals
     ) -> None:
-        self._notes, self._compute, self._timeline = notes, compute, timeline
+        self._timeline = timeline
+        self._notes: dict[str, list[Note]] = {}
+        for note in notes:
+            self._notes.setdefault(note.unit, []).append(note)
         rows = np.flatnonzero(on_device(trace))
+        # On a device: when each row was launched, and rows in that order. There may be hundreds of
+        # units, so that none may look at all rows.
         self._launched: Ints | None = None
         if len(rows):
             launch = launch_rows(trace, rows)
-            self._launched = np.where(launch >= 0, trace.start_ns[launch], -1)
+            launched = np.where(launch >= 0, trace.start_ns[launch], -1)
+            self._order = np.argsort(launched, kind="stable")
+            self._launched = launched[self._order]
+        self._covered = {"compute": compute, "copy": timeline.covered("copy")}
 
     def computed(self, unit: str, phase: str) -> int:
         """Nanoseconds between the notes that open and close a unit's phase."""
@@ -193,28 +202,28 @@ class _Work:
         closing = "post_forward" if phase == "forward" else "post_backward_accumulate"
         windows = []
         opened: Note | None = None
-        for note in self._notes:
-            if note.unit == unit and note.what == f"pre_{phase}":
+        for note in self._notes[unit]:
+            if note.what == f"pre_{phase}":
                 opened = note
-            elif note.unit == unit and note.what == closing and opened is not None:
+            elif note.what == closing and opened is not None:
                 windows.append((opened.end_ns, note.start_ns))
                 opened = None
         return self._spent(windows, ("compute",))
 
     def copied(self, unit: str) -> int:
         """Nanoseconds of packing and unpacking around a unit's collectives."""
-        windows = [(n.start_ns, n.end_ns) for n in self._notes
-                   if n.unit == unit and n.what in _COPYING]  # fmt: skip
+        windows = [(n.start_ns, n.end_ns) for n in self._notes[unit] if n.what in _COPYING]
         # A device packs with kernels; a CPU's operations of this kind are known by their names.
         kinds: tuple[Kind, ...] = ("copy",) if self._launched is None else ("copy", "compute")
         return self._spent(windows, kinds)
 
     def _spent(self, windows: list[tuple[int, int]], kinds: tuple[Kind, ...]) -> int:
         inside = union(*(np.asarray([w[i] for w in windows], dtype=np.int64) for i in (0, 1)))
-        mine = np.isin(self._timeline.kind, [KINDS.index(kind) for kind in kinds])
         if self._launched is None:
-            return overlap(
-                inside, union(self._timeline.start_ns[mine], self._timeline.end_ns[mine])
-            )
-        mine &= holds(inside, self._launched)
+            (kind,) = kinds
+            return shared(inside, self._covered[kind])
+        edges = np.searchsorted(self._launched, np.stack([inside.start, inside.end]))
+        there = [self._order[a:b] for a, b in edges.T.tolist()]
+        mine = np.concatenate([np.empty(0, dtype=np.int64), *there])
+        mine = mine[np.isin(self._timeline.kind[mine], [KINDS.index(kind) for kind in kinds])]
         return union(self._timeline.start_ns[mine], self._timeline.end_ns[mine]).length

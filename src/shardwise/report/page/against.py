@@ -1,0 +1,137 @@
+"""Predicted against measured, term by term, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwise.observe.against import against, traffic_terms
+from shardwise.report.compare import compare
+from shardwise.report.estimate import show_seconds
+from shardwise.report.page.bars import badge
+from shardwise.report.page.chart import Axis, Series, chart
+from shardwise.report.page.markup import Content, Markup, element, fragment, table
+from shardwise.report.page.subject import Subject, strategy_words
+from shardwise.spec.quantity import show_gb
+from shardwise.step import relative_error
+
+# From so many on a cloud of points says more than a table, and all terms of all of them too much.
+_SCATTERED, _MOST_TERMS = 12, 50
+
+
+def against_section(subjects: Sequence[Subject]) -> Markup | None:
+    """Of one run all its terms; of several the ones that decide."""
+    pairs = [s for s in subjects if s.predicted is not None and s.measured is not None]
+    if not pairs:
+        return None
+    if len(subjects) == 1:
+        return _terms(pairs[0])
+    overview = _overview(pairs)
+    if len(pairs) >= _SCATTERED:
+        overview = fragment(
+            _scattered(pairs), element("details", element("summary", "As numbers"), overview)
+        )
+    terms = [
+        element("details", element("summary", one.name), _terms(one)) for one in pairs[:_MOST_TERMS]
+    ]
+    left = len(pairs) - len(terms)
+    more = f"Those of {left} more are left out; name fewer to see them." if left > 0 else None
+    return fragment(
+        overview,
+        element("details", element("summary", "Term by term"),
+                element("div", terms, class_="inner"), more),
+    )  # fmt: skip
+
+
+def _scattered(pairs: Sequence[Subject]) -> Markup:
+    """Every step time, measured across and predicted up: right ones lie on the diagonal."""
+    groups: dict[str, list[tuple[float, float, str]]] = {}
+    for one in pairs:
+        mine, real = one.predicted, one.measured
+        if mine is not None and real is not None and mine.time and real.time:
+            point = (real.time.step_s, mine.time.step_s, one.name)
+            groups.setdefault(strategy_words(real), []).append(point)
+    if not groups:
+        return fragment()
+    every = [value for points in groups.values() for a, b, _ in points for value in (a, b)]
+    low, high = min(every), max(every)
+    series = [Series("as measured", [(low, low), (high, high)], colour=5)]
+    series += [
+        Series(name, [(a, b) for a, b, _ in points], "measured", number, line=False,
+               titles=[f"{of}: {show_seconds(b)} predicted, {show_seconds(a)}"
+                       for a, b, of in points])
+        for number, (name, points) in enumerate(groups.items())
+    ]  # fmt: skip
+    x = Axis("measured step", show_seconds, logarithmic=True)
+    return chart(x, Axis("predicted step", show_seconds, logarithmic=True), series,
+                 "Predicted against measured step times; on the diagonal both are the same."
+                 )  # fmt: skip
+
+
+def show_error(error: float | None) -> Markup | None:
+    if error is None:
+        return None
+    if error == 0:
+        return element("span", "exact", class_="good")
+    tone = "good" if abs(error) < 0.03 else "fair" if abs(error) < 0.10 else "bad"
+    return element("span", f"{error:+.1%}", class_=tone)
+
+
+def _terms(one: Subject) -> Markup:
+    assert one.predicted is not None
+    assert one.measured is not None
+    rows: list[list[Content]] = []
+    for heading, found in compare(one.predicted, one.measured).items():
+        rows.append([element("b", heading), "", "", ""])
+        rows += [[r.name.strip(), r.predicted, r.measured, show_error(r.error)] for r in found]
+    head = ["", badge("predicted"), badge("measured"), "error"]
+    return fragment(table(head, rows), _profiled(one))
+
+
+def _profiled(one: Subject) -> Markup | None:
+    """The simulated step against the profiled one of the first rank."""
+    if one.simulated is None or one.traced is None:
+        return None
+    rank = one.traced.summary.ranks[0]
+    rows: list[list[Content]] = [
+        [t.name, show_seconds(t.predicted / 1e9), show_seconds(t.measured / 1e9),
+         show_error(t.error)]
+        for t in against(one.simulated, rank).terms
+    ]  # fmt: skip
+    for term in traffic_terms(one.predicted.traffic if one.predicted else (), rank):
+        show = show_gb if term.name.endswith("bytes") else _count
+        rows.append([term.name, show(term.predicted), show(term.measured), show_error(term.error)])
+    head = [f"one profiled step of {rank.name}", badge("simulated"), badge("measured"), "error"]
+    return table(head, rows)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _overview(pairs: Sequence[Subject]) -> Markup:
+    rows: list[list[Content]] = []
+    for one in pairs:
+        mine, real = one.predicted, one.measured
+        assert mine is not None
+        assert real is not None
+        cells: list[Content] = ["", "", None]
+        if real.time is not None:
+            guess = mine.time.step_s if mine.time else None
+            cells = [
+                show_seconds(guess) if guess else "",
+                show_seconds(real.time.step_s),
+                show_error(relative_error(guess, real.time.step_s)) if guess else None,
+            ]
+        memory: list[Content] = ["", "", None]
+        if real.memory is not None and mine.memory is not None:
+            sizes = [p.memory.peak_allocated_bytes for p in (mine, real) if p.memory]
+            memory = [f"{size / 2**20:,.1f} MiB" for size in sizes]
+            memory.append(show_error(relative_error(sizes[0], sizes[1])))
+        rows.append([one.name, *cells, *memory])
+    weighed = any(any(row[4:]) for row in rows)
+    head: list[Content] = ["", fragment("step ", badge("predicted")),
+                           fragment("step ", badge("measured")), "error"]  # fmt: skip
+    if weighed:
+        head += [fragment("peak ", badge("predicted")), fragment("peak ", badge("measured")),
+                 "error"]  # fmt: skip
+    return table(head, [row if weighed else row[:4] for row in rows])

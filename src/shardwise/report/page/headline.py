@@ -1,0 +1,268 @@
+"""What a page says first: the answer, its evidence, and the few numbers people ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from shardwise.report.estimate import how, show_seconds
+from shardwise.report.page.bars import badge
+from shardwise.report.page.markup import Markup, element
+from shardwise.report.page.subject import Subject
+from shardwise.report.page.sweeps import best_by_value
+from shardwise.report.plan import settings
+from shardwise.spec.quantity import show_count, show_gb, show_gib
+from shardwise.step import StepProfile, relative_error
+
+
+class Headline(NamedTuple):
+    """A sentence, what it rests on, and whether it is good news."""
+
+    statement: str
+    evidence: Sequence[str]
+    tone: str = "plain"
+
+
+def headline(subjects: Sequence[Subject]) -> Headline:
+    """The verdict over everything on the page."""
+    if len(subjects) > 1:
+        return _comparison(subjects)
+    one = subjects[0]
+    if one.traced is not None:
+        return _why_slow(one)
+    if one.measured is not None:
+        return _measured(one, one.measured)
+    if one.plan is not None:
+        return _plan(one)
+    return _predicted(one)
+
+
+def _plan(one: Subject) -> Headline:
+    plan = one.plan
+    assert plan is not None
+    if plan.winner is None:
+        nearest = plan.rejected[0] if plan.rejected else None
+        told = []
+        if nearest is not None:
+            told.append(
+                f"The nearest is {settings(nearest.strategy, plan.problem.job.seq_len)}: it needs "
+                f"{show_gib(nearest.needed_bytes)}, and a device can safely give "
+                f"{show_gib(plan.limit_bytes)} (predicted)."
+            )
+        told += [f"With {way.options} it would fit." for way in plan.ways[:3]]
+        return Headline("Nothing fits.", [*told, *plan.tips], "bad")
+    winner = plan.winner
+    low, high = plan.interval
+    told = [
+        f"A step takes {show_seconds(winner.step_s)}, nine times of ten between "
+        f"{show_seconds(winner.step_s * (1 + low))} and {show_seconds(winner.step_s * (1 + high))} "
+        "(predicted).",
+        f"It takes {show_gib(winner.needed_bytes)} of the {show_gib(plan.limit_bytes)} that are "
+        f"safe to use of each device (predicted).",
+    ]
+    same = one.run is not None and one.run.strategy == winner.strategy
+    if not same and one.run is not None and one.predicted is not None and one.predicted.time:
+        tokens = one.predicted.throughput.tokens_per_s if one.predicted.throughput else 0.0
+        gain = winner.tokens_per_s / tokens - 1 if tokens else 0.0
+        told.insert(
+            0,
+            f"{one.name} says {settings(one.run.strategy)}; the plan is {gain:.0%} faster "
+            "(predicted).",
+        )
+    return Headline(f"Run {settings(winner.strategy, plan.problem.job.seq_len)}.", told, "good")
+
+
+def _predicted(one: Subject) -> Headline:
+    profile = one.predicted
+    if profile is None or profile.memory is None:
+        return Headline(one.name, [])
+    words = {"fits": ("It fits.", "good"), "at risk": ("It fits, but at risk.", "fair"),
+             "does not fit": ("It does not fit.", "bad")}  # fmt: skip
+    said, tone = words.get(profile.memory.verdict or "", (one.name, "plain"))
+    peak, capacity = profile.memory.peak_allocated_bytes, profile.memory.capacity_bytes
+    of = f" of {show_gib(capacity)}" if capacity else ""
+    told = [f"Tensors peak at {show_gib(peak)}{of} ({profile.provenance.kind})."]
+    if profile.time is not None:
+        told.append(f"A step takes {show_seconds(profile.time.step_s)} (predicted).")
+    return Headline(said, told, tone)
+
+
+def _measured(one: Subject, measured: StepProfile) -> Headline:
+    said, tone = f"{one.name} ran", "plain"
+    if measured.time is not None:
+        said = f"A step took {show_seconds(measured.time.step_s)} (measured)"
+    told = against_in_words(one)
+    guess = one.predicted.time if one.predicted is not None else None
+    if guess is not None and measured.time is not None:
+        error = relative_error(guess.step_s, measured.time.step_s)
+        if error is not None:
+            tone = "good" if abs(error) < 0.1 else "fair"
+            said += f"; {show_seconds(guess.step_s)} was predicted ({error:+.1%})"
+            told = told[1:]
+    return Headline(f"{said}.", told, tone)
+
+
+def against_in_words(one: Subject) -> list[str]:
+    """Predicted against measured in at most two sentences: time, then memory."""
+    mine, real = one.predicted, one.measured
+    if real is None:
+        return []
+    told = []
+    if real.time is not None:
+        guess = mine.time.step_s if mine is not None and mine.time is not None else None
+        error = relative_error(guess, real.time.step_s) if guess else None
+        was = f", predicted {show_seconds(guess)} ({error:+.1%})" if guess and error else ""
+        told.append(f"An undisturbed step took {show_seconds(real.time.step_s)} (measured){was}.")
+    if real.memory is not None:
+        peak = real.memory.peak_allocated_bytes
+        was = ""
+        if mine is not None and mine.memory is not None:
+            error = relative_error(mine.memory.peak_allocated_bytes, peak)
+            guessed = show_gib(mine.memory.peak_allocated_bytes)
+            was = f", predicted {guessed} ({error:+.1%})" if error is not None else ""
+        told.append(f"Memory peaked at {show_gib(peak)} (measured){was}.")
+    return told
+
+
+def _why_slow(one: Subject) -> Headline:
+    traced = one.traced
+    assert traced is not None
+    health = traced.health
+    rest = against_in_words(one)
+    if health.healthy:
+        said = f"Healthy: {health.compute:.1%} of the time computes (measured)."
+        return Headline(said, rest, "good")
+    if not traced.verdicts:
+        said = f"{health.compute:.1%} of the time computes; no single cause (measured)."
+        return Headline(said, rest, "fair")
+    first = traced.verdicts[0]
+    share = first.saves_ns / health.step_ns
+    evidence = first.evidence[:1].upper() + first.evidence[1:]
+    told = [f"{evidence} (measured).", f"To change: {first.change}.", *rest]
+    return Headline(f"{first.statement} ({share:.0%}, measured).", told, "fair")
+
+
+def _comparison(subjects: Sequence[Subject]) -> Headline:
+    models = {s.profile.model.get("name") for s in subjects if s.profile is not None}
+    if len(models) > 1:
+        return Headline(f"{len(models)} models, side by side; they are not ranked.", [])
+    places = {s.profile.cluster.get("name") for s in subjects if s.profile is not None}
+    if len(places) > 1:
+        # What ran on different machines is no contest.
+        errors = _errors(subjects)
+        said = [*best_by_value(subjects)]
+        return Headline(errors or f"{len(subjects)} on {len(places)} clusters.", said, "plain")
+    for kind in ("measured", "predicted"):
+        timed = []
+        for subject in subjects:
+            profile: StepProfile | None = getattr(subject, kind)
+            if profile is not None and profile.throughput is not None and profile.time is not None:
+                timed.append((profile.throughput.tokens_per_s, subject, profile))
+        if len(timed) > 1:
+            timed.sort(key=lambda one: -one[0])
+            return _fastest([(subject, profile) for _, subject, profile in timed], kind)
+    return Headline(f"{len(subjects)} of them, side by side.", [])
+
+
+def _fastest(ranked: list[tuple[Subject, StepProfile]], kind: str) -> Headline:
+    best, profile = ranked[0]
+    alike = [s.name for s, p in ranked[1:] if _overlap(profile, p)]
+    others = [(s, p) for s, p in ranked[1:] if not _overlap(profile, p)]
+    said = f"{best.name} is fastest"
+    if alike:
+        more = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
+        said = f"{best.name} cannot be told from {', '.join(alike[:3])}{more}"
+    rates = profile.throughput
+    assert rates is not None
+    told = [f"{show_count(rates.tokens_per_s)} tokens/s ({kind})."]
+    if others and others[0][1].throughput is not None:
+        gain = rates.tokens_per_s / others[0][1].throughput.tokens_per_s - 1
+        told.append(f"Next is {others[0][0].name}: the fastest has {gain:.0%} more ({kind}).")
+        last = others[-1]
+        if len(others) > 1 and last[1].throughput is not None:
+            ratio = rates.tokens_per_s / last[1].throughput.tokens_per_s
+            told.append(f"Last is {last[0].name}, {ratio:.1f} times slower ({kind}).")
+    errors = _errors([subject for subject, _ in ranked])
+    return Headline(f"{said} ({kind}).", [*told, errors] if errors else told, "good")
+
+
+def _errors(subjects: Sequence[Subject]) -> str:
+    """How right step times were, in a sentence; empty where none was predicted and measured."""
+    errors = []
+    for one in subjects:
+        mine, real = one.predicted, one.measured
+        if mine is not None and real is not None and mine.time and real.time:
+            error = relative_error(mine.time.step_s, real.time.step_s)
+            errors += [abs(error)] if error is not None else []
+    if not errors:
+        return ""
+    return (
+        f"Step times were predicted within {median(errors):.1%} (median of {len(errors)}, at most "
+        f"{max(errors):.1%})."
+    )
+
+
+def _overlap(one: StepProfile, other: StepProfile) -> bool:
+    """Whether their spreads leave open who is faster; they must do the same work to be compared."""
+    if one.time is None or other.time is None or one.work is None or other.work is None:
+        return False
+    mine, theirs = one.time.step_s_spread, other.time.step_s_spread
+    if mine is None or theirs is None:
+        return False
+    scale = one.work.tokens / other.work.tokens
+    return mine[0] <= theirs[1] * scale and theirs[0] * scale <= mine[1]
+
+
+# ---- tiles ----------------------------------------------------------------------------------
+
+
+def tiles(one: Subject) -> Markup | None:
+    """The numbers that people ask for first, each with how it is known."""
+    found: list[Markup] = []
+
+    def tile(name: str, value: str, kind: str, remark: str = "") -> None:
+        found.append(
+            element(
+                "div",
+                element("dt", name, badge(kind)),
+                element("dd", value, element("small", remark) if remark else None),
+                class_="tile",
+            )
+        )
+
+    profile = one.profile
+    if profile is not None:
+        kind = profile.provenance.kind
+        if profile.time is not None:
+            tile("step", show_seconds(profile.time.step_s), kind)
+        rates = profile.throughput
+        if rates is not None:
+            each = f"{rates.tokens_per_s_per_device:,.0f} per device"
+            tile("tokens/s", show_count(rates.tokens_per_s), kind, each)
+        if rates is not None and rates.mfu is not None:
+            tile("MFU", f"{rates.mfu:.1%}", kind, "of the dense peak")
+        if profile.memory is not None:
+            tile("peak memory", show_gib(profile.memory.peak_allocated_bytes), kind)
+        if profile.traffic:
+            moved = sum(c.bytes for c in profile.traffic)
+            calls = sum(c.calls for c in profile.traffic)
+            tile("collectives", show_gb(moved), kind, f"{calls:,} calls a step")
+    if one.traced is not None:
+        health = one.traced.health
+        tile("computing", f"{health.compute:.1%}", "measured", "of profiled steps")
+        if health.overlap is not None:
+            tile("overlap", f"{health.overlap:.1%}", "measured", "of communication hidden")
+    return element("dl", found, class_="tiles") if found else None
+
+
+def about(one: Subject) -> str:
+    """What it is, in a line."""
+    profile = one.profile
+    if profile is None:
+        count = len(one.traced.summary.ranks) if one.traced else 0
+        return f"traces of {count} rank{'s' if count != 1 else ''}"
+    name, size = profile.model.get("name", ""), profile.model.get("parameters")
+    what = f"{name} ({show_count(size)} parameters)" if size else str(name)
+    where = profile.cluster.get("name") or f"{profile.cluster.get('devices', '?')} devices"
+    return f"{what} on {where}" + (f" · {how(one.run)}" if one.run is not None else "")

@@ -1,0 +1,173 @@
+"""The whole page: one file that opens from disk, asks nobody for anything, and runs no text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib import resources
+
+from shardwise.report.page.against import against_section
+from shardwise.report.page.chart import Axis, Series, chart
+from shardwise.report.page.headline import about, headline, tiles
+from shardwise.report.page.markup import Content, Markup, element, fragment
+from shardwise.report.page.memory import memory_section
+from shardwise.report.page.plans import front_section, plan_section, whatif_section
+from shardwise.report.page.subject import Subject
+from shardwise.report.page.sweeps import sweep_section
+from shardwise.report.page.time import time_section
+from shardwise.report.page.timeline import timeline_section
+from shardwise.report.page.units import units_section
+from shardwise.version import __version__
+
+_MEANING = {
+    "predicted": "by formulas, before anything ran",
+    "simulated": "by playing a step span by span, before anything ran",
+    "measured": "in a run, or read from its traces",
+}
+
+
+def write_page(subjects: Sequence[Subject], command: str) -> str:
+    """HTML of everything that is known about these subjects. `command` is what asked for it."""
+    first = subjects[0]
+    title = first.name if len(subjects) == 1 else f"{len(subjects)} compared"
+    sections: dict[str, Content] = {
+        "The plan": plan_section(first.plan) if first.plan is not None else None,
+        "Sweep": sweep_section(subjects),
+        "Predicted against measured": against_section(subjects),
+        "Memory": memory_section(subjects),
+        "Time": time_section(subjects),
+        "Timeline": timeline_section(subjects),
+        "Causes": _causes(subjects),
+        "FSDP units": units_section(subjects),
+        "Memory against speed": front_section(first.plan) if first.plan is not None else None,
+        "What if": whatif_section(first) if len(subjects) == 1 else None,
+        "Loss": _losses(subjects),
+        "How this was made": _made(subjects, command),
+    }
+    there = {name: content for name, content in sections.items() if content}
+    body = fragment(
+        element("a", "Skip to the content", href="#content", class_="skip"),
+        element(
+            "header",
+            element("p", "Shardwise report", class_="brand"),
+            element("h1", title),
+            element("p", about(first) if len(subjects) == 1 else _names(subjects), class_="about"),
+            _verdict(subjects),
+            tiles(first) if len(subjects) == 1 else None,
+        ),
+        element(
+            "nav",
+            element("ul", [element("li", element("a", n, href=f"#{_id(n)}")) for n in there]),
+            aria_label="sections",
+        ),
+        element(
+            "main",
+            [
+                element("section", element("h2", name), content, id=_id(name))
+                for name, content in there.items()
+            ],
+            id="content",
+        ),
+        element("footer", f"Shardwise {__version__}"),
+    )
+    return _document(title, body)
+
+
+def _document(title: str, body: Markup) -> str:
+    style, script = _resource("style.css"), _resource("timeline.js")
+    # Only this very script may run, whatever a file managed to put into the page.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
+    head = fragment(
+        Markup('<meta charset="utf-8">'),
+        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
+        Markup('<link rel="icon" href="data:,">'),
+        element("title", f"{title} · Shardwise"),
+        element("style", Markup(style)),
+    )
+    page = element(
+        "html", element("head", head), element("body", body, element("script", Markup(script))),
+        lang="en",
+    )  # fmt: skip
+    return f"<!doctype html>\n{page}\n"
+
+
+def _resource(name: str) -> str:
+    return resources.files("shardwise.report.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _id(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+def _names(subjects: Sequence[Subject]) -> str:
+    shown = [one.name for one in subjects[:8]]
+    more = f" and {len(subjects) - 8} more" if len(subjects) > 8 else ""
+    return ", ".join(shown) + more
+
+
+def _verdict(subjects: Sequence[Subject]) -> Markup:
+    found = headline(subjects)
+    return element(
+        "div",
+        element("p", element("strong", found.statement)),
+        [element("p", sentence) for sentence in found.evidence],
+        class_=f"verdict {found.tone}",
+    )
+
+
+def _causes(subjects: Sequence[Subject]) -> Markup | None:
+    """All causes of lost time, each with what would change it."""
+    parts = []
+    for one in subjects:
+        if one.traced is None or not one.traced.verdicts:
+            continue
+        items = [
+            element(
+                "li",
+                element("b", f"{v.statement} ({v.saves_ns / one.traced.health.step_ns:.1%})."),
+                f" {v.evidence[:1].upper()}{v.evidence[1:]}. To change: {v.change}.",
+            )
+            for v in one.traced.verdicts
+        ]
+        name = element("h3", one.name) if len(subjects) > 1 else None
+        parts.append(fragment(name, element("ol", items, class_="reasons")))
+    if not parts:
+        return None
+    lead = "Measured, the largest first. What one of them would save, another cannot save again."
+    return fragment(element("p", lead), parts)
+
+
+def _losses(subjects: Sequence[Subject]) -> Markup | None:
+    lines = [
+        Series(one.name, one.losses, "measured", number)
+        for number, one in enumerate(subjects) if len(one.losses) > 1
+    ]  # fmt: skip
+    if not lines:
+        return None
+    x = Axis("step", lambda v: f"{v:,.0f}")
+    return chart(x, Axis("loss", lambda v: f"{v:.3g}"), lines, "The loss of every logged step.")
+
+
+def _made(subjects: Sequence[Subject], command: str) -> Markup:
+    commands = list(dict.fromkeys([*(c for one in subjects for c in one.commands), command]))
+    notes = list(dict.fromkeys(note for one in subjects for note in one.notes))
+    meaning = [
+        [element("dt", element("span", kind, class_=f"kind {kind}")), element("dd", text)]
+        for kind, text in _MEANING.items()
+    ]
+    conventions = {p.throughput.mfu_convention for one in subjects for p in one.profiles
+                   if p.throughput is not None} - {None}  # fmt: skip
+    by = sorted({p.provenance.shardwise for one in subjects for p in one.profiles})
+    return fragment(
+        element("pre", element("code", "\n".join(commands)), tabindex="0"),
+        [element("p", note) for note in notes],
+        element("dl", meaning, class_="meaning"),
+        [element("p", f"MFU: {convention}.", class_="fine") for convention in conventions],
+        element("p", f"Numbers by Shardwise {', '.join(by)}.", class_="fine") if by else None,
+    )

@@ -1,0 +1,182 @@
+"""A plan as figures: why, the alternatives, the front of memory and speed, and what-ifs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwise.planning.plan import Plan
+from shardwise.planning.problem import Problem
+from shardwise.planning.rows import Candidate
+from shardwise.planning.whatif import Point, study
+from shardwise.report.estimate import show_seconds
+from shardwise.report.page.bars import badge
+from shardwise.report.page.chart import Axis, Series, chart
+from shardwise.report.page.markup import Content, Markup, element, fragment, table
+from shardwise.report.page.subject import Subject
+from shardwise.report.plan import batch_words, layout_words, ranked, settings
+from shardwise.spec.quantity import show_count
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import show_recompute
+
+GIB = 2**30
+_LAYOUTS = 12
+
+
+def plan_section(plan: Plan) -> Markup | None:
+    """Why it is the best, and what else there is."""
+    if plan.winner is None:
+        return None
+    reasons = [element("li", sentence) for sentence in (*plan.why, *plan.limits_why, *plan.tips)]
+    shown = ranked(plan, _LAYOUTS)
+    rows = [_row(plan, candidate) for candidate in shown]
+    rows += [
+        [f"{b.name}: {layout_words(b.strategy)}", batch_words(b.strategy),
+         show_recompute(b.strategy.recompute), "does not fit", "", "",
+         f"{b.needed_bytes / GIB:,.1f} GiB"]
+        for b in plan.baselines if b.candidate is None
+    ]  # fmt: skip
+    alike = plan.indistinguishable()
+    low, high = plan.comparison
+    note = (
+        f"{alike} layouts are indistinguishable: nearer than predictions on one machine can tell "
+        f"apart ({low:+.0%} to {high:+.0%}). "
+        if alike > 1
+        else ""
+    )
+    head: list[Content] = [
+        fragment("layout ", badge("predicted")),
+        *("micro-batch", "recompute", "step", "tokens/s", "MFU", "memory"),
+    ]
+    return fragment(
+        element("ul", reasons, class_="reasons"),
+        table(head, rows),
+        element(
+            "p",
+            f"{note}{plan.considered:,} configurations priced, {plan.fitting:,} fit.",
+            class_="fine",
+        ),
+    )
+
+
+def _row(plan: Plan, one: Candidate) -> list[Content]:
+    name: Content = layout_words(one.strategy)
+    if one is plan.winner:
+        name = element("b", f"{layout_words(one.strategy)} (chosen)")
+    return [
+        name,
+        batch_words(one.strategy),
+        show_recompute(one.strategy.recompute),
+        show_seconds(one.step_s),
+        show_count(one.tokens_per_s),
+        f"{plan.mfu(one):.1%}",
+        f"{one.needed_bytes / GIB:,.1f} GiB",
+    ]
+
+
+def front_section(plan: Plan) -> Markup | None:
+    """Memory against speed, the chosen point among them."""
+    if plan.winner is None:
+        return None
+    front = sorted([*plan.front, plan.winner], key=lambda c: c.needed_bytes)
+    others = [c for c in plan.layouts if c not in front]
+    x = Axis("memory per device", lambda gib: f"{gib:,.0f} GiB", from_zero=True)
+    y = Axis("tokens/s", show_count, from_zero=True)
+    series = [
+        _points("nothing is faster in less memory", front, 0, True),
+        _points("best of another layout", others, 1, False),
+        _points("chosen", [plan.winner], 2, False)._replace(strong=True),
+    ]
+    alt = (
+        f"Tokens per second against memory per device: the chosen configuration reaches "
+        f"{show_count(plan.winner.tokens_per_s)} with {plan.winner.needed_bytes / GIB:,.1f} GiB."
+    )
+    return chart(x, y, series, alt)
+
+
+def _points(name: str, found: Sequence[Candidate], colour: int, line: bool) -> Series:
+    return Series(
+        name,
+        [(c.needed_bytes / GIB, c.tokens_per_s) for c in found],
+        colour=colour,
+        line=line,
+        titles=[f"{settings(c.strategy)}, micro-batch {c.strategy.micro_batch}: "
+                f"{show_count(c.tokens_per_s)} tokens/s" for c in found],
+    )  # fmt: skip
+
+
+# ---- what if --------------------------------------------------------------------------------
+
+
+def whatif_section(one: Subject) -> Markup | None:
+    """Other networks and other sizes, planned anew at each point."""
+    if one.plan is None or one.plan.winner is None:
+        return None
+    problem = one.plan.problem
+    drawn = [_network(problem), _devices(problem)]
+    drawn = [figure for figure in drawn if figure is not None]
+    if not drawn:
+        return None
+    return fragment(
+        element("p", "The best configuration at each point, searched for anew."),
+        element("div", drawn, class_="pair"),
+    )
+
+
+def _network(problem: Problem) -> Markup | None:
+    network = problem.cluster.network
+    if problem.cluster.nodes == 1 or network is None:
+        return None
+    here = network * 8 / 1e9
+    points = _study(problem, "network", [f"{here * f:g}Gbps" for f in (0.25, 0.5, 1, 2, 4)])
+    told = [(p, (p.problem.cluster.network or 0.0) * 8 / 1e9) for p in points]
+    x = Axis(
+        "network per device",
+        lambda v: f"{v:g} Gbps",
+        True,
+        [here * f for f in (0.25, 0.5, 1, 2, 4)],
+    )
+    y = Axis("MFU by network", lambda v: f"{v:.0%}", from_zero=True)
+    return chart(
+        x, y, [_line(told, "MFU", lambda p: p.mfu or 0.0)], "MFU as the network gets faster."
+    )
+
+
+def _devices(problem: Problem) -> Markup | None:
+    count = problem.cluster.devices
+    sizes = [size for size in (count // 8, count // 4, count // 2, count, 2 * count, 4 * count)
+             if size >= 1]  # fmt: skip
+    points = _study(problem, "devices", [str(size) for size in sizes])
+    told = [(p, float(p.problem.cluster.devices)) for p in points]
+    if len(told) < 2:
+        return None
+
+    def each(point: Point) -> float:
+        assert point.candidate is not None
+        return point.candidate.tokens_per_s / point.problem.cluster.devices
+
+    x = Axis("devices", lambda v: f"{v:,.0f}", True, [at for _, at in told])
+    y = Axis("tokens/s per device, by devices", show_count, from_zero=True)
+    return chart(
+        x, y, [_line(told, "tokens/s per device", each)],
+        "Tokens per second and device as devices are added.",
+    )  # fmt: skip
+
+
+def _study(problem: Problem, name: str, values: list[str]) -> list[Point]:
+    try:
+        return [point for point in study(problem, name, values) if point.candidate is not None]
+    except SpecError:
+        return []  # one node cannot grow without a network between nodes
+
+
+def _line(told: list[tuple[Point, float]], name: str, value: object) -> Series:
+    assert callable(value)
+    return Series(
+        name,
+        [(at, float(value(point))) for point, at in told],
+        titles=[
+            f"{layout_words(p.candidate.strategy)}, recompute "
+            f"{show_recompute(p.candidate.strategy.recompute)}, MFU {p.mfu or 0:.1%}"
+            for p, _ in told if p.candidate is not None
+        ],
+    )  # fmt: skip

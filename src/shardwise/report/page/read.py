@@ -1,0 +1,316 @@
+"""From what is named on the command line to the subjects of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from shardwise.api import describe_run, estimate_run, plan_run, replay_run, start_command
+from shardwise.observe.rules import Rules
+from shardwise.observe.run_folder import TRACES, profiled_moments
+from shardwise.observe.summary import Summary, summarise
+from shardwise.observe.why.communication import transfers_of
+from shardwise.observe.why.losses import losses_of
+from shardwise.observe.why.verdict import mean
+from shardwise.observe.why.verdicts import health_of, verdicts_of
+from shardwise.planning.plan import Plan
+from shardwise.report.page.subject import Subject, Traced
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.lookup import ModuleRef
+from shardwise.spec.record import SpecError
+from shardwise.spec.run import RunSpec, read_run
+from shardwise.step import StepProfile, TimeProfile, read_profile, throughput_of
+
+# Larger JSON than this is a trace, or nothing a person meant.
+_MOST_BYTES = 64 * 2**20
+_TRACE_SUFFIXES = (".json", ".json.gz")
+
+
+def read_subjects(paths: Sequence[Path]) -> list[Subject]:
+    """Everything named; traces named one after the other are ranks of one run."""
+    found: list[Subject] = []
+    for traces, group in groupby(paths, key=_is_trace):
+        if traces:
+            found.append(_traces(list(group), None))
+        else:
+            for path in group:
+                if not path.exists():
+                    raise SpecError(f"{path}: there is no such file or folder")
+                found += _folder(path) if path.is_dir() else _file(path)
+    return found
+
+
+def _is_trace(path: Path) -> bool:
+    """By its name or by how it begins."""
+    if path.name.endswith(".json.gz"):
+        return True
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return b'"traceEvents"' in file.read(1 << 20)
+
+
+# ---- folders --------------------------------------------------------------------------------
+
+
+def _folder(folder: Path) -> list[Subject]:
+    if (folder / "run.toml").is_file():
+        return [_run_folder(folder, folder.name)]
+    inner = sorted(
+        file.parent for file in folder.glob("*/**/run.toml")
+        if (file.parent / "prediction.json").is_file()
+    )  # fmt: skip
+    if inner:
+        return _many(folder, inner)
+    traces = sorted(f for f in folder.iterdir() if f.name.endswith(_TRACE_SUFFIXES))
+    if traces and all(map(_is_trace, traces)):
+        return [_traces(traces, None, folder.name)]
+    profiles = [subject for file in traces for subject in _file(file)]
+    if profiles:
+        return profiles
+    raise SpecError(f"{folder}: neither a run's folder, nor a folder of runs, traces or profiles")
+
+
+def _many(folder: Path, runs: list[Path]) -> list[Subject]:
+    """Runs below a folder; rounds of one contender of `compare` are one subject."""
+    subjects = []
+    for name, group in groupby(runs, key=lambda run: _contender(folder, run)):
+        rounds = [_run_folder(run, name) for run in group]
+        subjects.append(rounds[0] if len(rounds) == 1 else _rounds(rounds))
+    return subjects
+
+
+def _contender(folder: Path, run: Path) -> str:
+    parts = run.relative_to(folder).parts
+    if run.name.startswith("round-") and "runs" in parts:
+        parts = parts[: parts.index("runs")]
+    return "/".join(parts)
+
+
+def _rounds(rounds: list[Subject]) -> Subject:
+    """The round of median length; its spread is that of the rounds."""
+    timed = [r for r in rounds if r.measured is not None and r.measured.time is not None]
+    if not timed:
+        return rounds[0]
+    lengths = [r.measured.time.step_s for r in timed if r.measured and r.measured.time]
+    middle = median(lengths)
+    one = timed[min(range(len(timed)), key=lambda i: abs(lengths[i] - middle))]
+    measured = one.measured
+    assert measured is not None
+    time = TimeProfile(step_s=middle, step_s_spread=(min(lengths), max(lengths)))
+    rates = measured.throughput
+    if rates is not None and measured.work is not None:
+        peak = None
+        if rates.mfu:
+            ideal = measured.work.model_flops / rates.mfu
+            peak = ideal / one_step(measured) / int(measured.cluster["devices"])
+        rates = throughput_of(measured.work, middle, int(measured.cluster["devices"]), peak)
+    note = f"Medians over {len(timed)} rounds; spreads are from the fastest to the slowest."
+    return one._replace(
+        measured=measured._replace(time=time, throughput=rates), notes=(*one.notes, note)
+    )
+
+
+def one_step(profile: StepProfile) -> float:
+    """Seconds of a profile that has them."""
+    assert profile.time is not None
+    return profile.time.step_s
+
+
+def _run_folder(folder: Path, name: str) -> Subject:
+    run = read_run(folder / "run.toml").resolved()
+    predicted = _profile_file(folder / "prediction.json")
+    measured = _profile_file(folder / "measurement.json")
+    moments = profiled_moments(folder / TRACES)
+    traced = _traced(_ranks(moments[-1]), run.cluster) if moments else None
+    simulated, notes = _simulated(run)
+    if traced is None:
+        notes += (f"No step was profiled; 'shardwise profile {folder / 'run.toml'}' does that.",)
+    return Subject(
+        name=name,
+        origin=str(folder),
+        run=run,
+        predicted=predicted or estimate_run(run),
+        measured=measured,
+        simulated=simulated,
+        traced=traced,
+        losses=_losses(folder / "metrics.jsonl"),
+        commands=(f"shardwise train {folder / 'run.toml'} --name {folder.name}",),
+        notes=notes,
+    )
+
+
+def _profile_file(path: Path) -> StepProfile | None:
+    return read_profile(_json(path), str(path)) if path.is_file() else None
+
+
+def _losses(path: Path) -> list[tuple[int, float]]:
+    import msgspec
+
+    if not path.is_file():
+        return []
+    found: dict[int, float] = {}
+    for line in path.read_bytes().splitlines():
+        try:
+            told = msgspec.json.decode(line)
+            found[int(told["step"]) + 1] = float(told["loss"])
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+            continue  # a run that was killed may have left half a line
+    return sorted(found.items())
+
+
+# ---- files ----------------------------------------------------------------------------------
+
+
+def _file(path: Path) -> list[Subject]:
+    if path.suffix == ".toml":
+        return [_planned(describe_run(run=path), path.stem, str(path))]
+    if path.suffix not in (".json", ".jsonl"):
+        raise SpecError(f"{path}: is no run's folder, run.toml, trace, or JSON of a command")
+    if path.suffix == ".jsonl":
+        told = [_decode(line, path) for line in _bytes(path).splitlines() if line.strip()]
+    else:
+        told = _json(path)
+    return list(_told(told, path.stem, path))
+
+
+def _told(told: Any, name: str, path: Path) -> Iterator[Subject]:
+    """A profile, a prediction with its measurement, a plan, or a list of such."""
+    if isinstance(told, list):
+        if not told:
+            raise SpecError(f"{path}: it is an empty list")
+        for number, one in enumerate(told, start=1):
+            yield from _told(one, f"{name} {number}", path)
+        return
+    if not isinstance(told, Mapping):
+        raise SpecError(f"{path}: holds neither profiles nor a plan")
+    name = str(told.get("name") or name)
+    if "provenance" in told:
+        profile = read_profile(told, str(path))
+        one = Subject(name=name, origin=str(path))
+        if profile.provenance.kind == "measured":
+            yield one._replace(measured=profile)
+        else:
+            yield one._replace(predicted=profile)
+    elif "predicted" in told or "measured" in told:
+        mine, real = (
+            read_profile(told[side], str(path)) if told.get(side) else None
+            for side in ("predicted", "measured")
+        )
+        yield Subject(name=name, origin=str(path), predicted=mine, measured=real)
+    elif {"winner", "layouts", "model", "cluster", "job"} <= set(told):
+        # The question of a plan is small, and asking it again costs half a second.
+        job = told["job"] if isinstance(told["job"], Mapping) else {}
+        settings = {k: job.get(k) for k in ("seq_len", "global_batch", "optimizer")}
+        run = describe_run(str(told["model"]), str(told["cluster"]), **settings)
+        yield _planned(run, name, str(path), chosen=True)
+    else:
+        raise SpecError(
+            f"{path}: is no StepProfile, plan or list of them; make one with --json, or name the "
+            "run's folder"
+        )
+
+
+def _planned(run: RunSpec, name: str, origin: str, chosen: bool = False) -> Subject:
+    """A run that may never have run; `chosen` takes the plan's strategy in place of its own."""
+    plan, notes = plan_of(run)
+    if chosen and plan is not None and plan.winner is not None:
+        run = run._replace(strategy=plan.winner.strategy, job=plan.problem.job)
+    simulated, more = _simulated(run)
+    return Subject(
+        name=run.model.name if chosen else name,
+        origin=origin,
+        run=run,
+        predicted=estimate_run(run),
+        plan=plan,
+        simulated=simulated,
+        commands=(start_command(run.cluster, Path(origin).with_suffix(".toml")),),
+        notes=(*notes, *more),
+    )
+
+
+def plan_of(run: RunSpec) -> tuple[Plan | None, tuple[str, ...]]:
+    """The plan for what a run asks, or a sentence why there is none."""
+    if isinstance(run.model, ModuleRef):
+        return None, ("Models of your own are not searched for here; 'shardwise plan' does that.",)
+    try:
+        return plan_run(run=run)[0], ()
+    except SpecError as error:
+        return None, tuple(f"No plan: {problem}." for problem in error.problems)
+
+
+def _simulated(run: RunSpec) -> tuple[Any, tuple[str, ...]]:
+    simulated = replay_run(run)
+    if simulated is not None:
+        return simulated, ()
+    return None, (
+        f"The time of a step on {run.cluster} is not known, so it cannot be simulated; "
+        "'shardwise calibrate' measures what it takes.",
+    )
+
+
+# ---- traces ---------------------------------------------------------------------------------
+
+
+def _ranks(folder: Path) -> list[Path]:
+    return sorted(f for f in folder.iterdir() if f.name.endswith(".json.gz") and f.name[0] != ".")
+
+
+def _traces(paths: list[Path], cluster: ClusterSpec | None, name: str = "") -> Subject:
+    origin = " ".join(map(str, paths[:3])) + (" …" if len(paths) > 3 else "")
+    return Subject(
+        name=name or paths[0].name.removesuffix(".gz").removesuffix(".json"),
+        origin=origin,
+        traced=_traced(paths, cluster),
+        notes=("Of a trace alone nothing was predicted; name the run's folder to compare.",),
+    )
+
+
+def _traced(paths: list[Path], cluster: ClusterSpec | None) -> Traced | None:
+    if not paths:
+        return None
+    rules = Rules()
+    summary = summarise(paths, rules, timelines=True)
+    known = cluster if cluster is not None and not cluster.device.is_cpu else None
+    return Traced(
+        summary=summary,
+        health=health_of(summary, rules.thresholds),
+        verdicts=verdicts_of(summary, rules.thresholds, known),
+        waiting_ns=_waiting(summary, rules),
+    )
+
+
+def _waiting(summary: Summary, rules: Rules) -> float | None:
+    if summary.joined is None:
+        return None
+    pairs = zip(summary.ranks, transfers_of(summary), strict=True)
+    lost = [(rank, losses_of(rank, moved, rules.thresholds)) for rank, moved in pairs]
+    return mean([rank.per_step(float(losses.waiting_ns.sum())) for rank, losses in lost])
+
+
+# ---- JSON -----------------------------------------------------------------------------------
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise SpecError(f"{path}: is too large to be a profile or a plan")
+        return path.read_bytes()
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _json(path: Path) -> Any:
+    return _decode(_bytes(path), path)
+
+
+def _decode(text: bytes, path: Path) -> Any:
+    import msgspec
+
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SpecError(f"{path}: is no JSON: {error}") from None

@@ -1,0 +1,276 @@
+"""Steps as lanes of spans with memory on the same clock, packed for the script that draws them.
+
+Columns of integers, deflated: a quarter of a million spans take less than two megabytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.observe.rank.summary import RankSummary
+from shardwise.report.page.markup import Markup, element, fragment
+from shardwise.report.page.subject import Subject
+from shardwise.timeline.spans import KINDS, Timeline
+
+# Together; beyond it ranks are left out, and within a rank the shortest spans are drawn as one.
+MOST_SPANS = 400_000
+MOST_OF_ONE = 60_000
+MOST_MEMORY = 4_000
+# Ticks of the clock over the longest step: finer than any screen can zoom.
+_TICKS = 2**30
+
+
+class Step(NamedTuple):
+    """One step of one rank, beginning at 0."""
+
+    name: str
+    kind: str
+    timeline: Timeline
+    length_ns: int
+    remark: str = ""
+
+
+def timeline_section(subjects: Sequence[Subject]) -> Markup | None:
+    """Lanes of a simulated and a measured step under one clock; zoomed and moved by a script."""
+    steps, remarks = _steps(subjects)
+    if not steps:
+        return None
+    told = packed(steps)
+    legend = element(
+        "ul",
+        [element("li", element("i", class_=f"p-{name}"), text) for name, text in (
+            ("compute", "compute"), ("communication", "communication"), ("copies", "copies"))],
+        class_="legend",
+    )  # fmt: skip
+    return fragment(
+        element(
+            "p",
+            "One step on one clock. Drag to move, pinch or Ctrl-wheel to zoom; or with the keys "
+            "← → + − 0. A name opens and closes its lanes.",
+        ),
+        element(
+            "div",
+            legend,
+            element("div", class_="buttons", role="group", aria_label="zoom"),
+            element("div", class_="lanes", tabindex="0", role="group", aria_label=_alt(steps)),
+            element("p", class_="hint", role="status"),
+            class_="timeline",
+            id="timeline",
+        ),
+        element("noscript", element("p", "The timeline is drawn by a script.")),
+        [element("p", remark, class_="fine") for remark in remarks],
+        # A data block is never run; "<" cannot end it early.
+        Markup('<script type="application/json" id="timeline-data">'),
+        Markup(json.dumps(told, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")),
+        Markup("</script>"),
+    )
+
+
+def _alt(steps: Sequence[Step]) -> str:
+    told = ", ".join(f"{s.name} ({s.kind}, {s.length_ns / 1e6:,.1f} ms)" for s in steps[:8])
+    return f"Timeline of {len(steps)} steps: {told}"
+
+
+# ---- which steps ----------------------------------------------------------------------------
+
+
+def _steps(subjects: Sequence[Subject]) -> tuple[list[Step], list[str]]:
+    found: list[Step] = []
+    remarks: list[str] = []
+    several = len(subjects) > 1
+    for subject in subjects:
+        of = f"{subject.name}: " if several else ""
+        if subject.simulated is not None:
+            length = subject.simulated.window[1]
+            found.append(Step(f"{of}simulated", "simulated", subject.simulated, length))
+        if subject.traced is not None:
+            found += _measured(subject, of, remarks)
+    room = MOST_SPANS
+    kept = []
+    for step in found:
+        if len(step.timeline) <= room:
+            kept.append(step)
+            room -= len(step.timeline)
+    if len(kept) < len(found):
+        remarks.append(
+            f"{len(found) - len(kept)} of {len(found)} timelines are left out, so that the page "
+            "stays small; name fewer traces to see them."
+        )
+    return kept, remarks
+
+
+def _measured(subject: Subject, of: str, remarks: list[str]) -> Iterator[Step]:
+    assert subject.traced is not None
+    joined = subject.traced.summary.joined
+    ranks = subject.traced.summary.ranks
+    resting = _resting(subject)
+    merged = 0
+    for number, rank in enumerate(ranks):
+        if rank.timeline is None:
+            continue
+        window = _middle_step(ranks, number)
+        # Ranks of one run share a clock, so that who waits for whom can be seen.
+        offset = int(joined.offset_ns[number]) if joined is not None else 0
+        begin = _middle_step(ranks, 0)[0] - offset if joined is not None else window[0]
+        cut = _cut(rank.timeline, window, begin, resting if rank.on_cpu else 0)
+        thinned = thin(cut, MOST_OF_ONE)
+        merged += len(cut) - len(thinned)
+        yield Step(f"{of}{rank.name}", "measured", thinned, window[1] - window[0])
+    if merged:
+        remarks.append(f"{of}{merged:,} spans too short to see were joined with their neighbours.")
+    if resting and any(r.on_cpu and r.timeline is not None and len(r.timeline.memory_ns)
+                       for r in ranks):  # fmt: skip
+        remarks.append(
+            f"{of}A CPU's profiler counts what is allocated while it runs; parameters and states "
+            "that were there before, as weighed by the run, are added to its curve."
+        )
+
+
+def _middle_step(ranks: Sequence[RankSummary], number: int) -> tuple[int, int]:
+    """The step of median length of the first rank, and the same one of the others."""
+    first = ranks[0].windows
+    order = sorted(range(len(first)), key=lambda n: first[n][1] - first[n][0])
+    place = order[len(order) // 2] if order else 0
+    windows = ranks[number].windows
+    return windows[place] if place < len(windows) else ranks[number].span
+
+
+def _resting(subject: Subject) -> int:
+    if subject.measured is None or subject.measured.memory is None:
+        return 0
+    terms = subject.measured.memory.terms
+    return terms.get("parameters", 0) + terms.get("optimizer", 0)
+
+
+def _cut(timeline: Timeline, window: tuple[int, int], begin: int, resting: int) -> Timeline:
+    """What lies in a window, on a clock that begins at `begin`."""
+    start, end = window
+    rows = np.flatnonzero((timeline.end_ns > start) & (timeline.start_ns < end))
+    points = (timeline.memory_ns >= start) & (timeline.memory_ns < end)
+    return Timeline(
+        lane=timeline.lane[rows],
+        start_ns=np.clip(timeline.start_ns[rows], start, end) - begin,
+        end_ns=np.clip(timeline.end_ns[rows], start, end) - begin,
+        kind=timeline.kind[rows],
+        name=timeline.name[rows],
+        unit=timeline.unit[rows],
+        bytes=timeline.bytes[rows],
+        lanes=timeline.lanes,
+        names=timeline.names,
+        units=timeline.units,
+        memory_ns=timeline.memory_ns[points] - begin,
+        memory_bytes=timeline.memory_bytes[points] + resting,
+    )
+
+
+def thin(timeline: Timeline, most: int) -> Timeline:
+    """At most about so many spans: short neighbours of one kind on one lane become one."""
+    order = np.lexsort((timeline.start_ns, timeline.lane))
+    names = ("lane", "start_ns", "end_ns", "kind", "name", "unit", "bytes")
+    columns = {name: getattr(timeline, name)[order] for name in names}
+    begin, end = timeline.window
+    gap = max(1, (end - begin) // 20_000)
+    while len(columns["lane"]) > most:
+        c = columns
+        short = (c["end_ns"] - c["start_ns"]) < gap
+        joins = np.zeros(len(short), dtype=np.bool_)
+        joins[1:] = (
+            (c["lane"][1:] == c["lane"][:-1])
+            & (c["kind"][1:] == c["kind"][:-1])
+            & (short[1:] & short[:-1])
+            & (c["start_ns"][1:] - c["end_ns"][:-1] < gap)
+        )
+        first = np.flatnonzero(~joins)
+        ends = np.maximum.reduceat(c["end_ns"], first)
+        moved = np.add.reduceat(c["bytes"], first)
+        columns = {name: column[first] for name, column in c.items()}
+        columns |= {"end_ns": ends, "bytes": moved}
+        gap *= 2
+    return Timeline(
+        **columns,
+        lanes=timeline.lanes,
+        names=timeline.names,
+        units=timeline.units,
+        memory_ns=timeline.memory_ns,
+        memory_bytes=timeline.memory_bytes,
+    )
+
+
+# ---- packing --------------------------------------------------------------------------------
+
+
+def packed(steps: Sequence[Step]) -> dict[str, Any]:
+    """What the script reads: names once, and for each step columns and a memory curve."""
+    first = min(s.timeline.window[0] for s in steps)
+    last = max(s.timeline.window[1] for s in steps)
+    tick = max(1, -(-(last - first) // _TICKS))
+    names: dict[str, int] = {}
+    return {
+        "begin_ns": first,
+        "length_ns": last - first,
+        "tick_ns": tick,
+        "steps": [_packed(step, first, tick, names) for step in steps],
+        "kinds": list(KINDS),
+        "names": list(names),
+    }
+
+
+def _packed(step: Step, first: int, tick: int, names: dict[str, int]) -> dict[str, Any]:
+    t = step.timeline
+    used = np.unique(t.lane).tolist()
+    order = np.lexsort((t.start_ns, t.lane))
+    lane = np.searchsorted(used, t.lane[order])
+    start = (t.start_ns[order] - first) // tick
+    length = np.maximum(1, (t.end_ns[order] - t.start_ns[order]) // tick)
+    starts = np.diff(start, prepend=0)  # differences repeat, and deflate to less
+    columns = [lane, starts, length, t.kind[order], _named(t, order, names)]
+    points = _curve(t)
+    return {
+        "name": step.name,
+        "kind": step.kind,
+        "length_ns": step.length_ns,
+        "lanes": [t.lanes[n] for n in used],
+        "spans": len(t),
+        "columns": _deflated(np.stack(columns).astype(np.int32)),
+        "memory": {
+            "points": points.shape[1],
+            "columns": _deflated(
+                np.stack([(points[0] - first) // tick, points[1] // 1024]).astype(np.int32)
+            ),
+        },
+    }
+
+
+def _named(t: Timeline, order: npt.NDArray[np.int64], names: dict[str, int]) -> Any:
+    """Codes of what a span is called on the page: its name, and its unit where it has one."""
+    pairs = np.stack([t.name[order], t.unit[order]], axis=1)
+    found, inverse = np.unique(pairs, axis=0, return_inverse=True)
+    codes = []
+    for name, unit in found.tolist():
+        told = t.names[name][:160]
+        told = f"{told} · {t.units[unit]}" if unit >= 0 else told
+        codes.append(names.setdefault(told, len(names)))
+    return np.asarray(codes, dtype=np.int64)[inverse.reshape(-1)] if codes else np.empty(0)
+
+
+def _curve(t: Timeline) -> npt.NDArray[np.int64]:
+    """The memory counter; of too many points the largest of each few."""
+    points = np.stack([t.memory_ns, t.memory_bytes]) if len(t.memory_ns) else np.empty((2, 0))
+    count = points.shape[1]
+    if count > MOST_MEMORY:
+        each = -(-count // MOST_MEMORY)
+        first = np.arange(0, count, each)
+        points = np.stack([points[0][first], np.maximum.reduceat(points[1], first)])
+    return points.astype(np.int64)
+
+
+def _deflated(columns: npt.NDArray[np.int32]) -> str:
+    raw = columns.astype("<i4").tobytes()
+    return base64.b64encode(zlib.compress(raw, 9)).decode("ascii")

@@ -1,0 +1,293 @@
+"""The page as a browser and a reader of files meet it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise
+from shardwise.report.page.markup import element
+from shardwise.report.page.page import write_page
+from shardwise.report.page.read import read_subjects
+from shardwise.report.page.timeline import Step, packed, thin
+from shardwise.spec.record import SpecError
+from shardwise.step import Provenance, StepProfile, TimeProfile, read_profile
+from shardwise.timeline.breakdown import breakdown
+from shardwise.timeline.spans import Timeline, TimelineBuilder
+from tests.observe.synthetic import Plan, build
+
+HOSTILE = "<script>document.title='owned'</script>\"><img src=x onerror=alert(1)>&amp;"
+
+
+class Seen(HTMLParser):
+    """Elements with their attributes, and the text between them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text.append(data)
+
+    def count(self, tag: str) -> int:
+        return sum(1 for name, _ in self.tags if name == tag)
+
+
+def profiles(**settings: Any) -> tuple[StepProfile, StepProfile]:
+    predicted = shardwise.estimate("llama-3-8b", "2x8xH100-SXM@400Gbps", "zero3", **settings)
+    assert predicted.time is not None
+    measured = predicted._replace(
+        provenance=Provenance("measured", "0.1.0", "a test"),
+        time=TimeProfile(step_s=1.1 * predicted.time.step_s),
+    )
+    return predicted, measured
+
+
+def write_pair(path: Path, name: str, **settings: Any) -> dict[str, Any]:
+    predicted, measured = profiles(**settings)
+    pair = {"name": name, "predicted": predicted.to_dict(), "measured": measured.to_dict()}
+    path.write_text(json.dumps(pair))
+    return pair
+
+
+def page_of(*paths: Path) -> str:
+    return write_page(read_subjects(paths), "shardwise report")
+
+
+def test_a_profile_reads_back_as_it_was_written():
+    for profile in profiles(recompute="full"):
+        told = profile.to_dict()
+        assert read_profile(told, "x").to_dict() == told
+        # A later version may say more.
+        assert read_profile({**told, "new": 1, "time": {**told["time"], "new_s": 2}}, "x")
+
+
+def test_text_from_files_stays_text(tmp_path):
+    pair = write_pair(tmp_path / "run.json", HOSTILE)
+    for side in ("predicted", "measured"):
+        pair[side]["model"]["name"] = HOSTILE
+        pair[side]["cluster"]["name"] = HOSTILE
+        pair[side]["strategy"]["kind"] = HOSTILE
+        pair[side]["traffic"][0]["op"] = HOSTILE
+        pair[side]["memory"]["peak_phase"] = HOSTILE
+        pair[side]["memory"]["terms"][HOSTILE] = 5
+    (tmp_path / "run.json").write_text(json.dumps(pair))
+    seen = Seen(page_of(tmp_path / "run.json"))
+    assert seen.count("img") == 0
+    assert seen.count("script") == 1  # ours; with no timeline there is no data
+    assert HOSTILE in "".join(seen.text)
+    assert not any(name.startswith("on") for _, attributes in seen.tags for name in attributes)
+
+
+def test_attributes_are_escaped():
+    assert element("a", "x", title='"><b>') == '<a title="&quot;&gt;&lt;b&gt;">x</a>'
+
+
+def test_the_page_asks_nobody_for_anything(tmp_path):
+    shardwise_toml = tmp_path / "run.toml"
+    shardwise_toml.write_text('model = "llama-3-8b"\ncluster = "2x8xH100-SXM@400Gbps"\n')
+    page = page_of(shardwise_toml)
+    seen = Seen(page)
+    addresses = [
+        value
+        for _, attributes in seen.tags
+        for name, value in attributes.items()
+        if name in ("src", "href", "srcset", "action", "data")
+    ]
+    assert addresses
+    assert all(value and value.startswith(("#", "data:,")) for value in addresses)
+    assert "url(" not in page
+    assert "@import" not in page
+    # Every section that the navigation names is there.
+    names = {attributes.get("id") for tag, attributes in seen.tags}
+    assert {value[1:] for value in addresses if value and value[0] == "#"} <= names
+
+
+def test_a_plan_says_what_to_run_and_why(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('model = "llama-3-8b"\ncluster = "2x8xH100-SXM@400Gbps"\n')
+    text = " ".join(Seen(page_of(file)).text)
+    best = shardwise.plan("llama-3-8b", "2x8xH100-SXM@400Gbps")
+    assert best.winner is not None
+    assert str(best.winner.strategy) in text
+    for heading in ("The plan", "Memory", "Time", "Timeline", "FSDP units", "What if"):
+        assert heading in text
+    assert all(sentence in text for sentence in best.why)
+
+
+def test_several_on_one_cluster_are_ranked(tmp_path):
+    for number, micro_batch in enumerate((1, 2)):
+        write_pair(tmp_path / f"{number}.json", f"batch {micro_batch}", micro_batch=micro_batch)
+    text = " ".join(Seen(page_of(tmp_path)).text)
+    rates = [shardwise.estimate("llama-3-8b", "2x8xH100-SXM@400Gbps", "zero3", micro_batch=m)
+             .throughput.tokens_per_s for m in (1, 2)]  # fmt: skip
+    assert f"batch {1 if rates[0] > rates[1] else 2} is fastest" in text
+    # Measured is 10 % more than predicted: 1 / 1.1 - 1.
+    assert f"{1 / 1.1 - 1:+.1%}" in text
+
+
+def test_models_are_not_ranked_against_each_other(tmp_path):
+    write_pair(tmp_path / "0.json", "one")
+    other = write_pair(tmp_path / "1.json", "other")
+    for side in ("predicted", "measured"):
+        other[side]["model"]["name"] = "another"
+    (tmp_path / "1.json").write_text(json.dumps(other))
+    assert "2 models, side by side; they are not ranked." in page_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("empty.json", b"", "is no JSON"),
+        ("nan.json", b'{"schema": NaN}', "is no JSON"),
+        ("list.json", b"[]", "empty list"),
+        ("number.json", b"5", "neither profiles nor a plan"),
+        ("other.json", b'{"a": 1}', "is no StepProfile"),
+        ("schema.json", b'{"schema": 9, "provenance": {}}', "no StepProfile"),
+        ("time.json", b'{"schema": 1, "provenance": {"kind": "guessed"}}', "provenance.kind"),
+        ("deep.json", b"[" * 100_000, "is no JSON"),
+        ("run.toml", b"model = 1\n", "model"),
+        ("text.txt", b"hello", "is no run's folder"),
+        ("trace.json.gz", b"no gzip", "trace"),
+    ],
+)
+def test_broken_input_gets_a_sentence(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SpecError, match=re.escape(said)):
+        read_subjects([tmp_path / name])
+
+
+def test_missing_and_empty_places_are_told(tmp_path):
+    with pytest.raises(SpecError, match="no such file"):
+        read_subjects([tmp_path / "nowhere"])
+    with pytest.raises(SpecError, match="neither a run's folder"):
+        read_subjects([tmp_path])
+
+
+# ---- the timeline ---------------------------------------------------------------------------
+
+
+def inflated(text: str, rows: int) -> np.ndarray[Any, Any]:
+    raw = zlib.decompress(base64.b64decode(text))
+    return np.frombuffer(raw, dtype="<i4").reshape(rows, -1).astype(np.int64)
+
+
+def scattered(count: int, seed: int = 0) -> Timeline:
+    """Spans one after the other on three lanes, of random lengths with random gaps."""
+    random = np.random.default_rng(seed)
+    builder = TimelineBuilder()
+    for lane, kind in (("a", "compute"), ("b", "communication"), ("c", "copy")):
+        edges = np.cumsum(random.integers(1, 10_000, size=2 * count)) / 1e9
+        for number in range(count):
+            builder.add(lane, edges[2 * number], edges[2 * number + 1], kind, f"k{number % 7}")
+    return builder.build()
+
+
+def test_packed_spans_are_the_spans():
+    timeline = scattered(500)
+    told = packed([Step("rank 0", "measured", timeline, timeline.window[1])])
+    (step,) = told["steps"]
+    lane, start, length, kind, name = inflated(step["columns"], 5)
+    begin = np.cumsum(start)
+    assert told["tick_ns"] == 1
+    order = np.lexsort((timeline.start_ns, timeline.lane))
+    np.testing.assert_array_equal(begin + told["begin_ns"], timeline.start_ns[order])
+    np.testing.assert_array_equal(length, (timeline.end_ns - timeline.start_ns)[order])
+    np.testing.assert_array_equal(kind, timeline.kind[order])
+    np.testing.assert_array_equal(lane, timeline.lane[order])
+    assert [told["names"][code] for code in name] == [
+        timeline.names[code] for code in timeline.name[order]
+    ]
+
+
+def test_long_steps_keep_their_shape():
+    """Days of nanoseconds do not fit 32 bits: the clock gets coarser, shares stay."""
+    timeline = scattered(50)
+    stretched = Timeline(
+        lane=timeline.lane,
+        start_ns=timeline.start_ns * 10**9,
+        end_ns=timeline.end_ns * 10**9,
+        kind=timeline.kind,
+        name=timeline.name,
+        unit=timeline.unit,
+        bytes=timeline.bytes,
+        lanes=timeline.lanes,
+        names=timeline.names,
+        units=timeline.units,
+    )
+    told = packed([Step("x", "simulated", stretched, 1)])
+    _, _, length, _, _ = inflated(told["steps"][0]["columns"], 5)
+    whole = (timeline.end_ns - timeline.start_ns).sum() * 10**9
+    assert length.sum() * told["tick_ns"] == pytest.approx(whole, rel=1e-6)
+
+
+def test_thinned_spans_cover_about_the_same():
+    timeline = scattered(30_000)
+    few = thin(timeline, 20_000)
+    assert len(few) <= 20_000
+    assert thin(timeline, 10**9).start_ns.tolist() != []
+    before, after = breakdown(timeline), breakdown(few)
+    assert after.window_ns == before.window_ns
+    # Gaps between what was joined are filled, so it covers more, up to all of its lane.
+    assert after.compute_ns >= before.compute_ns
+
+
+def test_traces_become_lanes(tmp_path):
+    made = build(tmp_path, Plan(ranks=2, blocks=4, steps=3))
+    page = write_page(read_subjects(made.paths), "x")
+    data = re.search(r'<script type="application/json" id="timeline-data">(.*?)</script>', page)
+    assert data is not None
+    told = json.loads(data[1])
+    assert [step["name"] for step in told["steps"]] == ["rank 0", "rank 1"]
+    kinds = ("compute", "communication")
+    in_a_step = [s for s in made.spans if s.rank == 0 and s.kind in kinds]
+    assert told["steps"][0]["spans"] == len(in_a_step) / 3
+
+
+@pytest.mark.slow
+def test_a_browser_finds_nothing_wrong(tmp_path):
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no browser here")
+    made = build(tmp_path, Plan(ranks=2, blocks=4, steps=2))
+    for number in range(2):
+        # Two, so that the name reaches headings, bars, tables and the timeline.
+        write_pair(tmp_path / f"{number}.json", f"{HOSTILE}{number}", micro_batch=number + 1)
+    file = tmp_path / "report.html"
+    paths = [tmp_path / "0.json", tmp_path / "1.json", *made.paths]
+    file.write_text(write_page(read_subjects(paths), HOSTILE))
+    done = subprocess.run(
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+         f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=5000",
+         "--enable-logging=stderr", "--dump-dom", file.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert "CONSOLE" not in done.stderr
+    assert "owned" not in re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)[1].replace(
+        "document.title=&#x27;owned&#x27;", ""
+    ).replace("document.title='owned'", "")
+    # The script has drawn: a canvas for the clock and one for each rank.
+    assert done.stdout.count("<canvas") >= 3
+    assert "Point at a span" in done.stdout
