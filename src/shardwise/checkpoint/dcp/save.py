@@ -11,14 +11,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import (
+    DefaultSavePlanner,
+    create_default_global_save_plan,
+)
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from shardwise.checkpoint.dcp.failure import sentence_of
 from shardwise.checkpoint.dcp.writer import CheckpointWriter
 from shardwise.checkpoint.format.manifest import FileRecord, Manifest, write_manifest
+from shardwise.checkpoint.format.pieces import Piece, Tensor
 from shardwise.checkpoint.format.place import Place
+from shardwise.checkpoint.verify.coverage import uncovered
 
 _COUNTER = itertools.count()
 
@@ -161,6 +168,23 @@ class _Planner(DefaultSavePlanner):
         super().__init__(flatten_state_dict=False, enable_plan_caching=True)
         # Torch keeps plans by the name of the class, for the whole process.
         self._cached_plans_key = f"shardwise-{next(_COUNTER)}"
+
+    def _create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """As torch does it, but for how it is checked.
+
+        Torch compares the pieces of tensors that are wider than high pair by pair: for a 70B on
+        4,096 ranks that would take a quarter of an hour. Their corners tell the same in one pass.
+        """
+        deduplicated = self._dedup_save_plans(all_plans)
+        plan, metadata = create_default_global_save_plan(deduplicated)
+        for name, stored in metadata.state_dict_metadata.items():
+            if not isinstance(stored, TensorStorageMetadata):
+                raise TypeError(f"{name}: only tensors are saved")
+            pieces = [Piece(name, tuple(c.offsets), tuple(c.sizes), "", 0, 0)
+                      for c in stored.chunks]  # fmt: skip
+            if why := uncovered(Tensor(name, "", tuple(stored.size)), pieces):
+                raise ValueError(f"{name}: {why}")
+        return plan, metadata
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
