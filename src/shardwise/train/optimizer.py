@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.parallelize import check_optimizer
@@ -42,11 +43,27 @@ def make_optimizer(
         optimizer = torch.optim.Adam(groups, **adaptive)
     elif kind in ("sgd", "momentum"):
         momentum = settings.momentum if kind == "momentum" else 0.0
-        optimizer = torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=True)
+        sharded = any(isinstance(p, DTensor) for p in model.parameters())
+        if sharded:
+            optimizer = _ShardedSGD(groups, lr=rate, momentum=momentum, foreach=False)
+        else:
+            optimizer = torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=True)
     else:
         raise SpecError(f"job.optimizer: torch has no '{kind}' to train with; choose adamw")
     check_optimizer(optimizer, model)
     return optimizer
+
+
+class _ShardedSGD(torch.optim.SGD):
+    """Torch has no fused SGD for DTensors: the flag that calls an update off is read here."""
+
+    found_inf: torch.Tensor | None = None
+
+    def step(self, closure: Any = None) -> Any:
+        called_off, self.found_inf = self.found_inf, None
+        if called_off is not None and called_off.item():
+            return None
+        return super().step(closure)
 
 
 def clear_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
