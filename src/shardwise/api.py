@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.predict.estimate import price
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
-from shardwise.spec.lookup import Model, find_cluster, find_model
+from shardwise.spec.lookup import Model, find_cluster, find_model, read_toml
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import Problems, SpecError
 from shardwise.spec.run import RunSpec, default_seq_len, default_strategy, read_run
@@ -65,6 +65,7 @@ def plan_run(
     cluster: str | ClusterSpec | None = None,
     *,
     run: str | Path | RunSpec | None = None,
+    current: str | Path | None = None,
     objective: Objective = "throughput",
     low_precision_reduce: bool = False,
     budget: Budget | None = None,
@@ -72,7 +73,8 @@ def plan_run(
 ) -> tuple[Plan, RunSpec | None]:
     """A plan, and the run it asks for (None where nothing fits).
 
-    `settings` are those of `describe_run`; where a `run` is given, its strategy is compared with.
+    `settings` are those of `describe_run`; where a `run` is given, its strategy is compared with,
+    or that of `current`: a run.toml, or a file of another stack.
     """
     from shardwise.planning.plan import make_plan
     from shardwise.planning.problem import Problem
@@ -82,14 +84,35 @@ def plan_run(
     problem = Problem(described.model, described.cluster, described.job, described.strategy)
     dtypes = ("fp32", described.strategy.param_dtype) if low_precision_reduce else ("fp32",)
     space = Space(reduce_dtypes=tuple(dict.fromkeys(dtypes)))
-    current = None if run is None else described.strategy
-    found = make_plan(problem, objective=objective, space=space, current=current, budget=budget)
+    compared = None if run is None else described.strategy
+    if current is not None:
+        compared = _current(Path(current), described)
+    found = make_plan(problem, objective=objective, space=space, current=compared, budget=budget)
     if found.winner is None:
         return found, None
     chosen = described._replace(
         strategy=found.winner.strategy, job=found.problem.job, cluster=found.problem.cluster
     )
     return found, chosen
+
+
+def _current(path: Path, described: RunSpec) -> Strategy:
+    """The strategy of a file, for the model, the cluster and the batch of a run."""
+    from shardwise.stacks.imports import import_file, imported_strategy
+
+    devices = described.cluster.devices
+    if path.suffix == ".toml":
+        section = read_toml(path, "current").get("strategy")
+        if not isinstance(section, (str, dict)):
+            raise SpecError(f"current: {path} has no [strategy]; give a run.toml that has one")
+        fields = parse_strategy(section) if isinstance(section, str) else section
+    else:
+        fields = imported_strategy(import_file(path), devices)
+    strategy = Strategy.read(fields, where="current")
+    # Degrees that are all given belong to the cluster of the file.
+    if strategy.replicate is not None and strategy.devices != devices:
+        strategy = strategy.unplaced()
+    return described._replace(strategy=strategy).resolved().strategy
 
 
 def read_budget(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = {"torch", "transformers", "plotly", "scipy", "pandas", "datasets"}
+HEAVY = {"torch", "transformers", "scipy", "pandas", "datasets"}
 
 
 @pytest.fixture(scope="module")

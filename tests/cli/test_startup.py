@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "transformers", "plotly", "scipy", "pandas", "datasets"}
+HEAVY = {"torch", "transformers", "scipy", "pandas", "datasets"}
 ESTIMATE = ["estimate", "--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--recompute", "full"]
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterable
 from importlib import import_module
+from keyword import iskeyword
 
 import typer
 
+from shardwise.cli.examples import epilog
 from shardwise.spec.record import SpecError
 from shardwise.version import __version__
 
@@ -14,15 +18,17 @@ app = typer.Typer(
     name="shardwise",
     help="Which FSDP configuration should I run, what will it cost, and why is it slow?",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    epilog="Exit codes: 0 done; 1 done, and the answer is no (it does not fit, a check failed, it "
+    "became slower); 2 bad input, each problem in a sentence; 3 training that would fail again.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # In the order of --help; each is the function of its name in the module of its name.
 COMMANDS = (
     *("plan", "estimate", "whatif", "train", "profile", "doctor"),
     *("compare", "tune", "calibrate", "trace", "diff", "memory", "report"),
-    *("fsck", "export-weights", "catalog"),
+    *("export", "import", "fsck", "export-weights", "catalog"),
 )
 
 
@@ -41,12 +47,20 @@ def _options(
     """Which FSDP configuration should I run, what will it cost, and why is it slow?"""
 
 
+def add_commands(names: Iterable[str] = COMMANDS) -> None:
+    """Give the application these of its commands."""
+    for name in names:
+        function = name.replace("-", "_") + "_" * iskeyword(name)
+        found = getattr(import_module(f"shardwise.cli.{function}"), function)
+        app.command(name, epilog=epilog(name))(found)
+
+
 def run() -> None:
     """Exit codes: 0 done, 1 done and the answer is no, 2 bad input."""
+    # A shell that completes a line tells it in the environment.
+    words = os.environ.get("COMP_WORDS", "").split() or sys.argv
     # Describing every command's options to typer takes longer than the answer of one.
-    for name in sys.argv[1:2] if set(sys.argv[1:2]) & set(COMMANDS) else COMMANDS:
-        function = name.replace("-", "_")
-        app.command()(getattr(import_module(f"shardwise.cli.{function}"), function))
+    add_commands(words[1:2] if set(words[1:2]) & set(COMMANDS) else COMMANDS)
     try:
         app()
     except SpecError as error:

@@ -6,13 +6,23 @@ from typing import Annotated
 
 import typer
 
+from shardwise.cli import complete
+
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", help="Preset, config.json, model folder, or package.module:factory."),
+    typer.Option(
+        "--model",
+        help="Preset, config.json, model folder, or package.module:factory.",
+        autocompletion=complete.models,
+    ),
 ]
 ClusterOption = Annotated[
     str | None,
-    typer.Option("--cluster", help="4x8xH100-SXM@400Gbps, 8xA100-80GB, or a TOML file."),
+    typer.Option(
+        "--cluster",
+        help="Nodes x GPUs x device @ network per GPU: 4x8xH100-SXM@400Gbps; or a TOML file.",
+        autocompletion=complete.clusters,
+    ),
 ]
 SeqLenOption = Annotated[
     str | None,
@@ -23,10 +33,20 @@ GlobalBatchOption = Annotated[
     typer.Option("--global-batch", help="Tokens per step over all devices, such as 4M."),
 ]
 OptimizerOption = Annotated[
-    str | None, typer.Option("--optimizer", help="adamw, adam, lion, momentum or sgd.")
+    str | None,
+    typer.Option(
+        "--optimizer",
+        help="adamw (default), adam, lion, momentum or sgd.",
+        autocompletion=complete.words("adamw", "adam", "lion", "momentum", "sgd"),
+    ),
 ]
 PrecisionOption = Annotated[
-    str | None, typer.Option("--precision", help="bf16 (default), fp16 or fp32.")
+    str | None,
+    typer.Option(
+        "--precision",
+        help="bf16 (default), fp16 or fp32.",
+        autocompletion=complete.words("bf16", "fp16", "fp32"),
+    ),
 ]
 TokensOption = Annotated[
     str | None,

@@ -39,6 +39,12 @@ def plan(
             help="A run.toml to start from; its strategy is compared.", show_default=False
         ),
     ] = None,
+    current: Annotated[
+        Path | None,
+        typer.Option(
+            help="What runs today, to compare with: a run.toml, or anything 'import' reads."
+        ),
+    ] = None,
     model: ModelOption = None,
     cluster: ClusterOption = None,
     seq_len: SeqLenOption = None,
@@ -78,6 +84,7 @@ def plan(
         model,
         cluster,
         run=run,
+        current=current,
         seq_len=seq_len,
         global_batch=global_batch,
         optimizer=lowered(optimizer),

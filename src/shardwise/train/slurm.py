@@ -11,7 +11,9 @@ from shardwise.train.launch import is_worker
 
 def adopt_slurm(environment: MutableMapping[str, str]) -> bool:
     """Translate what `srun` says into what torch reads; False where there is no Slurm step."""
-    if is_worker(environment) or int(environment.get("SLURM_NTASKS", "1")) < 2:
+    # One launcher on each node starts its own processes, and finds the others by itself.
+    launches = "PET_NNODES" in environment
+    if launches or is_worker(environment) or int(environment.get("SLURM_NTASKS", "1")) < 2:
         return False
     if "SLURM_PROCID" not in environment:
         return False

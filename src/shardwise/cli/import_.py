@@ -1,0 +1,71 @@
+"""`shardwise import`: what another stack runs today, as a run.toml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardwise.cli.options import ClusterOption, ModelOption
+from shardwise.cli.output import JsonOption, check_output, print_json
+
+
+def import_(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="An accelerate YAML, a DeepSpeed JSON, TrainingArguments, or a Python script "
+            "with FSDP or DDP, which is read and not run."
+        ),
+    ],
+    model: ModelOption = None,
+    cluster: ClusterOption = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the run.toml here.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read another stack's settings as a run.toml, and list what cannot be carried over.
+
+    Without --model and --cluster, only the sections are printed that the file itself tells.
+    """
+    from shardwise.report.imported import imported_toml, told
+    from shardwise.spec.lookup import find_cluster, find_model
+    from shardwise.spec.record import Problems
+    from shardwise.stacks.imports import (
+        ask_for_cluster,
+        import_file,
+        imported_cluster,
+        imported_run,
+    )
+
+    if output is not None:
+        check_output(output, suffix=".toml")
+    imported = import_file(file)
+    where = cluster or imported_cluster(imported)
+    missing = [] if model else ["model: the file does not name it; give --model, such as gpt2"]
+    missing += [] if where else [ask_for_cluster(imported)]
+    run = None
+    problems = Problems()
+    with problems.collect():
+        chosen_model = find_model(model) if model else None
+    with problems.collect():
+        chosen_cluster = find_cluster(where) if where else None
+    problems.found += missing if output is not None else []
+    problems.raise_if_any()
+    if chosen_model is not None and chosen_cluster is not None:
+        run = imported_run(imported, chosen_model, chosen_cluster)
+    text = imported_toml(imported, file.name, run)
+    if output is not None:
+        output.write_text(text, encoding="utf-8")
+    if as_json:
+        print_json({"schema": 1, **imported._asdict()})
+    elif output is None:
+        typer.echo(text, nl=False)
+    else:
+        for line in told(imported, file.name):
+            typer.echo(line)
+        typer.echo(f"Written to {output}; compare it with: shardwise plan {output}")
+    for sentence in missing:
+        typer.echo(f"note: {sentence}", err=True)

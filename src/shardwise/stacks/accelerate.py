@@ -1,0 +1,375 @@
+"""A run as the YAML of `accelerate config`, and back. Checked against accelerate 1.15."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwise.spec.lookup import ModuleRef
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.spec.run import RunSpec
+from shardwise.stacks import deepspeed, fsdp1
+from shardwise.stacks.differences import Rule, losses
+from shardwise.stacks.exported import Exported
+from shardwise.stacks.imported import Imported, Reading, flag, section, whole, word
+
+NAME = "accelerate.yaml"
+# The class of a block in transformers, which becomes a unit.
+LAYERS = {
+    "gpt2": "GPT2Block",
+    "llama": "LlamaDecoderLayer",
+    "mistral": "MistralDecoderLayer",
+    "mixtral": "MixtralDecoderLayer",
+    "qwen2": "Qwen2DecoderLayer",
+    "qwen3": "Qwen3DecoderLayer",
+    "qwen3_moe": "Qwen3MoeDecoderLayer",
+    "gemma": "GemmaDecoderLayer",
+    "gemma2": "Gemma2DecoderLayer",
+    "gemma3_text": "Gemma3DecoderLayer",
+    "mpt": "MptBlock",
+    "olmo": "OlmoDecoderLayer",
+    "olmo2": "Olmo2DecoderLayer",
+    "phi": "PhiDecoderLayer",
+    "phi3": "Phi3DecoderLayer",
+    "opt": "OPTDecoderLayer",
+    "gpt_neox": "GPTNeoXLayer",
+}
+PRECISION = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
+# Accelerate counts FSDP1's sharding strategies from 1, in this order.
+SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+_REPLICATED = ("MULTI_GPU", "MULTI_CPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA",
+               "MULTI_MUSA", "MULTI_HPU", "MULTI_NEURON")  # fmt: skip
+_REPLICATE, _SHARD = "parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size"
+
+_RULES = (
+    Rule(
+        ("kind",),
+        "there it is {kind}, with parameters that stay gathered from the forward to the backward",
+    ),
+    Rule(
+        ("param_dtype", "master_dtype"),
+        "mixed_precision knows fp32, bf16 and fp16 over an fp32 master; here it is {param_dtype}, "
+        "and another dtype is the one in which your script loads the model",
+    ),
+    Rule(
+        ("reduce_dtype",),
+        "gradients are reduced in {reduce_dtype} there, which mixed_precision decides; a "
+        "FullyShardedDataParallelPlugin of your script can name another in mixed_precision_policy",
+    ),
+    Rule(
+        ("reshard_after_forward",),
+        "fsdp_reshard_after_forward knows true and false only, and parameters are gathered again "
+        "from the whole shard group",
+    ),
+    Rule(
+        ("grad_sync", "reshard_after_backward"),
+        "Accelerator.accumulate keeps gradients whole until the last micro-batch and gathers "
+        "parameters anew for each; GradientAccumulationPlugin(sync_each_batch=True) reduces every "
+        "micro-batch",
+    ),
+    Rule(("prefetch", "forward_prefetch"), "FSDP2's own order holds, one unit ahead"),
+    Rule(("blocks_per_unit",), "every block is a unit"),
+    Rule(("ddp_bucket_mib",), "DDP's own 25 MiB hold; DistributedDataParallelKwargs changes them"),
+    Rule(("micro_batch",), "it is the batch_size of the DataLoader of your script"),
+    Rule(
+        ("accumulate",),
+        "it is gradient_accumulation_steps of the Accelerator of your script, which the variable "
+        "in the command below sets",
+    ),
+)
+_ALL_OR_NOTHING = Rule(
+    ("recompute",), "fsdp_activation_checkpointing recomputes every block in full, or none"
+)
+_BY_SCRIPT = Rule(
+    ("recompute",),
+    "the file cannot ask for it without FSDP; call model.gradient_checkpointing_enable()",
+)
+_ON_CPUS = Rule(
+    ("kind", "shard", "replicate", "offload", "recompute", "reshard_after_forward", "reduce_dtype"),
+    "accelerate shards on GPUs only; on CPUs the file runs DDP",
+)
+
+
+def export(run: RunSpec) -> Exported:
+    """The YAML that `accelerate launch --config_file` takes."""
+    import yaml
+
+    table = _table(run)
+    text = yaml.safe_dump(table, sort_keys=False)
+    sharded = table["distributed_type"] == "FSDP"
+    recompute = _ALL_OR_NOTHING if sharded else _BY_SCRIPT
+    ungated = run.strategy.sharded and not sharded
+    rules = (_ON_CPUS, *_RULES, recompute) if ungated else (*_RULES, recompute)
+    said = losses(run, _strategy(table).strategy, rules)
+    return Exported(NAME, text, (*said, *_beside(run, sharded)), _command(run))
+
+
+def _table(run: RunSpec) -> dict[str, Any]:
+    strategy, cluster = run.strategy, run.cluster
+    cpu = cluster.device.is_cpu
+    table: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": _distributed_type(run),
+        "mixed_precision": _precision(run),
+        "num_machines": cluster.nodes,
+        "num_processes": cluster.devices,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": cpu,
+    }
+    if table["distributed_type"] == "FSDP":
+        table["fsdp_config"] = _fsdp(run)
+        if strategy.hybrid:
+            table["parallelism_config"] = {_REPLICATE: strategy.replicate, _SHARD: strategy.shard}
+    if strategy.compile:
+        table["dynamo_config"] = {
+            "dynamo_backend": "INDUCTOR",
+            "dynamo_use_regional_compilation": True,
+        }
+    return table
+
+
+def _distributed_type(run: RunSpec) -> str:
+    if run.strategy.kind == "single":
+        return "NO"
+    if run.cluster.device.is_cpu:
+        return "MULTI_CPU"
+    return "FSDP" if run.strategy.sharded else "MULTI_GPU"
+
+
+def _precision(run: RunSpec) -> str:
+    strategy = run.strategy
+    if strategy.master_dtype != "fp32" or strategy.param_dtype not in ("bf16", "fp16"):
+        return "no"
+    return strategy.param_dtype
+
+
+def _fsdp(run: RunSpec) -> dict[str, Any]:
+    strategy = run.strategy
+    table: dict[str, Any] = {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": strategy.reshard_after_forward is not False,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_offload_params": strategy.offload,
+        "fsdp_activation_checkpointing": strategy.recompute not in ("none", 0.0),
+        "fsdp_cpu_ram_efficient_loading": False,
+    }
+    if isinstance(run.model, ModelSpec):
+        # Without it accelerate asks the model, which a model of transformers answers.
+        table["fsdp_transformer_layer_cls_to_wrap"] = LAYERS[run.model.family]
+    return table
+
+
+def _beside(run: RunSpec, sharded: bool) -> list[str]:
+    """What no field of a strategy says, but happens differently there."""
+    said = []
+    model = run.model
+    if sharded and isinstance(model, ModuleRef):
+        said.append(
+            "Units: name the class of the blocks in fsdp_transformer_layer_cls_to_wrap; without it "
+            "the whole model may become one unit."
+        )
+    if sharded and isinstance(model, ModelSpec) and not model.tied:
+        said.append(
+            "Units: the embedding is one of its own there, and so are the last norm and the head "
+            "together, where Shardwise has one root unit."
+        )
+    if run.strategy.kind == "ddp":
+        said.append(
+            "Gradients: accelerate's DDP keeps its buckets beside them, 4 bytes more for every "
+            "parameter; DistributedDataParallelKwargs(gradient_as_bucket_view=True) avoids that."
+        )
+    if run.train is not None:
+        said.append(
+            "[train]: optimizer, schedule, clipping, checkpoints and data are those of your script."
+        )
+    return said
+
+
+def _command(run: RunSpec) -> str:
+    words = ["accelerate launch --config_file", NAME]
+    if run.strategy.accumulate > 1:
+        words.insert(0, f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={run.strategy.accumulate}")
+    if run.cluster.device.is_cpu and run.cluster.devices > 1:
+        # Otherwise it starts one process, or several that do not know each other.
+        words.insert(0, "ACCELERATE_USE_CPU=true")
+        words.append("--multi_gpu")
+    if run.cluster.nodes > 1:
+        words.append("--main_process_ip HOST --main_process_port 29500 --machine_rank RANK")
+    return " ".join((*words, "train.py"))
+
+
+def read(table: Mapping[str, object]) -> Imported:
+    """What the YAML of accelerate settles; the script that it starts settles the rest."""
+    reading = _strategy(table)
+    if "micro_batch" not in reading.strategy:
+        reading.lose("micro_batch: the batch_size of the script's DataLoader is not in this file.")
+    if "accumulate" not in reading.strategy:
+        reading.lose("accumulate: gradient_accumulation_steps of the script is not in this file.")
+    return reading.done()
+
+
+def _strategy(table: Mapping[str, object]) -> Reading:
+    reading = Reading("an accelerate configuration")
+    kind = word(table, "distributed_type", "NO")
+    reading.machines = whole(table, "num_machines") or 1
+    reading.processes = whole(table, "num_processes") if table.get("num_processes") != -1 else None
+    reading.cpu = flag(table, "use_cpu", otherwise=False) or kind == "MULTI_CPU"
+    if kind == "FSDP":
+        _read_fsdp(table, reading)
+    elif kind in _REPLICATED:
+        reading.strategy["kind"] = "ddp"
+        reading.note(f"{kind} becomes kind ddp.")
+    elif kind == "NO":
+        reading.strategy["kind"] = "single"
+        reading.processes = 1
+        reading.note("distributed_type NO becomes kind single.")
+    elif kind == "DEEPSPEED":
+        _read_deepspeed(table, reading)
+    else:
+        known = ("FSDP", "DEEPSPEED", "NO", *_REPLICATED)
+        hint = did_you_mean(kind, known) or "; it is no data parallelism of PyTorch"
+        raise SpecError(f"distributed_type: {kind[:40]!r} has no counterpart here{hint}")
+    if kind != "DEEPSPEED":
+        _read_precision(table, reading)
+    backend = word(section(table, "dynamo_config"), "dynamo_backend", "NO")
+    if backend != "NO":
+        reading.strategy["compile"] = True
+        reading.note(f"dynamo_backend {backend} becomes compile = true.")
+    return reading
+
+
+def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
+    written = table.get("mixed_precision")
+    # YAML reads a bare `no` as false.
+    given = "no" if written in (None, False) else str(written).lower()
+    if given not in PRECISION:
+        raise SpecError(f"mixed_precision: {given[:40]!r} is not one of {', '.join(PRECISION)}")
+    if given == "fp8":
+        reading.lose("mixed_precision fp8: matmuls are in bf16 here.")
+    dtype = PRECISION[given]
+    sharded = reading.strategy["kind"] not in ("ddp", "single")
+    reduce = dtype if sharded else "fp32"
+    reading.strategy = {"param_dtype": dtype, "reduce_dtype": reduce, **reading.strategy}
+    reading.note(
+        f"mixed_precision {given} becomes param_dtype = {dtype}, reduce_dtype = {reduce}"
+        + (", the dtype in which accelerate reduces." if sharded and dtype != "fp32" else ".")
+    )
+
+
+def _read_fsdp(table: Mapping[str, object], reading: Reading) -> None:
+    settings = {
+        name if name.startswith("fsdp_") else f"fsdp_{name}": value
+        for name, value in section(table, "fsdp_config").items()
+    }
+    version = whole(settings, "fsdp_version") or 1
+    if version == 1:
+        _read_fsdp1(settings, reading)
+    else:
+        keeps = flag(settings, "fsdp_reshard_after_forward", otherwise=True)
+        reading.strategy["kind"] = "zero3" if keeps else "zero2"
+        said = "true" if keeps else "false"
+        reading.note(f"fsdp_reshard_after_forward {said} becomes kind {reading.strategy['kind']}.")
+    reading.strategy |= {"grad_sync": "last", "reshard_after_backward": True}
+    if version == 1 and reading.strategy["kind"] in ("zero2", "ddp"):
+        # FSDP1 keeps what it gathered while gradients are not reduced.
+        reading.strategy.pop("reshard_after_backward")
+    reading.note(
+        "Accelerator.accumulate reduces gradients in the last micro-batch only: grad_sync = last."
+    )
+    if reading.strategy["kind"] != "ddp":
+        reading.strategy["offload"] = flag(settings, "fsdp_offload_params", otherwise=False)
+    recompute = flag(settings, "fsdp_activation_checkpointing", otherwise=False)
+    reading.strategy["recompute"] = "full" if recompute else "none"
+    _read_units(settings, reading)
+    _read_degrees(section(table, "parallelism_config"), reading)
+
+
+def _read_fsdp1(settings: Mapping[str, object], reading: Reading) -> None:
+    given = word(settings, "fsdp_sharding_strategy", "FULL_SHARD")
+    name = SHARDING[int(given) - 1] if given in ("1", "2", "3", "4", "5") else given
+    name = {"HYBRID_SHARD_ZERO2": "_HYBRID_SHARD_ZERO2"}.get(name, name)
+    if name not in fsdp1.SHARDING:
+        raise SpecError(
+            f"fsdp_sharding_strategy: {name[:40]!r} is not one of {', '.join(SHARDING)}"
+            f"{did_you_mean(name, SHARDING)}"
+        )
+    fsdp1.set_sharding(reading, name)
+    if reading.strategy["kind"] == "ddp":
+        return
+    prefetch = word(settings, "fsdp_backward_prefetch", "NO_PREFETCH")
+    prefetch = {"NO_PREFETCH": "None", "1": "BACKWARD_PRE", "2": "BACKWARD_POST"}.get(
+        prefetch, prefetch
+    )
+    if prefetch not in fsdp1.PREFETCH:
+        raise SpecError(
+            f"fsdp_backward_prefetch: {prefetch[:40]!r} is not one of BACKWARD_PRE, BACKWARD_POST, "
+            "NO_PREFETCH"
+        )
+    fsdp1.set_prefetch(reading, prefetch)
+    if flag(settings, "fsdp_forward_prefetch", otherwise=False):
+        reading.strategy["forward_prefetch"] = 1
+        reading.note("fsdp_forward_prefetch becomes forward_prefetch = 1: one unit ahead.")
+    for name, why in fsdp1.OBSOLETE.items():
+        if f"fsdp_{name}" in settings:
+            reading.note(f"fsdp_{name}: {why}.")
+
+
+def _read_units(settings: Mapping[str, object], reading: Reading) -> None:
+    policy = word(settings, "fsdp_auto_wrap_policy", "NO_WRAP")
+    if policy == "TRANSFORMER_BASED_WRAP":
+        layer = settings.get("fsdp_transformer_layer_cls_to_wrap")
+        named = f"every {layer}" if layer else "every block that the model names"
+        reading.note(f"fsdp_auto_wrap_policy: {named} is a unit, as every block is here.")
+    elif policy == "NO_WRAP":
+        reading.lose(
+            "Without fsdp_auto_wrap_policy the blocks are one unit there; here every block is one, "
+            "which needs less memory."
+        )
+    else:
+        reading.lose(
+            f"fsdp_auto_wrap_policy {policy}: units by size become a unit for every block."
+        )
+    if settings.get("fsdp_ignored_modules"):
+        reading.lose(f"fsdp_ignored_modules: {fsdp1.LOST['ignored_modules']}.")
+
+
+def _read_degrees(settings: Mapping[str, object], reading: Reading) -> None:
+    replicate, shard = whole(settings, _REPLICATE) or 1, whole(settings, _SHARD) or 1
+    if replicate > 1 and shard > 1:
+        reading.strategy |= {"replicate": replicate, "shard": shard}
+        reading.note(f"parallelism_config becomes replicate = {replicate}, shard = {shard}.")
+    for axis in ("tp", "cp", "sp"):
+        size = whole(settings, f"parallelism_config_{axis}_size") or 1
+        if size > 1:
+            reading.lose(f"{axis}_size = {size}: data parallelism is all that is planned here.")
+
+
+def _read_deepspeed(table: Mapping[str, object], reading: Reading) -> None:
+    settings = section(table, "deepspeed_config")
+    if settings.get("deepspeed_config_file"):
+        raise SpecError(
+            "deepspeed_config: the settings are in "
+            f"{str(settings['deepspeed_config_file'])[:80]}; import that file"
+        )
+    devices = {
+        f"offload_{part}": {"device": settings.get(f"offload_{part}_device", "none")}
+        for part in ("optimizer", "param")
+    }
+    precision = str(table.get("mixed_precision") or "no").lower()
+    inside = deepspeed.read(
+        {
+            "zero_optimization": {"stage": settings.get("zero_stage", 2), **devices},
+            "gradient_accumulation_steps": settings.get("gradient_accumulation_steps", "auto"),
+            "gradient_clipping": settings.get("gradient_clipping", "auto"),
+            **({precision: {"enabled": True}} if precision in ("bf16", "fp16") else {}),
+        }
+    )
+    reading.strategy |= inside.strategy
+    reading.train |= inside.train
+    reading.notes += inside.notes
+    reading.losses += [loss for loss in inside.losses if not loss.startswith("micro_batch")]

@@ -1,0 +1,254 @@
+"""FSDP1 in the words of FSDP2: what each of its settings becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.stacks.imported import Reading
+from shardwise.stacks.script import Call, Symbol, Unknown, shown
+
+# Each sharding strategy: the fields of a Strategy, and what FSDP2 calls it.
+SHARDING: dict[str, tuple[dict[str, object], str]] = {
+    "FULL_SHARD": ({"kind": "zero3"}, "reshard_after_forward = true"),
+    "SHARD_GRAD_OP": ({"kind": "zero2"}, "reshard_after_forward = false"),
+    "NO_SHARD": ({"kind": "ddp"}, "DistributedDataParallel"),
+    "HYBRID_SHARD": (
+        {"kind": "zero3", "within_node": True},
+        "reshard_after_forward = true, sharded within a node",
+    ),
+    "_HYBRID_SHARD_ZERO2": (
+        {"kind": "zero2", "within_node": True},
+        "reshard_after_forward = false, sharded within a node",
+    ),
+}
+# Units gathered ahead in the backward, and what to say about it.
+PREFETCH: dict[str, tuple[int, str]] = {
+    "BACKWARD_PRE": (1, "what FSDP2 does by itself"),
+    "BACKWARD_POST": (1, "FSDP2 knows no BACKWARD_POST and gathers before the reduction"),
+    "None": (0, "a unit is gathered when it is needed"),
+}
+# What FSDP2 needs no setting for, and why.
+OBSOLETE: dict[str, str] = {
+    "use_orig_params": "always so in FSDP2, whose parameters are the model's own",
+    "limit_all_gathers": "FSDP2 needs no such limit, because it frees memory without waiting",
+    "sync_module_states": "every rank starts from one seed or one checkpoint here",
+    "device_id": "each process takes its own device here",
+    "param_init_fn": "train.meta_init builds on the meta device and fills unit by unit",
+}
+# What has no counterpart, and what happens instead.
+LOST: dict[str, str] = {
+    "ignored_modules": "every parameter is sharded here",
+    "ignored_states": "every parameter is sharded here",
+    "ignored_parameters": "every parameter is sharded here",
+    "process_group": "groups follow from shard and replicate here",
+}
+DTYPES = {
+    "float32": "fp32",
+    "float": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float64": "fp64",
+    "double": "fp64",
+}
+_DEFAULTS: dict[str, object] = {
+    "sharding_strategy": Symbol("ShardingStrategy.FULL_SHARD"),
+    "backward_prefetch": Symbol("BackwardPrefetch.BACKWARD_PRE"),
+}
+# In the order of FullyShardedDataParallel's own arguments.
+_POSITIONS = ("module", "process_group", "sharding_strategy", "cpu_offload", "auto_wrap_policy",
+              "backward_prefetch", "mixed_precision")  # fmt: skip
+
+
+def table() -> list[tuple[str, str]]:
+    """Each setting of FSDP1, and what it becomes: shown on the page "Move from FSDP1"."""
+    sharding = [
+        (f"ShardingStrategy.{name}", f"{_fields(fields)} ({words})")
+        for name, (fields, words) in SHARDING.items()
+    ]
+    prefetch = [
+        (f"backward_prefetch={name}", f"prefetch = {ahead} ({words})")
+        for name, (ahead, words) in PREFETCH.items()
+    ]
+    return [
+        *sharding,
+        ("MixedPrecision(param_dtype)", "param_dtype"),
+        ("MixedPrecision(reduce_dtype)", "reduce_dtype (unset, it is param_dtype in FSDP1)"),
+        ("auto_wrap_policy", "none needed: every block is a unit, blocks_per_unit groups them"),
+        *prefetch,
+        ("forward_prefetch=True", "forward_prefetch = 1"),
+        ("CPUOffload(offload_params=True)", "offload = true"),
+        ("device_mesh", "replicate and shard, its two sizes"),
+        ("no_sync()", "grad_sync = last (without it: every)"),
+        *((name, f"none needed: {why}") for name, why in OBSOLETE.items()),
+        *((name, f"not carried over: {why}") for name, why in LOST.items()),
+    ]
+
+
+def _fields(fields: dict[str, object]) -> str:
+    return ", ".join(f"{key} = {shown(value)}" for key, value in fields.items())
+
+
+def set_sharding(reading: Reading, name: str) -> None:
+    """One of the sharding strategies, by its name."""
+    fields, words = SHARDING[name]
+    reading.strategy |= fields
+    reading.note(f"{name} becomes kind {fields['kind']} ({words}).")
+
+
+def set_prefetch(reading: Reading, name: str) -> None:
+    ahead, words = PREFETCH[name]
+    reading.strategy["prefetch"] = ahead
+    sentence = f"backward_prefetch {name} becomes prefetch = {ahead}: {words}."
+    (reading.lose if name == "BACKWARD_POST" else reading.note)(sentence)
+
+
+def read_wrapped(calls: list[Call], reading: Reading) -> None:
+    """The settings of the calls of FullyShardedDataParallel; the same in all, or unknown."""
+    settings = _settings(calls, reading)
+    _sharding(settings, reading)
+    # A model that is not sharded is not gathered either.
+    if reading.strategy.get("kind") != "ddp":
+        _prefetch(settings, reading)
+        _units(settings.get("auto_wrap_policy"), len(calls), reading)
+        _offload(settings.get("cpu_offload"), reading)
+    mixed_precision(settings.get("mixed_precision"), reading)
+    read_mesh(settings.get("device_mesh"), reading)
+    for name, why in OBSOLETE.items():
+        if name in settings:
+            reading.note(f"{name}: {why}.")
+    for name, why in LOST.items():
+        if name in settings and settings[name] is not None:
+            reading.lose(f"{name}: {why}.")
+
+
+def _settings(calls: list[Call], reading: Reading) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for call in calls:
+        given = {**dict(zip(_POSITIONS, call.args, strict=False)), **call.keywords}
+        if call.more:
+            reading.lose("Some settings of FSDP come from a dictionary made when the script runs.")
+        for name, value in given.items():
+            differs = name in found and name != "module" and found[name] != value
+            found[name] = Unknown("what differs between calls of FSDP") if differs else value
+    return found
+
+
+def _sharding(settings: dict[str, Any], reading: Reading) -> None:
+    value = settings.get("sharding_strategy", _DEFAULTS["sharding_strategy"])
+    name = shown(value) if isinstance(value, Symbol) else "FULL_SHARD"
+    if isinstance(value, Unknown) or name not in SHARDING:
+        reading.lose(
+            f"sharding_strategy: {shown(value)} is decided when the script runs; read as the "
+            "default, FULL_SHARD."
+        )
+        name = "FULL_SHARD"
+    set_sharding(reading, name)
+
+
+def _prefetch(settings: dict[str, Any], reading: Reading) -> None:
+    value = settings.get("backward_prefetch", _DEFAULTS["backward_prefetch"])
+    name = shown(value)
+    if name not in PREFETCH:
+        reading.lose(f"backward_prefetch: {name} is decided when the script runs.")
+    elif "backward_prefetch" in settings:
+        set_prefetch(reading, name)
+    forward = settings.get("forward_prefetch", False)
+    if isinstance(forward, bool):
+        reading.strategy["forward_prefetch"] = int(forward)
+        if forward:
+            reading.note("forward_prefetch becomes forward_prefetch = 1: one unit ahead.")
+    else:
+        reading.lose(f"forward_prefetch: {shown(forward)} is decided when the script runs.")
+
+
+def _units(policy: Any, calls: int, reading: Reading) -> None:
+    name, layers = _policy(policy)
+    if name in ("transformer_auto_wrap_policy", "ModuleWrapPolicy") and layers:
+        reading.note(f"auto_wrap_policy: every {layers} is a unit, as every block is here.")
+    elif policy is None and calls > 1:
+        reading.note("Modules are wrapped one by one; here every block is a unit.")
+    elif policy is None:
+        reading.lose(
+            "Without an auto_wrap_policy the whole model is one unit there; here every block is "
+            "one, which needs less memory."
+        )
+    else:
+        reading.lose(
+            f"auto_wrap_policy: {name or shown(policy)} chooses units of its own; here every block "
+            "is one."
+        )
+
+
+def _policy(policy: Any) -> tuple[str, str]:
+    """The kind of a wrapping policy, and the classes that it names."""
+    if isinstance(policy, Symbol):
+        return policy.last, ""
+    if not isinstance(policy, Call):
+        return "", ""
+    name, classes = policy.name, policy.get("module_classes", 0)
+    if policy.name == "partial" and policy.args and isinstance(policy.args[0], Symbol):
+        name, classes = policy.args[0].last, policy.keywords.get("transformer_layer_cls")
+    if isinstance(classes, Call) and classes.name == "set" and classes.args:
+        classes = classes.args[0]
+    if not isinstance(classes, tuple):
+        return name, ""
+    return name, " and ".join(shown(layer) for layer in classes if isinstance(layer, Symbol))
+
+
+def _offload(value: Any, reading: Reading) -> None:
+    if value is None:
+        return
+    offloaded = value.get("offload_params", 0) if isinstance(value, Call) else value
+    if isinstance(offloaded, bool) or offloaded is None:
+        reading.strategy["offload"] = bool(offloaded)
+        if offloaded:
+            reading.note("CPUOffload becomes offload = true.")
+    else:
+        reading.lose(f"cpu_offload: {shown(offloaded)} is decided when the script runs.")
+
+
+def mixed_precision(value: Any, reading: Reading) -> None:
+    """The dtypes of a MixedPrecision or MixedPrecisionPolicy; without one, all is fp32."""
+    if value is None:
+        reading.strategy |= {"param_dtype": "fp32", "reduce_dtype": "fp32"}
+        reading.note("Without mixed precision, parameters and gradients move in fp32.")
+        return
+    if not isinstance(value, Call) or value.more:
+        reading.lose(f"mixed precision: {shown(value)} is decided when the script runs.")
+        return
+    param = _dtype(value.get("param_dtype", 0), "param_dtype", "fp32", reading)
+    reduce = _dtype(value.get("reduce_dtype", 1), "reduce_dtype", param, reading)
+    reading.strategy |= {"param_dtype": param, "reduce_dtype": reduce}
+    reading.note(f"{value.name} becomes param_dtype = {param}, reduce_dtype = {reduce}.")
+    if value.get("buffer_dtype") is not None:
+        reading.note("buffer_dtype: FSDP2 leaves buffers in the dtype they have.")
+
+
+def _dtype(value: Any, key: str, otherwise: str, reading: Reading) -> str:
+    if value is None:
+        return otherwise
+    if isinstance(value, Symbol) and value.last in DTYPES:
+        return DTYPES[value.last]
+    reading.lose(f"{key}: {shown(value)} is decided when the script runs; read as {otherwise}.")
+    return otherwise
+
+
+def read_mesh(value: Any, reading: Reading) -> None:
+    """A device mesh of numbers: one axis shards, of two the first replicates."""
+    if value is None:
+        return
+    shape = value.get("mesh_shape", 1) if isinstance(value, Call) else value
+    sizes = shape if isinstance(shape, tuple) else ()
+    if not all(isinstance(size, int) and size > 0 for size in sizes) or len(sizes) not in (1, 2):
+        reading.lose(
+            f"The mesh of {shown(shape)} is decided when the script runs; shard and replicate "
+            "follow from the cluster."
+        )
+        return
+    replicate, shard = sizes if len(sizes) == 2 else (1, sizes[0])
+    reading.strategy.pop("within_node", None)
+    reading.processes = replicate * shard
+    if replicate > 1 and shard > 1:
+        reading.strategy |= {"replicate": replicate, "shard": shard}
+        reading.note(f"The mesh becomes replicate = {replicate}, shard = {shard}.")

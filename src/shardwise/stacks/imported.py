@@ -1,0 +1,118 @@
+"""What another stack's file says, in the fields of a run, and what of it has no field here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from shardwise.spec.record import SpecError
+
+
+class Imported(NamedTuple):
+    """What was understood of one file. Fields that it does not settle are absent."""
+
+    # In words, such as "an accelerate configuration".
+    what: str
+    strategy: dict[str, object]
+    job: dict[str, object]
+    train: dict[str, object]
+    # How many processes it starts, where it says so, and on how many machines.
+    processes: int | None
+    machines: int
+    cpu: bool
+    # Sentences: what was understood, and what it becomes.
+    notes: tuple[str, ...]
+    # Sentences: what could not be carried over, or is only decided when it runs.
+    losses: tuple[str, ...]
+
+
+class Reading:
+    """Collects what a reader finds, setting by setting."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.strategy: dict[str, object] = {}
+        self.job: dict[str, object] = {}
+        self.train: dict[str, object] = {}
+        self.processes: int | None = None
+        self.machines = 1
+        self.cpu = False
+        self.notes: list[str] = []
+        self.losses: list[str] = []
+
+    def note(self, sentence: str) -> None:
+        self.notes.append(sentence)
+
+    def lose(self, sentence: str) -> None:
+        self.losses.append(sentence)
+
+    def done(self) -> Imported:
+        return Imported(
+            what=self.what,
+            strategy=self.strategy,
+            job=self.job,
+            train=self.train,
+            processes=self.processes,
+            machines=self.machines,
+            cpu=self.cpu,
+            notes=tuple(dict.fromkeys(self.notes)),
+            losses=tuple(dict.fromkeys(self.losses)),
+        )
+
+
+def section(table: Mapping[str, object], key: str) -> Mapping[str, object]:
+    """A table inside a table; absent and empty are the same."""
+    found = table.get(key)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise SpecError(f"{key}: must be a table, not {str(found)[:40]!r}")
+    return found
+
+
+def whole(table: Mapping[str, object], key: str, where: str = "") -> int | None:
+    """A whole number of at least 1; None where it is absent or left to the script ("auto")."""
+    found = table.get(key)
+    if found is None or found == "auto":
+        return None
+    number = int(found) if isinstance(found, str) and found.isdigit() else found
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 2**20:
+        raise SpecError(f"{where}{key}: must be a whole number of at least 1, not {_shown(found)}")
+    return number
+
+
+def real(table: Mapping[str, object], key: str, where: str = "") -> float | None:
+    """A number; None where it is absent or left to the script ("auto")."""
+    found = table.get(key)
+    if found is None or found == "auto":
+        return None
+    try:
+        # YAML reads 1e-4 as a text.
+        return float(found)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise SpecError(f"{where}{key}: must be a number, not {_shown(found)}") from None
+
+
+def flag(table: Mapping[str, object], key: str, otherwise: bool, where: str = "") -> bool:
+    """A yes or no, as a truth value or as a text."""
+    found = table.get(key)
+    if found is None:
+        return otherwise
+    if isinstance(found, bool):
+        return found
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if str(found).lower() in words:
+        return words[str(found).lower()]
+    raise SpecError(f"{where}{key}: must be true or false, not {_shown(found)}")
+
+
+def word(table: Mapping[str, object], key: str, otherwise: str) -> str:
+    """A text, in capitals."""
+    found = table.get(key)
+    return otherwise if found is None else str(found).upper()
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:60]

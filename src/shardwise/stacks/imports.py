@@ -1,0 +1,209 @@
+"""Any file of another stack, as the run that it describes. Nothing in it is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.job import Job
+from shardwise.spec.lookup import Model
+from shardwise.spec.record import Problems, SpecError
+from shardwise.spec.run import RunSpec, default_seq_len
+from shardwise.spec.strategy import Strategy
+from shardwise.spec.train import TrainSettings
+from shardwise.stacks.imported import Imported
+
+# A configuration is a few kilobytes, a script rarely a hundred.
+MAX_BYTES = 2**22
+_DEPTH = 50
+_KNOWN = (
+    "an accelerate YAML, a DeepSpeed JSON, TrainingArguments as JSON or YAML, or a Python script "
+    "with FSDP or DDP"
+)
+
+
+def import_file(path: Path) -> Imported:
+    """Read a file of another stack, whatever it is."""
+    text = _text(path)
+    kind = path.suffix.lower()
+    try:
+        if kind == ".py":
+            from shardwise.stacks import scripts
+
+            return scripts.read(text)
+        if kind == ".toml":
+            raise SpecError(f"import: {path} is TOML; known are {_KNOWN}")
+        read = _json if kind == ".json" or text.lstrip().startswith("{") else _yaml
+        return _table(read(text, path), path)
+    except (RecursionError, MemoryError):
+        raise SpecError(f"import: {path} is nested too deeply for a configuration") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise SpecError(
+                f"import: {path} has {path.stat().st_size:,} bytes, more than a configuration or "
+                f"a script has; known are {_KNOWN}"
+            )
+        with path.open("rb") as file:
+            found = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SpecError(f"import: cannot read {path}: {error.strerror or error}") from None
+    try:
+        text = found.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise SpecError(f"import: {path} is not a text; known are {_KNOWN}") from None
+    if "\0" in text or len(found) > MAX_BYTES:
+        raise SpecError(f"import: {path} is not a text; known are {_KNOWN}")
+    if not text.strip():
+        raise SpecError(f"import: {path} is empty; known are {_KNOWN}")
+    return text
+
+
+def _json(text: str, path: Path) -> object:
+    import json
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in table:
+                raise SpecError(f"import: {path} gives {name[:40]!r} twice; keep one of them")
+            table[name] = value
+        return table
+
+    def refuse(constant: str) -> None:
+        raise SpecError(f"import: {path} holds {constant}, which is no number")
+
+    try:
+        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+    except SpecError:
+        raise
+    except ValueError as error:
+        raise SpecError(f"import: {path} is not valid JSON: {error}") from None
+
+
+def _yaml(text: str, path: Path) -> object:
+    try:
+        import yaml
+    except ImportError:
+        raise SpecError("import: reading YAML needs pyyaml; pip install pyyaml") from None
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=loader):
+            # An alias of an alias of an alias is a megabyte of text and a terabyte of values.
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+                raise SpecError(f"import: {path} uses anchors or aliases; write the values out")
+            tag = getattr(event, "tag", None)
+            if tag and tag != "!":
+                raise SpecError(f"import: {path} uses the tag {tag[:60]!r}; write a plain value")
+            if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
+                depth += 1
+            elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
+                depth -= 1
+            if depth > _DEPTH:
+                raise SpecError(f"import: {path} is nested too deeply for a configuration")
+        _check_keys(yaml.compose(text, Loader=loader), path)
+        return yaml.load(text, Loader=loader)
+    except yaml.YAMLError as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        raise SpecError(f"import: {path} is not valid YAML: line {line}: {problem}") from None
+    except ValueError as error:
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError(f"import: {path} is not valid YAML: {error}") from None
+
+
+def _check_keys(node: Any, path: Path) -> None:
+    """YAML keeps the last of two equal keys without a word."""
+    pending = [node]
+    while pending:
+        here = pending.pop()
+        pairs = here.value if isinstance(getattr(here, "value", None), list) else []
+        seen = set()
+        for pair in pairs:
+            if not isinstance(pair, tuple):
+                pending.append(pair)
+                continue
+            if pair[0].value.__hash__ and pair[0].value in seen:
+                raise SpecError(
+                    f"import: {path} gives {str(pair[0].value)[:40]!r} twice; keep one of them"
+                )
+            seen |= {pair[0].value} if pair[0].value.__hash__ else set()
+            pending.append(pair[1])
+
+
+def _table(found: object, path: Path) -> Imported:
+    from shardwise.stacks import accelerate, deepspeed, trainer
+
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise SpecError(f"import: {path} holds no settings; known are {_KNOWN}")
+    readers: tuple[tuple[bool, Callable[[Mapping[str, object]], Imported]], ...] = (
+        ("distributed_type" in found or "compute_environment" in found, accelerate.read),
+        (trainer.is_trainer(found), trainer.read),
+        (
+            any(key in found for key in ("zero_optimization", "train_micro_batch_size_per_gpu",
+                                         "train_batch_size")),
+            deepspeed.read,
+        ),
+    )  # fmt: skip
+    for fits, read in readers:
+        if fits:
+            return read(found)
+    raise SpecError(f"import: {path} is not recognised; known are {_KNOWN}")
+
+
+def imported_cluster(imported: Imported) -> str | None:
+    """The cluster, where the file says everything about it: on CPUs."""
+    if not imported.cpu or imported.processes is None:
+        return None
+    return f"{imported.machines}x{imported.processes // imported.machines}xCPU"
+
+
+def ask_for_cluster(imported: Imported) -> str:
+    """A sentence that asks for what the file does not say."""
+    count = imported.processes
+    if count is None:
+        return "cluster: the file does not say on what it runs; give --cluster, such as 8xH100-SXM"
+    per_node = max(1, count // imported.machines)
+    example = f"{imported.machines}x{per_node}xH100-SXM"
+    return (
+        f"cluster: the file runs {count} processes but does not name their device; give --cluster, "
+        f"such as {example}{'@400Gbps' if imported.machines > 1 else ''}"
+    )
+
+
+def imported_strategy(imported: Imported, devices: int) -> dict[str, object]:
+    """The fields of its strategy, for a cluster that may have another number of devices."""
+    fields = dict(imported.strategy)
+    shard, replicate = fields.get("shard"), fields.get("replicate")
+    if isinstance(shard, int) and isinstance(replicate, int) and shard * replicate != devices:
+        # Groups keep their size; how many there are follows.
+        del fields["replicate"]
+    if fields["kind"] in ("single", "ddp"):
+        fields["kind"] = "single" if devices == 1 else "ddp"
+    return fields
+
+
+def imported_run(imported: Imported, model: Model, cluster: ClusterSpec) -> RunSpec:
+    """The run that the file describes, of a model, on a cluster."""
+    problems = Problems()
+    job = strategy = train = None
+    with problems.collect():
+        job = Job.read({"seq_len": default_seq_len(model), **imported.job}, where="job")
+    with problems.collect():
+        strategy = Strategy.read(imported_strategy(imported, cluster.devices), where="strategy")
+    with problems.collect():
+        if imported.train:
+            train = TrainSettings.read(imported.train, where="train")
+    problems.raise_if_any()
+    assert job is not None
+    assert strategy is not None
+    run = RunSpec(model, cluster, job, strategy, train)
+    run.resolved()
+    return run

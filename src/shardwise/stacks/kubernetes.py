@@ -1,0 +1,222 @@
+"""Manifests for plain Kubernetes: an Indexed Job, one pod for each node, and what it needs."""
+
+from __future__ import annotations
+
+from shardwise.spec.lookup import ModuleRef
+from shardwise.spec.run import RunSpec, write_run
+from shardwise.stacks.cluster_job import (
+    gpu_variables,
+    job_name,
+    local_files,
+    runs_folder,
+    saves,
+    saves_far_away,
+)
+from shardwise.stacks.exported import Exported
+from shardwise.stacks.quoting import comment, yaml_block, yaml_text
+
+NAME = "run.yaml"
+PORT = 29400
+VOLUME = "/work"
+# Seconds from SIGTERM to SIGKILL: one step and one save must fit.
+GRACE_S = 600
+_AMD = ("MI2", "MI3")
+
+
+def export(run: RunSpec) -> Exported:
+    """All manifests in one file, with the run.toml inside."""
+    parts = [_config(run), _VOLUME_CLAIM.format(name=job_name(run))]
+    if run.cluster.nodes > 1:
+        parts.append(_SERVICE.format(name=job_name(run), port=PORT))
+    parts.append(_job(run))
+    title = f"# {comment(run.model.name)} on {comment(str(run.cluster))}: {run.strategy}\n"
+    text = title + "---\n".join(parts)
+    return Exported(NAME, text, _losses(run), f"kubectl apply -f {NAME}")
+
+
+def _config(run: RunSpec) -> str:
+    return f"""\
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {job_name(run)}
+data:
+  run.toml: {yaml_block(write_run(run), 4)}
+"""
+
+
+_VOLUME_CLAIM = """\
+# Checkpoints, logs and the cache of tokens: pods that come later go on from here.
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata:
+  name: {name}
+spec:
+  # All pods write to it. With train.checkpoint.to in an object store, only the first one does.
+  accessModes: [ReadWriteMany]
+  resources:
+    requests:
+      storage: 1Ti  # change it: train.checkpoint.keep saves of the whole state, and one more
+"""
+
+_SERVICE = """\
+# Gives each pod a name that the others can find.
+apiVersion: v1
+kind: Service
+metadata:
+  name: {name}
+spec:
+  clusterIP: None
+  # They must find each other before any of them is ready.
+  publishNotReadyAddresses: true
+  selector:
+    job-name: {name}
+  ports:
+    - name: rendezvous
+      port: {port}
+"""
+
+# Index 0 gives its own name, by which torch knows that the store is to be here. The others wait: an
+# image may take longer to come than torch has patience.
+_MEET = """\
+if [ "$JOB_COMPLETION_INDEX" = 0 ]; then
+  export PET_RDZV_ENDPOINT="$HOSTNAME:$PORT"
+else
+  export PET_RDZV_ENDPOINT="$FIRST:$PORT"
+  until (exec 3<>"/dev/tcp/$FIRST/$PORT") 2>/dev/null; do sleep 2; done
+fi
+"""
+
+
+def _job(run: RunSpec) -> str:
+    name, nodes = job_name(run), run.cluster.nodes
+    many = nodes > 1
+    words = f"run.toml --nproc {run.cluster.devices_per_node} --name {name}"
+    script = (_MEET if many else "") + (
+        "# In place of the shell, so that it hears SIGTERM.\n"
+        f"exec shardwise train {words}{' --resume' if saves(run) else ''}\n"
+    )
+    subdomain = f"      subdomain: {name}\n" if many else ""
+    return f"""\
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: {name}
+spec:
+  completionMode: Indexed
+  completions: {nodes}
+  parallelism: {nodes}
+  # The launcher in each pod starts processes again by itself; what counts here are pods that it
+  # has given up. One index that fails for good is the end of all.
+  backoffLimitPerIndex: 5
+  maxFailedIndexes: 0
+  podFailurePolicy:
+    rules:
+      # What would happen again: input that cannot be meant, numbers that are not finite.
+      - action: FailJob
+        onExitCodes:
+          containerName: train
+          operator: In
+          values: [2, 3]
+      # Saved and stopped by SIGTERM (128 + 15), on all pods together when one was asked.
+      - action: Ignore
+        onExitCodes:
+          containerName: train
+          operator: In
+          values: [143]
+      # Evicted, preempted, or on a node that went away.
+      - action: Ignore
+        onPodConditions:
+          - type: DisruptionTarget
+  template:
+    spec:
+      restartPolicy: Never
+{subdomain}\
+      # After SIGTERM: the step at work and a save must fit.
+      terminationGracePeriodSeconds: {GRACE_S}
+      containers:
+        - name: train
+          # Change it: an image with torch for these devices, bash, and "shardwise[hf]".
+          image: registry.example/shardwise:change-me
+          workingDir: {VOLUME}
+          command: [bash, -c]
+          args:
+            - {yaml_block(script, 14)}
+{_environment(run)}\
+{_resources(run)}\
+          volumeMounts:
+            - name: work
+              mountPath: {VOLUME}
+            - name: run
+              mountPath: {VOLUME}/run.toml
+              subPath: run.toml
+            - name: shm
+              mountPath: /dev/shm
+      volumes:
+        - name: work
+          persistentVolumeClaim:
+            claimName: {name}
+        - name: run
+          configMap:
+            name: {name}
+        # Processes of one pod talk through shared memory; the 64 MiB of a container are too few.
+        - name: shm
+          emptyDir:
+            medium: Memory
+"""
+
+
+def _environment(run: RunSpec) -> str:
+    found: list[tuple[str, str, str]] = []
+    if run.cluster.nodes > 1:
+        name = job_name(run)
+        found += [
+            ("PET_NNODES", str(run.cluster.nodes), "Pods that are to meet, where, and as what."),
+            ("PET_RDZV_ID", name, ""),
+            ("FIRST", f"{name}-0.{name}", ""),
+            ("PORT", str(PORT), ""),
+        ]
+    found += gpu_variables(run)
+    lines = [
+        f"{f'            # {why}{chr(10)}' if why else ''}"
+        f"            - name: {name}\n              value: {yaml_text(value)}\n"
+        for name, value, why in found
+    ]
+    return "          env:\n" + "".join(lines) if lines else ""
+
+
+def _resources(run: RunSpec) -> str:
+    device = run.cluster.device
+    if device.is_cpu:
+        return ""
+    vendor = "amd.com/gpu" if device.name.upper().startswith(_AMD) else "nvidia.com/gpu"
+    return f"""\
+          resources:
+            limits:
+              {vendor}: {run.cluster.devices_per_node}
+              # Where nodes have InfiniBand or EFA, add the resource of its device plugin.
+"""
+
+
+def _losses(run: RunSpec) -> tuple[str, ...]:
+    found = []
+    for setting, path in local_files(run).items():
+        found.append(
+            f"{setting}: {path!r} is not in the pods; put it into the volume, whose root is "
+            f"{VOLUME}, and write the path it has there into the ConfigMap"
+        )
+    if isinstance(run.model, ModuleRef) or (run.data is not None and run.data.source):
+        found.append("model.factory, data.source: their packages must be installed in the image")
+    if runs_folder(run).is_absolute() and not saves_far_away(run):
+        found.append(
+            f"train.folder: {str(runs_folder(run))!r} is not in the volume {VOLUME} and goes with "
+            "the pod; use a relative folder"
+        )
+    if not saves(run):
+        found.append("train.checkpoint: is false, so pods that come later start from the beginning")
+    if run.cluster.network is not None:
+        found.append(
+            "cluster.network: pods are asked for devices, not for bandwidth; add a nodeSelector or "
+            "affinity that keeps them on nodes that have it"
+        )
+    return tuple(found)

@@ -1,0 +1,259 @@
+"""A script for Lightning: the model and its sharding in plain torch, the loop by its Trainer."""
+
+from __future__ import annotations
+
+from textwrap import indent
+
+from shardwise.spec.lookup import ModuleRef
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
+from shardwise.stacks.exported import Exported
+from shardwise.stacks.python import foreign, loop, model
+from shardwise.stacks.python.data import data_pieces, data_settings, knows_vocabulary
+from shardwise.stacks.python.losses import losses_of
+from shardwise.stacks.python.parallel import parallel_pieces
+from shardwise.stacks.python.piece import Piece, assemble, lines
+from shardwise.stacks.python.settings import logged_always, on_cpu, settings_piece, train_of
+from shardwise.stacks.python.step import changes_rate, step_pieces
+from shardwise.stacks.quoting import comment
+
+NAME = "lightning_run.py"
+_PRECISION = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"}
+# What Lightning says of a run that a script of plain torch does not, and the other way round.
+_NOT_LOST = ("train.checkpoint", "train.trackers", "train.restart", "A signal")
+_LOGGERS = {
+    "tensorboard": "TensorBoardLogger",
+    "wandb": "WandbLogger",
+    "mlflow": "MLFlowLogger",
+}
+
+
+def export(run: RunSpec) -> Exported:
+    """FSDP2 through ModelParallelStrategy, which leaves the sharding to the module."""
+    run = _with_plain_name(run)
+    written = model.can_be_written(run)
+    constants = model.model_settings(run) if written else foreign.foreign_settings(run)
+    optimizer, rate, *_ = step_pieces(run, written)
+    pieces = [
+        settings_piece(run, constants, data_settings(run)),
+        *(model.model_pieces(run) if written else foreign.foreign_pieces(run)),
+        *([] if knows_vocabulary(run) else [Piece(foreign.VOCABULARY, ("torch:nn",))]),
+        *parallel_pieces(run, written),
+        *data_pieces(run),
+        optimizer,
+        rate,
+        Piece(_BATCHES, ("collections.abc:Iterator", "torch", _DATA + "IterableDataset")),
+        _module(run, written),
+        _trainer(run),
+        _main(run),
+    ]
+    command = _command(run)
+    about = f"Train {run.model.name} with Lightning ({run.strategy}).\n\n    {command}"
+    return Exported(NAME, assemble(about, pieces), _losses(run, written), command)
+
+
+def _with_plain_name(run: RunSpec) -> RunSpec:
+    """A name is written in comments and in the description, and must not end them."""
+    if not isinstance(run.model, ModelSpec):
+        return run
+    name = comment(run.model.name).replace("\\", "/").replace('"', "'")
+    return run._replace(model=run.model.but(name=name))
+
+
+_DATA = "torch.utils.data:"
+_BATCHES = '''
+class MicroBatches(IterableDataset):
+    """Those of one rank; Lightning need not divide them."""
+
+    def __init__(self, *arguments: int) -> None:
+        self.arguments = arguments
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return micro_batches(*self.arguments)
+'''
+
+
+def _module(run: RunSpec, written: bool) -> Piece:
+    strategy = run.strategy
+    plan = run
+    if strategy.kind == "ddp":
+        # Lightning wraps the module itself.
+        plan = run._replace(strategy=strategy.but(kind="single", replicate=1))
+    build, imports = loop.build_model(plan, written)
+    knows = knows_vocabulary(run)
+    changes = changes_rate(run)
+    code = lines(
+        "class Training(LightningModule):",
+        "    def __init__(self) -> None:\n        super().__init__()\n        self.model = None",
+        "\n",
+        "    def configure_model(self) -> None:",
+        "        if self.model is not None:\n            return",
+        "        device = self.trainer.strategy.root_device",
+        strategy.sharded and "        world = self.trainer.world_size",
+        indent(build, "    "),
+        not knows and "        self.vocab = vocab",
+        "        self.model = model",
+        "\n",
+        "    def train_dataloader(self) -> DataLoader:",
+        "        rank, world = self.global_rank, self.trainer.world_size",
+        f"        batches = MicroBatches(rank, world{'' if knows else ', self.vocab'})",
+        "        return DataLoader(batches, batch_size=None)",
+        "\n",
+        "    def training_step(self, ids: torch.Tensor, index: int) -> torch.Tensor:",
+        _sync(strategy),
+        f"        logits = {_logits(run, written)}",
+        isinstance(run.model, ModuleRef) and '        logits = getattr(logits, "logits", logits)',
+        f"        logits = {'logits' if strategy.param_dtype == 'fp64' else 'logits.float()'}",
+        "        loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())",
+        '        self.log("loss", loss, prog_bar=True, sync_dist=True)',
+        "        return loss",
+        "\n",
+        "    def configure_optimizers(self) -> dict:",
+        "        optimizer = make_optimizer(self.model)",
+        not changes and '        return {"optimizer": optimizer}',
+        changes
+        and """
+        rates = LambdaLR(optimizer, lambda step: learning_rate(step) / LEARNING_RATE)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": rates, "interval": "step"},
+        }
+""",
+    )
+    used = ["torch", "lightning.pytorch:LightningModule", _DATA + "DataLoader", *imports]
+    used.append("torch.nn.functional:cross_entropy")
+    if changes:
+        used.append("torch.optim.lr_scheduler:LambdaLR")
+    return Piece(code, tuple(used))
+
+
+def _logits(run: RunSpec, written: bool) -> str:
+    if written or isinstance(run.model, ModuleRef):
+        return "self.model(ids[:, :-1])"
+    return "self.model(input_ids=ids[:, :-1]).logits"
+
+
+def _sync(strategy: Strategy) -> str:
+    """Lightning accumulates without telling a sharded module which micro-batch is the last."""
+    calls = []
+    if strategy.accumulate > 1 and strategy.sharded:
+        if strategy.grad_sync == "last":
+            calls.append("        self.model.set_requires_gradient_sync(last)")
+        if strategy.grad_sync == "local" and strategy.hybrid:
+            calls.append("        self.model.set_requires_all_reduce(last)")
+        if not strategy.reshard_after_backward:
+            calls.append("        self.model.set_reshard_after_backward(last)")
+    return lines("        last = index % ACCUMULATE == ACCUMULATE - 1", *calls) if calls else ""
+
+
+def _trainer(run: RunSpec) -> Piece:
+    strategy, train = run.strategy, train_of(run)
+    how, imports = _strategy(strategy)
+    # The policy of fully_shard casts where parameters are gathered.
+    precision = "32-true" if strategy.sharded else _PRECISION[strategy.param_dtype]
+    if strategy.master_dtype == strategy.param_dtype == "fp64":
+        precision = "64-true"
+    names = train.trackers if train.trackers is not None else ()
+    loggers = ["CSVLogger", *(_LOGGERS[name] for name in names)]
+    places = {"WandbLogger": "save_dir=OUTPUT", "MLFlowLogger": "save_dir=str(OUTPUT)"}
+    made = [f"{name}({places.get(name, 'OUTPUT')})" for name in loggers]
+    code = lines(
+        "def make_trainer() -> Trainer:",
+        train.threads is not None and on_cpu(run) and "    torch.set_num_threads(THREADS)",
+        "    return Trainer(",
+        f'        accelerator="{"cpu" if on_cpu(run) else "gpu"}",',
+        f"        devices={run.cluster.devices_per_node},",
+        f"        num_nodes={run.cluster.nodes},",
+        f"        strategy={how},",
+        f'        precision="{precision}",',
+        "        max_steps=STEPS,",
+        "        accumulate_grad_batches=ACCUMULATE,",
+        bool(train.clip_norm) and "        gradient_clip_val=CLIP_NORM,",
+        f"        log_every_n_steps={1 if logged_always(run) else 'LOG_EVERY'},",
+        f"        logger=[{', '.join(made)}],",
+        *_saves(run),
+        "        use_distributed_sampler=False,",
+        "    )",
+    )
+    used = ["lightning.pytorch:Trainer", *(f"lightning.pytorch.loggers:{one}" for one in loggers)]
+    if train.checkpoint.save:
+        used.append("lightning.pytorch.callbacks:ModelCheckpoint")
+        used += [] if train.checkpoint.every else ["datetime:timedelta"]
+    return Piece(code, (*used, *imports))
+
+
+def _strategy(strategy: Strategy) -> tuple[str, tuple[str, ...]]:
+    if strategy.kind == "single":
+        return '"auto"', ()
+    home = "lightning.pytorch.strategies:"
+    if strategy.sharded:
+        sizes = f"data_parallel_size={strategy.devices}, tensor_parallel_size=1"
+        return f"ModelParallelStrategy({sizes})", (f"{home}ModelParallelStrategy",)
+    bucket = "" if strategy.ddp_bucket_mib is None else ", bucket_cap_mb=BUCKET_MIB"
+    return f"DDPStrategy(gradient_as_bucket_view=True{bucket})", (f"{home}DDPStrategy",)
+
+
+def _saves(run: RunSpec) -> list[str]:
+    settings = train_of(run).checkpoint
+    if not settings.save:
+        return ["        enable_checkpointing=False,"]
+    often = f"timedelta(minutes={settings.minutes or 15:g})"
+    when = "every_n_train_steps=SAVE_EVERY" if settings.every else f"train_time_interval={often}"
+    return [
+        "        callbacks=[",
+        # Without something to monitor, Lightning keeps one or all.
+        "            ModelCheckpoint(",
+        f'                monitor="step", mode="max", save_top_k={settings.keep or -1}, {when}',
+        "            )",
+        "        ],",
+    ]
+
+
+def _main(run: RunSpec) -> Piece:
+    return Piece(
+        lines(
+            'if __name__ == "__main__":',
+            "    trainer = make_trainer()",
+            "    trainer.fit(Training())",
+            train_of(run).checkpoint.save and '    trainer.save_checkpoint(OUTPUT / "last.ckpt")',
+        )
+    )
+
+
+def _command(run: RunSpec) -> str:
+    nodes, per_node = run.cluster.nodes, run.cluster.devices_per_node
+    if run.strategy.kind == "single":
+        return f"python {NAME}"
+    if nodes == 1:
+        return f"torchrun --nproc-per-node {per_node} {NAME}"
+    meet = "--rdzv-backend c10d --rdzv-endpoint HOST:29400"
+    return f"torchrun --nnodes {nodes} --nproc-per-node {per_node} {meet} {NAME}"
+
+
+def _losses(run: RunSpec, written: bool) -> tuple[str, ...]:
+    strategy, train = run.strategy, train_of(run)
+    found = [loss for loss in losses_of(run, written) if not loss.startswith(_NOT_LOST)]
+    if strategy.kind == "ddp" and strategy.accumulate > 1 and strategy.grad_sync == "every":
+        found.append("strategy.grad_sync: 'every' is 'last' there; Lightning skips the others.")
+    if strategy.kind == "ddp" and strategy.param_dtype == "fp16":
+        found.append(
+            "strategy.param_dtype: fp16 is scaled there, and updates that overflow skipped."
+        )
+    found.append(
+        "train.non_finite: gradients that are not finite reach the parameters there; Lightning has "
+        "no guard for them."
+    )
+    if train.checkpoint.save:
+        found.append(
+            "train.checkpoint: is written in the foreground, verified by nobody, and not at a "
+            "signal; fit(ckpt_path=...) goes on from it, with the data from the beginning."
+        )
+        if train.checkpoint.every and train.checkpoint.minutes:
+            found.append(
+                f"train.checkpoint.minutes: only every {train.checkpoint.every} steps there."
+            )
+        if train.checkpoint.to is not None:
+            found.append("train.checkpoint.to: checkpoints go into the folder OUTPUT there.")
+    found.append("train.restart: nothing watches for ranks that hang or starts them again.")
+    return tuple(found)

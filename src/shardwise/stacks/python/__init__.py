@@ -1,0 +1,63 @@
+"""A run as a training script that needs torch and nothing else.
+
+The script is plain `fully_shard` or DDP code with its settings at the top, and holds only what the
+run needs. It computes what `shardwise train` computes, to the last bit of every loss.
+"""
+
+from __future__ import annotations
+
+from shardwise.spec.lookup import ModuleRef
+from shardwise.spec.run import RunSpec
+from shardwise.stacks.exported import Exported
+from shardwise.stacks.python import foreign, model
+from shardwise.stacks.python.data import data_pieces, data_settings, knows_vocabulary
+from shardwise.stacks.python.loop import loop_pieces
+from shardwise.stacks.python.losses import losses_of
+from shardwise.stacks.python.parallel import parallel_pieces
+from shardwise.stacks.python.piece import Piece, assemble
+from shardwise.stacks.python.settings import plain_name, settings_piece, train_of
+from shardwise.stacks.python.step import step_pieces
+
+NAME = "train.py"
+
+
+def export(run: RunSpec) -> Exported:
+    """The script of a run whose strategy is resolved."""
+    written = model.can_be_written(run)
+    constants = model.model_settings(run) if written else foreign.foreign_settings(run)
+    pieces = [
+        settings_piece(run, constants, data_settings(run)),
+        *(model.model_pieces(run) if written else foreign.foreign_pieces(run)),
+        *([] if knows_vocabulary(run) else [Piece(foreign.VOCABULARY, ("torch:nn",))]),
+        *parallel_pieces(run, written),
+        *data_pieces(run),
+        *step_pieces(run, written),
+        *loop_pieces(run, written),
+    ]
+    text = assemble(_description(run, written), pieces)
+    return Exported(NAME, text, losses_of(run, written), _command(run))
+
+
+def _description(run: RunSpec, written: bool) -> str:
+    strategy = run.strategy
+    how = {"single": "on one device", "ddp": "with DistributedDataParallel"}
+    ways = how.get(strategy.kind, f"with fully_shard ({strategy})")
+    needs = "torch >= 2.13"
+    if not written and not isinstance(run.model, ModuleRef):
+        needs += " and transformers"
+    if train_of(run).checkpoint.save and strategy.kind != "single":
+        needs += "; torch itself needs NumPy to save"
+    origin = "Written by `shardwise export`; it trains as `shardwise train` does."
+    return f"Train {plain_name(run)} {ways}.\n\n    {_command(run)}\n\nNeeds {needs}.\n{origin}"
+
+
+def _command(run: RunSpec) -> str:
+    if run.strategy.kind == "single":
+        return f"python {NAME}"
+    nodes, per_node = run.cluster.nodes, run.cluster.devices_per_node
+    if nodes == 1:
+        return f"torchrun --nproc-per-node {per_node} {NAME}"
+    return (
+        f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d "
+        f"--rdzv-endpoint HOST:29400 {NAME}"
+    )

@@ -1,0 +1,211 @@
+"""Where a script's sequences come from: made up, read from token files, or given by the user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.record import SpecError
+from shardwise.spec.run import RunSpec
+from shardwise.spec.train import DataSettings
+from shardwise.stacks.python.piece import Piece
+from shardwise.stacks.python.settings import Code, data_of, quoted
+
+
+def data_settings(run: RunSpec) -> dict[str, object]:
+    data = data_of(run)
+    if not data.path:
+        return {}
+    found = token_folders(data)
+    folder = found[-1].as_posix() if found else f"{Path(data.cache).as_posix()}/NAME"
+    return {"TOKENS": Code(f"Path({quoted(folder)})")}
+
+
+def token_folders(data: DataSettings) -> list[Path]:
+    """Folders of tokens that were made from a text of this name, the newest last."""
+    stem = Path(data.path[0]).stem[:40]
+    indexes = [
+        index
+        for index in Path(data.cache).glob("*/index.json")
+        if index.parent.name.rpartition("-")[0] == stem
+    ]
+    return [index.parent for index in sorted(indexes, key=lambda file: file.stat().st_mtime_ns)]
+
+
+def knows_vocabulary(run: RunSpec) -> bool:
+    """Whether the size of the vocabulary is a constant, where anybody asks for it."""
+    return isinstance(run.model, ModelSpec) or not data_of(run).synthetic
+
+
+def data_pieces(run: RunSpec) -> list[Piece]:
+    """Code that defines `micro_batches`; it takes a `vocab` where that is not a constant."""
+    data = data_of(run)
+    if data.source is not None:
+        module, _, function = data.source.partition(":")
+        if not all(name.isidentifier() for name in (*module.split("."), function)):
+            raise SpecError(f"data.source: {data.source!r} is not of the form package.module:name")
+        code = _GIVEN.replace("SOURCE", f"own_data.{function}")
+        return [Piece(code, ("collections.abc:Iterator", "torch", f"{module} as own_data"))]
+    if data.synthetic:
+        made_up, batches = _MADE_UP, _MICRO_BATCHES
+        if not knows_vocabulary(run):
+            made_up = made_up.replace("position: int", "position: int, vocab: int")
+            made_up = made_up.replace("VOCAB", "vocab")
+            batches = batches.replace("world: int", "world: int, vocab: int")
+            batches = batches.replace("sequence(position)", "sequence(position, vocab)")
+        return [
+            Piece(_RANDOM, ("collections.abc:Iterator",)),
+            Piece(made_up, ("itertools:accumulate", "torch")),
+            Piece(batches, ("itertools:count", "torch")),
+        ]
+    pieces = [Piece(_TOKENS, ("json", "torch"))]
+    if data.shuffle:
+        pieces.append(Piece(_SHUFFLE, ("hashlib:sha256", "struct")))
+    read = _FROM_TOKENS if data.shuffle else _FROM_TOKENS_IN_ORDER
+    return [*pieces, Piece(read, ("collections.abc:Iterator", "itertools:count", "torch"))]
+
+
+_MICRO_BATCHES = '''
+def micro_batches(rank: int, world: int) -> Iterator[torch.Tensor]:
+    """The micro-batches of one rank, without end: rows of SEQ_LEN + 1 token ids."""
+    for number in count():
+        first = (number * world + rank) * MICRO_BATCH
+        rows = [sequence(position) for position in range(first, first + MICRO_BATCH)]
+        yield torch.stack(rows)
+'''
+
+_RANDOM = '''
+MASK_32, MASK_64, MASK_128 = 2**32 - 1, 2**64 - 1, 2**128 - 1
+
+
+def random_words(*seeds: int) -> Iterator[int]:
+    """The words of numpy.random.default_rng(seeds), for up to two seeds: PCG64 without NumPy."""
+    constant = 0x43B0D7E5
+
+    def hashed(value: int, factor: int = 0x931E8875) -> int:
+        nonlocal constant
+        value ^= constant
+        constant = (constant * factor) & MASK_32
+        value = (value * constant) & MASK_32
+        return value ^ (value >> 16)
+
+    entropy = [seed >> shift for seed in seeds for shift in (0, 32) if seed >> shift or not shift]
+    pool = [hashed(word & MASK_32) for word in [*entropy, 0, 0, 0][:4]]
+    for source in range(4):
+        for target in range(4):
+            if target != source:
+                word = (0xCA01F9DD * pool[target] - 0x4973F715 * hashed(pool[source])) & MASK_32
+                pool[target] = word ^ (word >> 16)
+    constant = 0x8B51F9DD
+    halves = [hashed(pool[index % 4], 0x58F38DED) for index in range(8)]
+    state, increment = (
+        (halves[i + 1] << 96) | (halves[i] << 64) | (halves[i + 3] << 32) | halves[i + 2]
+        for i in (0, 4)
+    )
+    factor, increment = 0x2360ED051FC65DA44385DF649FCCF645, (increment << 1) | 1
+    state = (state + increment) * factor + increment
+    while True:
+        state = (state * factor + increment) & MASK_128
+        word, turn = ((state >> 64) ^ state) & MASK_64, state >> 122
+        yield ((word >> turn) | (word << (64 - turn))) & MASK_64
+'''
+
+_MADE_UP = '''
+def sequence(position: int) -> torch.Tensor:
+    """Made up, in place of real data: it counts in steps of its own, and loses count at times."""
+    words = random_words(SEED, position)
+    word = next(words)
+    halves = [word >> 32]
+    steps = [1 + ((word & MASK_32) * 8 >> 32)] * (SEQ_LEN + 1)
+    lost = [(next(words) >> 11) * 2**-53 < 0.1 for _ in steps]
+    for index in range(SEQ_LEN + 1):
+        while index == 0 or lost[index]:
+            if not halves:
+                word = next(words)
+                halves = [word >> 32, word & MASK_32]
+            product = halves.pop() * VOCAB
+            if product & MASK_32 >= 2**32 % VOCAB:
+                steps[index] = product >> 32
+                break
+    return torch.tensor(list(accumulate(steps))) % VOCAB
+'''
+
+_TOKENS = '''
+class Tokens:
+    """Flat files of token ids, mapped and read as if they were one long tensor."""
+
+    def __init__(self) -> None:
+        index = json.loads((TOKENS / "index.json").read_text())
+        dtype = getattr(torch, index["dtype"])
+        self.count = sum(index["tokens"])
+        self.shards = [
+            torch.from_file(str(TOKENS / f"{number:05}.bin"), size=size, dtype=dtype)
+            for number, size in enumerate(index["tokens"])
+        ]
+
+    def read(self, start: int, length: int) -> torch.Tensor:
+        parts = []
+        for tokens in self.shards:
+            parts.append(tokens[max(start, 0) : max(start + length, 0)].long())
+            start -= len(tokens)
+        return torch.cat(parts)
+'''
+
+_SHUFFLE = '''
+def shuffled(index: int, size: int, key: str) -> int:
+    """Where an index goes in an order of 0..size-1 that is chosen by `key`.
+
+    A Feistel network permutes a power of four; what leaves the range walks on until it is back.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    digest = sha256(key.encode()).digest() + sha256(f"+{key}".encode()).digest()
+    while True:
+        left, right = index >> half, index & mask
+        for word in struct.unpack("<6Q", digest[:48]):
+            value = right ^ word
+            value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+            value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+            left, right = right, left ^ ((value ^ (value >> 31)) & mask)
+        index = (left << half) | right
+        if index < size:
+            return index
+'''
+
+_FROM_TOKENS = '''
+def micro_batches(rank: int, world: int) -> Iterator[torch.Tensor]:
+    """The micro-batches of one rank, without end: rows of SEQ_LEN + 1 token ids.
+
+    Neighbours share a token: the last target of one is the first input of the next.
+    """
+    tokens = Tokens()
+    size = (tokens.count - 1) // SEQ_LEN
+    for number in count():
+        first = (number * world + rank) * MICRO_BATCH
+        rows = []
+        for position in range(first, first + MICRO_BATCH):
+            epoch, index = divmod(position, size)
+            index = shuffled(index, size, f"{SEED}/{epoch}")
+            rows.append(tokens.read(index * SEQ_LEN, SEQ_LEN + 1))
+        yield torch.stack(rows)
+'''
+_FROM_TOKENS_IN_ORDER = '''
+def micro_batches(rank: int, world: int) -> Iterator[torch.Tensor]:
+    """The micro-batches of one rank, without end: rows of SEQ_LEN + 1 token ids.
+
+    Neighbours share a token: the last target of one is the first input of the next.
+    """
+    tokens = Tokens()
+    size = (tokens.count - 1) // SEQ_LEN
+    for number in count():
+        first = (number * world + rank) * MICRO_BATCH
+        positions = range(first, first + MICRO_BATCH)
+        yield torch.stack([tokens.read(p % size * SEQ_LEN, SEQ_LEN + 1) for p in positions])
+'''
+
+_GIVEN = '''
+def micro_batches(rank: int, world: int) -> Iterator[torch.Tensor]:
+    """The micro-batches of one rank: rows of SEQ_LEN + 1 token ids."""
+    for batch in SOURCE(rank, world):
+        yield torch.as_tensor(batch).long()
+'''

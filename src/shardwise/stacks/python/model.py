@@ -1,0 +1,270 @@
+"""Llama and its plain relatives, written out with torch alone.
+
+The operations and their order are those of transformers with fused attention, so that results are
+the same to the last bit; modules have the names that its checkpoints have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardwise.spec.huggingface import to_config
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.record import SpecError
+from shardwise.spec.run import RunSpec
+from shardwise.stacks.python.piece import Piece, lines
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}
+# What transformers takes where a configuration says nothing, in each of these families.
+ROPE_THETA, NORM_EPSILON, INITIAL_STD = 10000.0, 1e-6, 0.02
+
+
+def config_of(model: ModelSpec) -> Mapping[str, object]:
+    """What transformers would build the model from."""
+    if model.config is None:
+        return to_config(model)
+    path = Path(model.config)
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecError(f"model.config: cannot read {file}: {error}") from None
+    return config
+
+
+def can_be_written(run: RunSpec) -> bool:
+    """Whether the model is one that this file writes."""
+    model = run.model
+    if not isinstance(model, ModelSpec) or model.family not in FAMILIES or model.pretrained:
+        return False
+    config = config_of(model)
+    window = config.get("sliding_window") if model.family == "mistral" else None
+    return (
+        config.get("model_type") == model.family
+        and config.get("hidden_act", "silu") in ACTIVATIONS
+        # transformers repeats the keys of wider heads before it attends to them.
+        and (model.kv_heads == model.heads or model.head_dim <= 256)
+        and _rope_theta(config) is not None
+        and not config.get("attention_dropout")
+        and not config.get("use_sliding_window")
+        and config.get("pad_token_id") is None
+        and config.get("quantization_config") is None
+        and (model.family == "llama" or config.get("num_key_value_heads") is not None)
+        and (window is None or (isinstance(window, int) and window > run.job.seq_len))
+    )
+
+
+def _rope_theta(config: Mapping[str, object]) -> float | None:
+    """The base of the rotary angles; None where they are scaled in some way."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, dict):
+        return None
+    if given.get("rope_type", given.get("type", "default")) != "default":
+        return None
+    theta = given.get("rope_theta") or config.get("rope_theta") or ROPE_THETA
+    return float(theta) if isinstance(theta, (int, float)) else None
+
+
+def model_settings(run: RunSpec) -> dict[str, object]:
+    """The constants of a model that is written out."""
+    model = run.model
+    assert isinstance(model, ModelSpec)
+    config = config_of(model)
+    return {
+        "VOCAB": model.vocab,
+        "LAYERS": model.layers,
+        "HIDDEN": model.hidden,
+        "HEADS": model.heads,
+        "KV_HEADS": model.kv_heads,
+        "HEAD_DIM": model.head_dim,
+        "FFN": model.ffn,
+        "ROPE_THETA": _rope_theta(config),
+        "NORM_EPSILON": config.get("rms_norm_eps") or NORM_EPSILON,
+        "INITIAL_STD": config.get("initializer_range") or INITIAL_STD,
+    }
+
+
+def model_pieces(run: RunSpec) -> list[Piece]:
+    model = run.model
+    assert isinstance(model, ModelSpec)
+    config = config_of(model)
+    biased = {
+        "qkv": bool(model.family == "qwen2" or config.get("attention_bias")),
+        "output": bool(model.family != "qwen2" and config.get("attention_bias")),
+        "mlp": bool(model.family == "llama" and config.get("mlp_bias")),
+    }
+    return [
+        Piece(NORM, ("torch", "torch:nn")),
+        Piece(ROTARY),
+        Piece(_attention(model, biased), ("torch.nn.functional:scaled_dot_product_attention",)),
+        _mlp(str(config.get("hidden_act", "silu")), biased["mlp"]),
+        Piece(BLOCK),
+        _transformer(model),
+        _initialize(run, any(biased.values())),
+    ]
+
+
+NORM = """
+class RMSNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        high = x.float()
+        high = high * torch.rsqrt(high.pow(2).mean(-1, keepdim=True) + NORM_EPSILON)
+        return self.weight * high.to(x.dtype)
+"""
+
+ROTARY = '''
+def rotary_tables(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of every position's angles, both halves of a head alike."""
+    exponents = torch.arange(0, HEAD_DIM, 2, dtype=torch.float, device=x.device) / HEAD_DIM
+    positions = torch.arange(x.shape[1], device=x.device)[:, None].float()
+    angles = positions * (1.0 / ROPE_THETA**exponents)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = HEAD_DIM // 2
+    return (x * cos) + (torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin)
+'''
+
+
+def _attention(model: ModelSpec, biased: Mapping[str, bool]) -> str:
+    qk_norm = model.family == "qwen3"
+    queries = "self.q_proj(x).view(heads)"
+    keys = "self.k_proj(x).view(heads)"
+    if qk_norm:
+        queries, keys = f"self.q_norm({queries})", f"self.k_norm({keys})"
+    grouped = ", enable_gqa=True" if model.kv_heads < model.heads else ""
+    return lines(
+        "class Attention(nn.Module):",
+        "    def __init__(self) -> None:",
+        "        super().__init__()",
+        f"        self.q_proj = nn.Linear(HIDDEN, HEADS * HEAD_DIM, bias={biased['qkv']})",
+        f"        self.k_proj = nn.Linear(HIDDEN, KV_HEADS * HEAD_DIM, bias={biased['qkv']})",
+        f"        self.v_proj = nn.Linear(HIDDEN, KV_HEADS * HEAD_DIM, bias={biased['qkv']})",
+        f"        self.o_proj = nn.Linear(HEADS * HEAD_DIM, HIDDEN, bias={biased['output']})",
+        qk_norm
+        and "        self.q_norm = RMSNorm(HEAD_DIM)\n        self.k_norm = RMSNorm(HEAD_DIM)",
+        f"""
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        heads = (*x.shape[:-1], -1, HEAD_DIM)
+        q = {queries}.transpose(1, 2)
+        k = {keys}.transpose(1, 2)
+        v = self.v_proj(x).view(heads).transpose(1, 2)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True{grouped})
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+""",
+    )
+
+
+def _mlp(activation: str, bias: bool) -> Piece:
+    function = ACTIVATIONS[activation]
+    code = f"""
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(HIDDEN, FFN, bias={bias})
+        self.up_proj = nn.Linear(HIDDEN, FFN, bias={bias})
+        self.down_proj = nn.Linear(FFN, HIDDEN, bias={bias})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj({function}(self.gate_proj(x)) * self.up_proj(x))
+"""
+    return Piece(code, (f"torch.nn.functional:{function}",))
+
+
+BLOCK = """
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attn = Attention()
+        self.mlp = MLP()
+        self.input_layernorm = RMSNorm(HIDDEN)
+        self.post_attention_layernorm = RMSNorm(HIDDEN)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+"""
+
+
+def _transformer(model: ModelSpec) -> Piece:
+    tied = model.tied
+    head = "linear(x, self.model.embed_tokens.weight)" if tied else "self.lm_head(x)"
+    code = lines(
+        '''
+class Transformer(nn.Module):
+    """Tokens to logits. Parameters are named as in checkpoints of Hugging Face."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.ModuleDict(
+            {
+                "embed_tokens": nn.Embedding(VOCAB, HIDDEN),
+                "layers": nn.ModuleList(Block() for _ in range(LAYERS)),
+                "norm": RMSNorm(HIDDEN),
+            }
+        )
+''',
+        not tied and "        self.lm_head = nn.Linear(HIDDEN, VOCAB, bias=False)",
+        f"""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.model.embed_tokens(ids)
+        cos, sin = rotary_tables(x)
+        for block in self.model.layers:
+            x = block(x, cos, sin)
+        x = self.model.norm(x)
+        return {head}
+""",
+    )
+    return Piece(code, ("torch.nn.functional:linear",) if tied else ())
+
+
+def _initialize(run: RunSpec, biases: bool) -> Piece:
+    sharded = run.strategy.sharded
+    code = lines(
+        "def initialize(modules: Iterable[tuple[str, nn.Module]], device: torch.device) -> None:"
+        if sharded
+        else "def initialize(model: nn.Module) -> None:",
+        '''
+    """Make the layers that are still on the meta device, each from a seed of its own.
+
+    So every rank draws the same numbers, and none ever holds more than one unit whole.
+    """
+    for name, layer in modules:
+        if not any(parameter.is_meta for parameter in layer.parameters(recurse=False)):
+            continue
+        layer.to_empty(device=device, recurse=False)
+'''
+        if sharded
+        else '''
+    """Fill each layer from a seed of its own, so that every rank draws the same numbers."""
+    for name, layer in model.named_modules():
+''',
+        """
+        seed = sha256(f"{SEED}/{name}".encode()).digest()
+        torch.manual_seed(int.from_bytes(seed[:8], "little") >> 1)
+        if isinstance(layer, RMSNorm):
+            nn.init.ones_(layer.weight)
+""",
+        """
+        elif isinstance(layer, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(layer.weight, std=INITIAL_STD)
+""",
+        biases
+        and """
+        if getattr(layer, "bias", None) is not None:
+            nn.init.zeros_(layer.bias)
+""",
+    )
+    return Piece(code, ("hashlib:sha256", *(("collections.abc:Iterable",) if sharded else ())))

@@ -1,0 +1,203 @@
+"""How a script's model is recomputed, compiled, sharded or replicated."""
+
+from __future__ import annotations
+
+from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
+from shardwise.stacks.python import foreign
+from shardwise.stacks.python.piece import Piece, lines
+from shardwise.stacks.python.settings import on_cpu, torch_dtype
+
+
+def parallel_pieces(run: RunSpec, written: bool) -> list[Piece]:
+    """Code that defines `shard`, or `prepare` where nothing is sharded but blocks are changed.
+
+    `written` tells a model that stands in the script from one that other code builds.
+    """
+    strategy = run.strategy
+    pieces = []
+    if strategy.recompute == "selective":
+        imports = ("torch.utils.checkpoint:CheckpointPolicy", "typing:Any", "torch")
+        more = "torch.utils.checkpoint:create_selective_checkpoint_contexts"
+        pieces.append(Piece(_SELECTIVE, (*imports, more)))
+    prepare = _sharded(run, written) if strategy.sharded else _whole(run, written)
+    return [*pieces, prepare]
+
+
+def needs_preparing(run: RunSpec) -> bool:
+    """Whether anything at all is done to the blocks of a model that is not sharded."""
+    return run.strategy.compile or _recomputes(run.strategy)
+
+
+def _recomputes(strategy: Strategy) -> bool:
+    return strategy.recompute == "selective" or strategy.full_recompute_share > 0
+
+
+def _blocks(run: RunSpec, written: bool) -> str:
+    return "list(model.model.layers)" if written else foreign.blocks_of(run)
+
+
+def _change_blocks(run: RunSpec) -> str:
+    """Recompute, then compile; both inside what fully_shard hooks into."""
+    strategy = run.strategy
+    share = strategy.full_recompute_share
+    some = 0 < share < 1
+    chosen = "blocks[: math.ceil(RECOMPUTE_SHARE * len(blocks) - 1e-9)]" if some else "blocks"
+    selective = strategy.recompute == "selective"
+    context = "use_reentrant=False, context_fn=keep_half_of_matmuls"
+    recompute = _recomputes(strategy) and lines(
+        "    # Below the hooks of fully_shard: one gather serves recomputation and backward."
+        if strategy.sharded
+        else "",
+        selective and f"    recomputed = partial(checkpoint, {context})",
+        f"    for block in {chosen}:",
+        selective and "        block.forward = partial(recomputed, block.forward)",
+        not selective
+        and "        block.forward = partial(checkpoint, block.forward, use_reentrant=False)",
+    )
+    compiled = strategy.compile and "    for block in blocks:\n        block.compile()"
+    return lines(recompute, compiled)
+
+
+def _change_imports(strategy: Strategy) -> tuple[str, ...]:
+    if not _recomputes(strategy):
+        return ()
+    some = 0 < strategy.full_recompute_share < 1
+    used = ("functools:partial", "torch.utils.checkpoint:checkpoint")
+    return (*used, "math") if some else used
+
+
+def _sharded(run: RunSpec, written: bool) -> Piece:
+    strategy = run.strategy
+    policy, imports = _policy(strategy, on_cpu(run))
+    several = strategy.blocks_per_unit > 1
+    prefetch = strategy.prefetch != 1 or strategy.forward_prefetch > 0
+    fills = written or foreign.fills(run)
+    code = lines(
+        "def shard(model: nn.Module, mesh: DeviceMesh, device: torch.device) -> None:",
+        f'    """{_summary(strategy)}"""',
+        f"    blocks = {_blocks(run, written)}",
+        _change_blocks(run),
+        policy,
+        fills and not written and "    initialize = Initializer(model, device)",
+        prefetch and several and "    units = []",
+        _several(prefetch, fills, written) if several else _one_by_one(fills, written),
+        fills and _fill_rest(written),
+        "    # Used first and last: resharding it in between would gather it twice for nothing.",
+        "    fully_shard(model, reshard_after_forward=False, **settings)",
+        _prefetch(strategy, several) if prefetch else "",
+    )
+    used = ("torch", "torch:nn", "torch.distributed.device_mesh:DeviceMesh")
+    return Piece(code, (*used, *imports, *_change_imports(strategy)))
+
+
+def _summary(strategy: Strategy) -> str:
+    what = {
+        "zero3": "Shard block by block; a block is whole only while it works.",
+        "zero2": "Shard block by block; parameters stay whole from forward to backward.",
+        "zero1": "Shard block by block; parameters stay whole, and gradients until the last one.",
+    }
+    return what[strategy.kind]
+
+
+def _one_by_one(fills: bool, written: bool) -> str:
+    numbered = fills and written
+    return lines(
+        "    for number, block in enumerate(blocks):" if numbered else "    for block in blocks:",
+        numbered
+        and '        initialize(block.named_modules(prefix=f"model.layers.{number}"), device)',
+        fills and not written and "        initialize(block)",
+        "        fully_shard(block, reshard_after_forward=RESHARD_AFTER_FORWARD, **settings)",
+    )
+
+
+def _several(prefetch: bool, fills: bool, written: bool) -> str:
+    return lines(
+        "    for start in range(0, len(blocks), BLOCKS_PER_UNIT):",
+        "        members = blocks[start : start + BLOCKS_PER_UNIT]",
+        fills and written and "        for number, block in enumerate(members, start):",
+        fills and not written and "        for block in members:",
+        fills
+        and written
+        and '            initialize(block.named_modules(prefix=f"model.layers.{number}"), device)',
+        fills and not written and "            initialize(block)",
+        "        fully_shard(members, reshard_after_forward=RESHARD_AFTER_FORWARD, **settings)",
+        prefetch and "        units.append(members[0])",
+    )
+
+
+def _fill_rest(written: bool) -> str:
+    return "    initialize(model.named_modules(), device)" if written else "    initialize(model)"
+
+
+def _prefetch(strategy: Strategy, several: bool) -> str:
+    units = "units" if several else "blocks"
+    return lines(
+        strategy.prefetch != 1
+        and f"""
+    order = [*{units}, model]
+    for index, unit in enumerate(order):
+        ahead = order[max(0, index - BACKWARD_PREFETCH) : index][::-1]
+        # An empty list would mean the default; one that prefetches itself prefetches nothing.
+        unit.set_modules_to_backward_prefetch(ahead or [unit])
+""",
+        strategy.forward_prefetch > 0
+        and f"""
+    for index, unit in enumerate({units}):
+        ahead = {units}[index + 1 : index + 1 + FORWARD_PREFETCH]
+        unit.set_modules_to_forward_prefetch(ahead)
+""",
+    )
+
+
+def _policy(strategy: Strategy, cpu: bool) -> tuple[str, tuple[str, ...]]:
+    dtypes = [strategy.param_dtype, strategy.reduce_dtype, strategy.master_dtype]
+    param, reduce, master = dtypes
+    given = {
+        "param_dtype": None if param == master else param,
+        "reduce_dtype": None if reduce == param == master else reduce,
+    }
+    words = ", ".join(f"{k}={torch_dtype(v)}" for k, v in given.items() if v is not None)
+    imports = ["torch.distributed.fsdp:fully_shard"]
+    if words:
+        imports.append("torch.distributed.fsdp:MixedPrecisionPolicy")
+    if strategy.offload:
+        imports.append("torch.distributed.fsdp:CPUOffloadPolicy")
+    if not words and not strategy.offload:
+        return '    settings = {"mesh": mesh}', tuple(imports)
+    pinned = "pin_memory=False" if cpu else ""
+    return lines(
+        "    settings = {",
+        '        "mesh": mesh,',
+        words and f'        "mp_policy": MixedPrecisionPolicy({words}),',
+        strategy.offload and f'        "offload_policy": CPUOffloadPolicy({pinned}),',
+        "    }",
+    ), tuple(imports)
+
+
+def _whole(run: RunSpec, written: bool) -> Piece:
+    if not needs_preparing(run):
+        return Piece("")
+    code = lines(
+        "def prepare(model: nn.Module) -> None:",
+        f"    blocks = {_blocks(run, written)}",
+        _change_blocks(run),
+    )
+    return Piece(code, ("torch:nn", *_change_imports(run.strategy)))
+
+
+_SELECTIVE = '''
+def keep_half_of_matmuls() -> Any:
+    """Of a recomputed block, attention and every other matrix product keep their results."""
+    matmuls = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+    seen = {False: 0, True: 0}
+
+    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        keep = "_scaled_dot_product" in operation.__name__
+        if operation in matmuls:
+            seen[context.is_recompute] += 1
+            keep = seen[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+'''

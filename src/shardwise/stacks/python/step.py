@@ -1,0 +1,140 @@
+"""What a script's loop calls: optimizer, learning rate, loss, gradient norm, save."""
+
+from __future__ import annotations
+
+from shardwise.spec.lookup import ModuleRef
+from shardwise.spec.record import SpecError
+from shardwise.spec.run import RunSpec
+from shardwise.stacks.python.piece import Piece, lines
+from shardwise.stacks.python.settings import on_cpu, torch_dtype, train_of
+
+
+def step_pieces(run: RunSpec, written: bool) -> list[Piece]:
+    """The functions, in the order in which a reader wants them."""
+    return [_optimizer(run), _rate(run), _loss(run, written), _norm(run), _save(run)]
+
+
+def changes_rate(run: RunSpec) -> bool:
+    train = train_of(run)
+    return train.schedule == "cosine" or train.warmup_steps > 0
+
+
+def is_fused(run: RunSpec) -> bool:
+    """Whether the optimizer is one kernel, which a flag on the device can call off.
+
+    torch 2.13 has no fused SGD for parameters that are sharded.
+    """
+    return not (run.strategy.sharded and run.job.optimizer in ("sgd", "momentum"))
+
+
+def _optimizer(run: RunSpec) -> Piece:
+    fused = ", fused=True" if is_fused(run) else ""
+    calls = {
+        "adamw": "AdamW(groups, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, fused=True)",
+        "adam": "Adam(groups, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, fused=True)",
+        "momentum": f"SGD(groups, lr=LEARNING_RATE, momentum=MOMENTUM{fused})",
+        "sgd": f"SGD(groups, lr=LEARNING_RATE{fused})",
+    }
+    call = calls.get(run.job.optimizer)
+    if call is None:
+        raise SpecError(
+            f"job.optimizer: torch has no '{run.job.optimizer}' to train with; choose adamw"
+        )
+    code = f'''
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """Weight decay is for matrices; norms and biases go without."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {{"params": [p for p in parameters if p.ndim >= 2], "weight_decay": WEIGHT_DECAY}},
+        {{"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0}},
+    ]
+    return torch.optim.{call}
+'''
+    return Piece(code, ("torch", "torch:nn"))
+
+
+def _rate(run: RunSpec) -> Piece:
+    train = train_of(run)
+    if not changes_rate(run):
+        return Piece("")
+    warms = train.warmup_steps > 0
+    since = "(step - WARMUP_STEPS) / max(1, STEPS - WARMUP_STEPS)" if warms else "step / STEPS"
+    cosine = train.schedule == "cosine"
+    code = lines(
+        "def learning_rate(step: int) -> float:",
+        warms
+        and """
+    if step < WARMUP_STEPS:
+        return LEARNING_RATE * (step + 1) / WARMUP_STEPS
+""",
+        cosine
+        and f"""
+    share = {since}
+    cosine = 0.5 * (1 + math.cos(math.pi * share))
+    return LEARNING_RATE * (FINAL_SHARE + (1 - FINAL_SHARE) * cosine)
+""",
+        not cosine and "    return LEARNING_RATE",
+    )
+    return Piece(code, ("math",) if cosine else ())
+
+
+def _loss(run: RunSpec, written: bool) -> Piece:
+    strategy = run.strategy
+    logits = "model(ids[:, :-1])" if written else "model(input_ids=ids[:, :-1]).logits"
+    unwrap = ""
+    if isinstance(run.model, ModuleRef):
+        logits = "model(ids[:, :-1])"
+        unwrap = '    logits = getattr(logits, "logits", logits)'
+    assign = f"    logits = {logits}"
+    if strategy.autocast:
+        kind = "cpu" if on_cpu(run) else "cuda"
+        dtype = torch_dtype(strategy.param_dtype)
+        assign = f'    with torch.autocast("{kind}", dtype={dtype}):\n    {assign}'
+    logits = "logits" if strategy.param_dtype == "fp64" else "logits.float()"
+    code = lines(
+        "def loss_sum(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:",
+        '    """The loss of a micro-batch, summed over its tokens."""',
+        assign,
+        unwrap,
+        f'    return cross_entropy({logits}.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")',
+    )
+    return Piece(code, ("torch", "torch:nn", "torch.nn.functional:cross_entropy"))
+
+
+def _norm(run: RunSpec) -> Piece:
+    clips = train_of(run).clip_norm > 0
+    # The norm of a sharded gradient is sharded too.
+    whole = ".full_tensor()" if run.strategy.sharded else ""
+    code = lines(
+        f"def {'clip_gradients' if clips else 'gradient_norm'}(model: nn.Module) -> torch.Tensor:",
+        '    """Scale gradients down to CLIP_NORM; returns the norm they had, over all ranks."""'
+        if clips
+        else '    """The norm of the whole gradient, over all ranks."""',
+        "    parameters = [p for p in model.parameters() if p.grad is not None]",
+        f"    norm = get_total_norm([p.grad for p in parameters]){whole}",
+        clips and "    clip_grads_with_norm_(parameters, CLIP_NORM, norm)",
+        "    return norm",
+    )
+    used = ("torch", "torch:nn", "torch.nn.utils:get_total_norm")
+    return Piece(code, (*used, "torch.nn.utils:clip_grads_with_norm_") if clips else used)
+
+
+def _save(run: RunSpec) -> Piece:
+    if not train_of(run).checkpoint.save:
+        return Piece("")
+    if run.strategy.kind == "single":
+        code = """
+def save(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(state, OUTPUT / f"step-{step}.pt")
+"""
+        return Piece(code, ("torch", "torch:nn"))
+    code = '''
+def save(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """All ranks write what they hold; any number of ranks can load it."""
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state}
+    dcp.save(state, checkpoint_id=OUTPUT / f"step-{step}")
+'''
+    state = "torch.distributed.checkpoint.state_dict:get_state_dict"
+    return Piece(code, ("torch", "torch:nn", "torch.distributed.checkpoint as dcp", state))

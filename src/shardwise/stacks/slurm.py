@@ -1,0 +1,130 @@
+"""A batch script for Slurm: one launcher on each node, which starts and watches its processes."""
+
+from __future__ import annotations
+
+from shardwise.spec.run import RunSpec
+from shardwise.stacks.cluster_job import (
+    gpu_variables,
+    job_name,
+    runs_folder,
+    saves,
+    saves_far_away,
+)
+from shardwise.stacks.exported import Exported
+from shardwise.stacks.quoting import comment
+
+NAME = "run.sbatch"
+# Seconds before the end of the job at which it is told to save: one step and one save must fit.
+WARNING_S = 300
+
+
+def export(run: RunSpec) -> Exported:
+    """The script; the run.toml lies beside it, or is its first argument."""
+    parts = [_request(run), _environment(run)]
+    if run.cluster.nodes > 1:
+        parts.append(_MEET)
+    parts.append(_start(run))
+    if saves(run):
+        parts.append(_AGAIN)
+    return Exported(NAME, "\n".join(parts) + _EXIT, _losses(run), f"sbatch {NAME}")
+
+
+def _request(run: RunSpec) -> str:
+    cluster = run.cluster
+    gpus = f"#SBATCH --gpus-per-node={cluster.devices_per_node}\n"
+    again = _REQUEUE if saves(run) else ""
+    return f"""\
+#!/bin/bash
+# {comment(run.model.name)} on {comment(str(cluster))}: {comment(str(run.strategy))}
+#SBATCH --job-name={job_name(run)}
+#SBATCH --nodes={cluster.nodes}
+#SBATCH --ntasks-per-node=1
+{"" if cluster.device.is_cpu else gpus}\
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+{again}\
+#SBATCH --output={job_name(run)}-%j.log
+
+set -uo pipefail
+
+RUN=${{1:-run.toml}}
+# The number stays when Slurm starts the job again, which then finds what it has saved.
+NAME={job_name(run)}-$SLURM_JOB_ID
+"""
+
+
+_REQUEUE = f"""\
+# After a node fails or the job is preempted, Slurm starts it again, under the same number.
+#SBATCH --requeue
+#SBATCH --open-mode=append
+# So many seconds before the time is up the launchers hear SIGUSR1: after the step they are in, the
+# run is saved and they exit with 138. A step and a save must fit.
+#SBATCH --signal=USR1@{WARNING_S}
+"""
+
+
+def _environment(run: RunSpec) -> str:
+    processes = run.cluster.devices_per_node
+    lines = [
+        "# Processes of one node share its cores.",
+        f"THREADS=$((SLURM_CPUS_ON_NODE / {processes}))",
+        "export OMP_NUM_THREADS=$((THREADS > 0 ? THREADS : 1))",
+    ]
+    for variable in gpu_variables(run):
+        lines += [f"# {variable.why}", f"export {variable.name}={variable.value}"]
+    if not run.cluster.device.is_cpu:
+        lines += [
+            "# Where nodes have several networks, name the one that all reach each other by:",
+            "# export NCCL_SOCKET_IFNAME=ib0",
+            "# TORCH_NCCL_ASYNC_ERROR_HANDLING stays as torch sets it: a process whose collective",
+            "# fails ends, and its launcher starts all of them again.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+_MEET = """\
+# The launchers meet on the first node, at a port that jobs on the same node do not share.
+FIRST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export PET_NNODES=$SLURM_NNODES
+export PET_RDZV_ENDPOINT=$FIRST:$((20000 + SLURM_JOB_ID % 20000))
+export PET_RDZV_ID=$SLURM_JOB_ID
+"""
+
+
+def _start(run: RunSpec) -> str:
+    name = '--name "$NAME"' + (" --resume" if saves(run) else "")
+    return f"""\
+# --cpu-bind=none: a launcher's processes use all cores of the node, not those of one task.
+# --kill-on-bad-exit=0, --wait=0: who is done saving first does not end those who still save.
+srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=0 \\
+  shardwise train "$RUN" --nproc {run.cluster.devices_per_node} {name}
+CODE=$?
+"""
+
+
+_AGAIN = """\
+# Saved because the time was nearly up: queue for more. scancel and preemption send SIGTERM (143).
+if [ "$CODE" -eq 138 ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+"""
+_EXIT = 'exit "$CODE"\n'
+
+
+def _losses(run: RunSpec) -> tuple[str, ...]:
+    found = []
+    if run.cluster.network is not None:
+        found.append(
+            "cluster.network: Slurm is asked for nodes, not for bandwidth; add a --partition or "
+            "--constraint that has it"
+        )
+    if not saves(run):
+        found.append(
+            "train.checkpoint: is false, so the job is not queued again after its time or a failure"
+        )
+    elif run.cluster.nodes > 1 and not saves_far_away(run):
+        found.append(
+            f"train.folder: {str(runs_folder(run))!r} must be one folder that all nodes see; start "
+            "the job in a shared file system, or set train.checkpoint.to"
+        )
+    return tuple(found)

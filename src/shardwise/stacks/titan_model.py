@@ -1,0 +1,109 @@
+"""A model in the words of torchtitan: one of its flavors, or a Llama of other sizes."""
+
+from __future__ import annotations
+
+from shardwise.spec.lookup import Model
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.record import SpecError
+
+# The release whose classes are written, and read by the tests.
+VERSION = "0.3.0"
+
+# Layers, hidden, heads, key and value heads, width of the MLP, vocabulary.
+_FLAVORS: dict[str, dict[tuple[int, ...], str]] = {
+    "llama3": {
+        (16, 2048, 32, 8, 8192, 128256): "1B",
+        (28, 3072, 24, 8, 8192, 128256): "3B",
+        (32, 4096, 32, 8, 14336, 128256): "8B",
+        (80, 8192, 64, 8, 28672, 128256): "70B",
+        (126, 16384, 128, 8, 53248, 128256): "405B",
+    },
+    "qwen3": {
+        (28, 1024, 16, 8, 3072, 151936): "0.6B",
+        (28, 2048, 16, 8, 6144, 151936): "1.7B",
+        (36, 2560, 32, 8, 9728, 151936): "4B",
+        (36, 4096, 32, 8, 12288, 151936): "8B",
+        (40, 5120, 40, 8, 17408, 151936): "14B",
+        (64, 5120, 64, 8, 25600, 151936): "32B",
+        (48, 2048, 32, 4, 768, 151936): "30B-A3B",
+        (94, 4096, 64, 4, 1536, 151936): "235B-A22B",
+    },
+}
+_TIED = ("1B", "3B", "0.6B", "1.7B", "4B")
+_STRUCTURE = (
+    *("norm", "norm_parameters", "layout", "qkv", "qk_norm", "mlp", "activation", "positions"),
+    *("attention_bias", "output_bias", "mlp_bias", "head_bias", "window", "experts"),
+    *("final_softcap", "dropout"),
+)
+
+
+def write_model(model: Model) -> tuple[str, str]:
+    """The function that makes the model, and what it imports."""
+    if not isinstance(model, ModelSpec):
+        raise SpecError("model: torchtitan trains its own models; name a Llama or a Qwen3 instead")
+    library = "qwen3" if model.family in ("qwen3", "qwen3_moe") else "llama3"
+    sizes = (model.layers, model.hidden, model.heads, model.kv_heads, model.ffn, model.vocab)
+    flavor = _FLAVORS[library].get(sizes)
+    as_published = flavor is not None and model.tied == (flavor in _TIED)
+    if as_published and _is_plain(model, model.family if library == "qwen3" else "llama"):
+        body = f'def model_spec():\n    return model_registry("{flavor}")\n'
+        return body, f"from torchtitan.models.{library} import model_registry"
+    if not _is_plain(model, "llama") or model.head_dim * model.heads != model.hidden:
+        raise SpecError(
+            f"model: torchtitan {VERSION} has no {model.family} of these sizes; it has Llamas of "
+            "any size and Qwen3 as published. Export it to python instead"
+        )
+    tables = "_EMBEDDING_SKIP_INIT" if model.tied else "_EMBEDDING_INIT"
+    return _CUSTOM.format(**model.model_dump(), tables=tables), _CUSTOM_IMPORTS.format(
+        tables=tables
+    )
+
+
+_CUSTOM_IMPORTS = """\
+from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.llama3 import (
+    {tables},
+    _NORM_INIT,
+    Llama3Model,
+    _build_llama3_layers,
+    _output_linear_init,
+    model_registry,
+)"""
+_CUSTOM = '''\
+def model_spec():
+    """A Llama of sizes that torchtitan has no flavor for."""
+    spec = model_registry("debugmodel")
+    spec.flavor = "custom"
+    spec.model = Llama3Model.Config(
+        dim={hidden},
+        vocab_size={vocab},
+        enable_weight_tying={tied},
+        tok_embeddings=Embedding.Config(
+            num_embeddings={vocab}, embedding_dim={hidden}, param_init={tables}
+        ),
+        norm=RMSNorm.Config(normalized_shape={hidden}, param_init=_NORM_INIT),
+        lm_head=Linear.Config(
+            in_features={hidden}, out_features={vocab}, param_init=_output_linear_init({hidden})
+        ),
+        layers=_build_llama3_layers(
+            n_layers={layers},
+            dim={hidden},
+            n_heads={heads},
+            n_kv_heads={kv_heads},
+            hidden_dim={ffn},
+            rope=ComplexRoPE.Config(dim={head_dim}, max_seq_len={max_positions}, theta=500000),
+            attn_backend="flex",
+        ),
+    )
+    return spec
+'''
+
+
+def _is_plain(model: ModelSpec, family: str) -> bool:
+    """Whether a model has the structure of a family, whatever its sizes."""
+    sizes = {"layers": 1, "hidden": 1, "heads": 1, "ffn": 1, "vocab": 1}
+    mixture = {"experts": model.experts, "experts_per_token": model.experts_per_token}
+    plain = ModelSpec.read(
+        {"family": family, **sizes, **(mixture if family == "qwen3_moe" else {})}
+    )
+    return all(getattr(model, field) == getattr(plain, field) for field in _STRUCTURE)

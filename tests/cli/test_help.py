@@ -1,0 +1,82 @@
+"""Help, completion and version, as a shell meets them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from shardwise.cli.examples import EXAMPLES
+from shardwise.cli.main import COMMANDS, add_commands, app
+from shardwise.version import __version__
+
+
+def shardwise(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("shardwise"), *words],
+        capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "COLUMNS": "80", **environment},
+    )  # fmt: skip
+
+
+def completed(line: str) -> list[str]:
+    """What bash would offer for the last word of a line."""
+    done = shardwise(
+        _SHARDWISE_COMPLETE="complete_bash",
+        COMP_WORDS=line,
+        COMP_CWORD=str(len(line.split()) - 1 + line.endswith(" ")),
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.fixture(scope="module")
+def group() -> typer.core.TyperGroup:
+    if not app.registered_commands:
+        add_commands()
+    found = typer.main.get_command(app)
+    assert isinstance(found, typer.core.TyperGroup)
+    return found
+
+
+def test_version() -> None:
+    assert shardwise("--version").stdout == f"shardwise {__version__}\n"
+
+
+def test_every_command_has_examples_that_it_can_read(group: typer.core.TyperGroup) -> None:
+    assert set(EXAMPLES) == set(COMMANDS) == set(group.commands)
+    for name, examples in EXAMPLES.items():
+        assert examples
+        for line in examples.values():
+            program, command, *words = shlex.split(line)
+            assert (program, command) == ("shardwise", name)
+            # Reads and checks all options, and runs nothing.
+            group.commands[name].make_context(name, words)
+
+
+def test_every_option_says_what_it_is(group: typer.core.TyperGroup) -> None:
+    for name, command in group.commands.items():
+        assert (command.help or "").split("\n")[0].endswith("."), name
+        for parameter in command.params:
+            told = getattr(parameter, "help", None)
+            assert told, f"{name}: {parameter.name}"
+            assert told.strip().endswith((".", "…")), f"{name}: {parameter.name}: {told}"
+
+
+def test_help_fits_a_terminal() -> None:
+    for words in ([], ["plan"], ["export"]):
+        done = shardwise(*words, "--help")
+        assert done.returncode == 0
+        assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_completion_knows_the_catalogue() -> None:
+    assert completed("shardwise pro") == ["profile"]
+    assert "llama-3-8b" in completed("shardwise plan --model llama-3-")
+    assert "4x8xH100-SXM" in completed("shardwise plan --cluster 4x8xH100")
+    assert completed("shardwise export run.toml --to kub") == ["kubernetes"]

@@ -1,0 +1,184 @@
+"""The script that a run becomes trains to the very losses of the trainer, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.distributed.test_train import environment, losses, shardwise
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+LLAMA = """
+[model]
+name = "small"
+family = "llama"
+layers = 3
+hidden = 64
+heads = 4
+kv_heads = 2
+ffn = 96
+vocab = 256
+"""
+GPT2 = """
+[model]
+family = "gpt2"
+layers = 2
+hidden = 32
+heads = 4
+ffn = 96
+vocab = 250
+dropout = 0.1
+"""
+OWN = """
+[data]
+source = "tests.distributed.sources:equal"
+
+[model]
+factory = "tests.distributed.sources:fragile"
+"""
+RUN = """
+cluster = "1x{processes}xCPU"
+{parts}
+
+[job]
+seq_len = 16
+
+[strategy]
+micro_batch = 2
+{strategy}
+
+[train]
+steps = 6
+learning_rate = 1e-2
+log_every = 2
+measure = false
+{train}
+"""
+# Run before a script: what is hidden is as good as not installed.
+HIDE = """
+import sys
+
+class Without:
+    def __init__(self, finder):
+        self._finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in HIDDEN:
+            return None
+        return self._finder.find_spec(name, path, target)
+
+    def __getattr__(self, name):
+        return getattr(self._finder, name)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+"""
+HIDDEN = ("numpy", "safetensors", "shardwise", "transformers")
+
+
+class Case(NamedTuple):
+    """A run, and what its script must do without."""
+
+    processes: int
+    strategy: str
+    parts: str = LLAMA
+    train: str = "checkpoint = false"
+    hidden: tuple[str, ...] = HIDDEN
+
+
+CASES = {
+    "ddp": Case(2, 'kind = "ddp"\naccumulate = 2'),
+    "zero2": Case(
+        2,
+        'kind = "zero2"\naccumulate = 2\nrecompute = "full"\nparam_dtype = "fp32"',
+        train="checkpoint = false\nwarmup_steps = 3\nseed = 7",
+    ),
+    "zero3": Case(
+        2,
+        'kind = "zero3"\naccumulate = 2\nrecompute = "full"\nblocks_per_unit = 2\nprefetch = 2',
+        LLAMA + "tied = true",
+    ),
+    "hybrid": Case(4, 'kind = "zero3"\nshard = 2\naccumulate = 2\nparam_dtype = "fp32"'),
+    # Built by transformers, with dropout.
+    "gpt2": Case(1, 'kind = "single"\nparam_dtype = "fp32"', GPT2, hidden=("shardwise",)),
+    # Model and data of the user.
+    "own": Case(2, 'kind = "zero3"\nparam_dtype = "fp32"', OWN),
+}
+
+
+def write(folder: Path, case: Case) -> Path:
+    file = folder / "run.toml"
+    file.write_text(RUN.format(**case._asdict()))
+    return file
+
+
+def trained(file: Path) -> list[float]:
+    """The losses that the trainer logs."""
+    done = shardwise(file.parent, "train", str(file), "--name", "it")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return losses(file.parent)
+
+
+def scripted(file: Path, case: Case) -> list[float]:
+    """The losses that the script of the same run logs."""
+    folder = file.parent
+    done = shardwise(folder, "export", str(file), "--to", "python", "-o", "train.py")
+    assert done.returncode == 0, done.stderr
+    (folder / "hide").mkdir()
+    (folder / "hide" / "sitecustomize.py").write_text(f"HIDDEN = {case.hidden}\n{HIDE}")
+    known = environment()
+    path = os.pathsep.join([str(folder / "hide"), known["PYTHONPATH"]])
+    alone = case.processes == 1
+    launcher = ("torch.distributed.run", "--standalone", f"--nproc-per-node={case.processes}")
+    done = subprocess.run(
+        [sys.executable, *(() if alone else ("-m", *launcher)), "train.py"],
+        cwd=folder,
+        env={**known, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    text = (folder / "trained" / "metrics.jsonl").read_text()
+    lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+    assert done.stdout.count("loss") == len(lines)
+    return [line["loss"] for line in lines]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_script_trains_to_the_same_losses(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    file = write(tmp_path, case)
+    expected = trained(file)
+    # After the first step, and after every second one.
+    assert len(expected) == 4
+    assert len(set(expected)) == 4
+    assert scripted(file, case) == expected
+
+
+def test_a_script_reads_the_tokens_that_training_left_and_saves(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint import FileSystemReader
+
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 40)
+    # torch itself gathers objects through NumPy when it saves.
+    hidden = tuple(name for name in HIDDEN if name != "numpy")
+    parts = LLAMA + '[data]\npath = "text.txt"\n'
+    case = Case(2, 'kind = "zero3"', parts, "checkpoint = { every = 4 }", hidden)
+    file = write(tmp_path, case)
+    expected = trained(file)
+    assert scripted(file, case) == expected
+    assert sorted(path.name for path in (tmp_path / "trained").glob("step-*")) == [
+        "step-4",
+        "step-6",
+    ]
+    saved = FileSystemReader(tmp_path / "trained" / "step-6").read_metadata().state_dict_metadata
+    assert saved["model.lm_head.weight"].size == (256, 64)
+    assert "optimizer.state.lm_head.weight.exp_avg" in saved

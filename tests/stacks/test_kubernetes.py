@@ -1,0 +1,117 @@
+"""The manifests, checked against Kubernetes' own schemas, and what the pods do, run here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.spec.run import RunSpec, run_from_dict
+from shardwise.stacks.kubernetes import export
+from tests.distributed.launch import ROOT
+from tests.distributed.test_restart import free_port
+from tests.stacks.runs import HOSTILE, large, tiny
+
+yaml = pytest.importorskip("yaml")
+
+RUNS = {
+    "one node of CPUs": tiny(),
+    "two nodes of CPUs": tiny(cluster="2x1xCPU"),
+    "two nodes of GPUs": large(),
+    "AMD": large(cluster="2x8xMI300X"),
+    "saves nothing": tiny(train={"checkpoint": False}),
+    "hostile": tiny(model={"name": HOSTILE}, train={"folder": HOSTILE}, data={"text_key": HOSTILE}),
+}
+
+
+def manifests(run: RunSpec) -> dict[str, Any]:
+    return {one["kind"]: one for one in yaml.safe_load_all(export(run).text)}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_kubernetes_knows_every_field(run: RunSpec) -> None:
+    """Strict: no field that the schemas do not have."""
+    validate = pytest.importorskip("kubernetes_validate")
+    for one in manifests(run).values():
+        validate.validate(one, validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_the_run_inside_is_the_run(run: RunSpec) -> None:
+    text = manifests(run)["ConfigMap"]["data"]["run.toml"]
+    assert run_from_dict(tomllib.loads(text)).resolved() == run
+
+
+def test_names_change_nothing_else() -> None:
+    plain, hostile = manifests(RUNS["one node of CPUs"]), manifests(RUNS["hostile"])
+    assert set(plain) == set(hostile)
+    name = hostile["Job"]["metadata"]["name"]
+    renamed = json.loads(json.dumps(hostile["Job"]).replace(name, "small-zero3"))
+    assert renamed == plain["Job"]
+
+
+def test_one_pod_for_each_node_with_its_gpus() -> None:
+    found = manifests(large())
+    job = found["Job"]["spec"]
+    pod = job["template"]["spec"]
+    [container] = pod["containers"]
+    assert (job["completions"], job["parallelism"], job["completionMode"]) == (2, 2, "Indexed")
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    amd = manifests(RUNS["AMD"])["Job"]["spec"]["template"]["spec"]["containers"][0]
+    assert amd["resources"]["limits"] == {"amd.com/gpu": 8}
+    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+    # The first pod's name: <job>-<index>.<service>, where the service is the pods' subdomain.
+    service = found["Service"]
+    environment = {one["name"]: one["value"] for one in container["env"]}
+    name = found["Job"]["metadata"]["name"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert environment["FIRST"] == f"{name}-0.{pod['subdomain']}"
+    assert service["spec"]["selector"] == {"job-name": name}
+    assert service["spec"]["clusterIP"] == "None"
+
+
+def test_what_is_not_in_the_pods_is_told() -> None:
+    run = tiny(data={"path": "corpus/"}, train={"folder": "/elsewhere"})
+    losses = export(run).losses
+    assert [loss.partition(":")[0] for loss in losses] == ["data.path", "train.folder"]
+    assert export(tiny()).losses == ()
+
+
+@pytest.mark.slow
+def test_what_the_pods_do_trains_on_two_processes(tmp_path: Path) -> None:
+    """The containers' own script and environment; only the names of machines are those of here."""
+    pytest.importorskip("transformers")
+    found = manifests(tiny(cluster="2x1xCPU"))
+    [container] = found["Job"]["spec"]["template"]["spec"]["containers"]
+    (tmp_path / "run.toml").write_text(found["ConfigMap"]["data"]["run.toml"])
+    told = {one["name"]: one["value"] for one in container["env"]}
+    told |= {"FIRST": "127.0.0.1", "HOSTNAME": "localhost", "PORT": str(free_port())}
+    programs = Path(sys.executable).parent
+    pods = [
+        subprocess.Popen(
+            [*container["command"], *container["args"]],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                **told,
+                "PATH": f"{programs}:{os.environ['PATH']}",
+                "PYTHONPATH": str(ROOT),
+                "JOB_COMPLETION_INDEX": str(index),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        # The second is there first, and waits.
+        for index in (1, 0)
+    ]
+    said = [pod.communicate(timeout=120) for pod in pods]
+    assert [pod.returncode for pod in pods] == [0, 0], said
+    lines = (tmp_path / "runs/small-zero3/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(40))

@@ -1,0 +1,180 @@
+"""The script for Slurm, read by bash and shellcheck, and run with stand-ins of Slurm's commands.
+
+`srun` and `scontrol` are replaced by two small programs that start real processes on this
+machine; everything else, from the launchers to the checkpoints, is real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shardwise.spec.run import RunSpec, write_run
+from shardwise.stacks.slurm import export
+from tests.distributed.launch import ROOT
+from tests.stacks.runs import HOSTILE, large, tiny
+
+RUNS = {
+    "one node of CPUs": tiny(),
+    "two nodes of CPUs": tiny(cluster="2x1xCPU"),
+    "two nodes of GPUs": large(),
+    "saves nothing": tiny(cluster="2x1xCPU", train={"checkpoint": False}),
+    "hostile": tiny(model={"name": HOSTILE}, train={"folder": HOSTILE}),
+}
+
+# Starts a task on each "node", tells it what Slurm would, and exits with the highest code.
+SRUN = """#!{python}
+import os, subprocess, sys
+words = sys.argv[1:]
+while words[0].startswith("-"):
+    words.pop(0)
+nodes = int(os.environ["SLURM_NNODES"])
+tasks = [
+    subprocess.Popen(words, env={{**os.environ, "SLURM_NTASKS": str(nodes),
+        "SLURM_PROCID": str(node), "SLURM_NODEID": str(node), "SLURM_LOCALID": "0"}})
+    for node in range(nodes)
+]
+open("tasks", "w").write(" ".join(str(task.pid) for task in tasks))
+sys.exit(max(task.wait() for task in tasks))
+"""
+SCONTROL = """#!{python}
+import os, sys
+if sys.argv[1:3] == ["show", "hostnames"]:
+    print("\\n".join(["localhost"] * int(os.environ["SLURM_NNODES"])))
+else:
+    open("requeued", "a").write(" ".join(sys.argv[1:]) + "\\n")
+"""
+
+
+def script(run: RunSpec, folder: Path) -> Path:
+    path = folder / "run.sbatch"
+    path.write_text(export(run).text)
+    return path
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_bash_and_shellcheck_find_nothing(run: RunSpec, tmp_path: Path) -> None:
+    path = script(run, tmp_path)
+    subprocess.run(["bash", "-n", path], check=True)
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run(["shellcheck", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def directives(run: RunSpec) -> dict[str, str]:
+    lines = [line for line in export(run).text.splitlines() if line.startswith("#SBATCH ")]
+    pairs = (line.removeprefix("#SBATCH --").partition("=") for line in lines)
+    return {key: value for key, _, value in pairs}
+
+
+def test_what_is_asked_of_slurm() -> None:
+    asked = directives(large())
+    assert asked["nodes"] == "2"
+    assert asked["gpus-per-node"] == "8"
+    assert asked["ntasks-per-node"] == "1"
+    assert {"requeue", "exclusive"} <= set(asked)
+    assert asked["signal"].startswith("USR1@")
+    assert "gpus-per-node" not in directives(tiny())
+    assert any("cluster.network" in loss for loss in export(large()).losses)
+
+
+def test_a_run_that_saves_nothing_is_not_queued_again() -> None:
+    run = RUNS["saves nothing"]
+    assert not {"requeue", "signal"} & set(directives(run))
+    assert "--resume" not in export(run).text
+    assert any("train.checkpoint" in loss for loss in export(run).losses)
+
+
+def test_directives_do_not_come_from_names() -> None:
+    assert directives(RUNS["hostile"])["nodes"] == "1"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> dict[str, str]:
+    """A place with stand-ins of Slurm's two commands, and what Slurm tells a job of two nodes."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tools / name).write_text(text.format(python=sys.executable))
+        (tools / name).chmod(0o755)
+    programs = Path(sys.executable).parent
+    return {
+        **os.environ,
+        "PATH": f"{tools}:{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "SLURM_JOB_ID": str(random.randrange(1000, 20_000)),
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_NNODES": "2",
+        "SLURM_CPUS_ON_NODE": "1",
+    }
+
+
+def started(run: RunSpec, folder: Path, slurm: dict[str, str]) -> subprocess.Popen[str]:
+    (folder / "run.toml").write_text(write_run(run))
+    return subprocess.Popen(
+        ["bash", str(script(run, folder))], cwd=folder, env=slurm, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def steps_in(folder: Path) -> list[int]:
+    files = list(folder.glob("runs/*/metrics.jsonl"))
+    assert len(files) < 2
+    return [json.loads(line)["step"] for file in files for line in file.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_two_nodes_train_stop_before_the_time_is_up_and_go_on(
+    tmp_path: Path, slurm: dict[str, str]
+) -> None:
+    pytest.importorskip("transformers")
+    run = tiny(cluster="2x1xCPU", train={"steps": 300})
+    job = started(run, tmp_path, slurm)
+    deadline = time.monotonic() + 90
+    while len(steps_in(tmp_path)) < 3 and job.poll() is None:
+        assert time.monotonic() < deadline, "it did not begin"
+        time.sleep(0.05)
+    for task in (tmp_path / "tasks").read_text().split():
+        os.kill(int(task), signal.SIGUSR1)
+    said = job.communicate(timeout=90)
+    assert job.returncode == 138, said
+    assert (tmp_path / "requeued").read_text() == f"requeue {slurm['SLURM_JOB_ID']}\n"
+    stopped = len(steps_in(tmp_path))
+    assert stopped < 300
+
+    again = started(run, tmp_path, slurm)
+    said = again.communicate(timeout=120)
+    assert again.returncode == 0, said
+    assert steps_in(tmp_path) == list(range(300))
+    [folder] = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "prediction.json").read_text())["cluster"]["devices"] == 2
+
+
+@pytest.mark.slow
+def test_names_do_nothing(tmp_path: Path, slurm: dict[str, str]) -> None:
+    """Folder and model are called as if they were commands; one process on one node."""
+    pytest.importorskip("transformers")
+    name = "x'\"; $(touch pwned) `touch pwned`"
+    run = tiny(
+        cluster="1x1xCPU",
+        model={"name": HOSTILE},
+        strategy={"kind": "single"},
+        train={"folder": name, "steps": 2},
+    )
+    job = started(run, tmp_path, {**slurm, "SLURM_NNODES": "1"})
+    said = job.communicate(timeout=90)
+    assert job.returncode == 0, said
+    assert not list(tmp_path.rglob("*pwned*")) or [p.name for p in tmp_path.glob("*pwned*")] == [
+        name
+    ]
+    assert not (tmp_path / "pwned").exists()
