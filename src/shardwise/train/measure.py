@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.ledger import LiveBytes
-from shardwise.engine.sync import strategy_of
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
 from shardwise.step import (
@@ -24,12 +24,25 @@ from shardwise.step import (
 )
 from shardwise.train.agree import AGREEMENT_BYTES
 from shardwise.train.clock import quantile
-from shardwise.train.loop import Training, is_logged
+from shardwise.train.loop import is_logged
 from shardwise.version import __version__
 
 # The first steps set things up: lazy initialisation, optimizer states, DDP's rebuilt buckets.
 COUNTED_STEP, WEIGHED_STEP = 2, 4
 LOSS_BYTES = 8
+
+
+class Measured(Protocol):
+    """What a loop trains, ours or another."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+    @property
+    def device(self) -> torch.device: ...
 
 
 class StepMeter:
@@ -38,7 +51,7 @@ class StepMeter:
     Every rank measures, since counting sees only the own process; timings leave these steps out.
     """
 
-    def __init__(self, training: Training, first: int, last: int) -> None:
+    def __init__(self, training: Measured, first: int, last: int, *, compiled: bool) -> None:
         self._training = training
         self.counted_step = min(first + COUNTED_STEP, last - 1)
         self.weighed_step = min(first + WEIGHED_STEP, last - 1)
@@ -49,7 +62,6 @@ class StepMeter:
         self._entered = ExitStack()
         cuda = training.device.type == "cuda"
         # A dispatch mode makes compiled code run uncompiled: what it would weigh is another run.
-        compiled = strategy_of(training.model).compile
         self._follows = not cuda and not compiled
         self._asks_allocator = cuda
 

@@ -122,10 +122,15 @@ def predict(run: RunSpec, training: Training) -> StepProfile:
     here = run.strategy.but(offload=run.strategy.offload and not run.cluster.device.is_cpu)
     profile = estimate_run(run._replace(strategy=here))
     settings = training.settings
-    meter = StepMeter(training, training.step, settings.steps)
+    meter = _meter(run, training)
     tensors = sum(1 for p in training.model.parameters() if p.requires_grad)
     control = control_traffic(run, settings, tensors, meter.counted_step)
     return profile._replace(traffic=(*profile.traffic, *control))
+
+
+def _meter(run: RunSpec, training: Training) -> StepMeter:
+    compiled = run.strategy.compile
+    return StepMeter(training, training.step, training.settings.steps, compiled=compiled)
 
 
 class _Recorder:
@@ -141,7 +146,7 @@ class _Recorder:
     ) -> None:
         self._training, self._predicted, self._display = training, predicted, display
         settings: TrainSettings = training.settings
-        self._meter = StepMeter(training, training.step, settings.steps)
+        self._meter = _meter(run, training)
         self._measures = settings.measure
         self._trackers: list[Tracker] = []
         if world()[0] == 0:

@@ -1,0 +1,92 @@
+"""The Trainer of transformers, watched: three lines in a script that has one.
+
+trainer = Trainer(...)
+trainer.add_callback(ShardwiseCallback(trainer, seq_len=2048))
+trainer.train()
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from transformers import Trainer, TrainerCallback
+
+from shardwise.integrations.watch import StepWatch
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.job import Optimizer
+
+_OPTIMIZERS: dict[str, Optimizer] = {"sgd": "sgd", "lion_32bit": "lion"}
+
+
+class ShardwiseCallback(TrainerCallback):
+    """Logs through the Trainer, so that its trackers see it; at the end it prints the comparison.
+
+    `watch` holds what was predicted and, after a few steps, what was measured.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        seq_len: int,
+        cluster: str | ClusterSpec | None = None,
+        prints: bool = True,
+        **strategy: object,
+    ) -> None:
+        """Make it before `train`. `seq_len` is that of the batches; the rest the Trainer tells.
+
+        `cluster` and `strategy` are as for `StepWatch`.
+        """
+        args = trainer.args
+        known: dict[str, Any] = {
+            "micro_batch": args.per_device_train_batch_size,
+            "accumulate": args.gradient_accumulation_steps,
+            # accelerate reduces with the last micro-batch only.
+            "grad_sync": "last",
+            "recompute": "full" if args.gradient_checkpointing else "none",
+            "compile": args.torch_compile,
+            **strategy,
+        }
+        self._trainer, self._prints = trainer, prints
+        assert trainer.model is not None
+        self.watch = StepWatch(
+            trainer.model,
+            seq_len=seq_len,
+            optimizer=_OPTIMIZERS.get(str(getattr(args.optim, "value", args.optim)), "adamw"),
+            clips=bool(args.max_grad_norm),
+            cluster=cluster,
+            **known,
+        )
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The model is wrapped now."""
+        trainer: Any = self._trainer
+        wrapped = trainer.model_wrapped
+        casts: dict[str, object] = {}
+        if type(wrapped).__name__ == "DistributedDataParallel":
+            low = {"bf16": "bf16", "fp16": "fp16"}.get(trainer.accelerator.mixed_precision)
+            casts = {"param_dtype": low} if low else {}
+        self.watch.start(wrapped, trainer.optimizer, state.global_step, **casts)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.watch.begin_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.watch.end_step()
+        # The Trainer's own callback comes first and decides when.
+        if control.should_log:
+            self._trainer.log(self.watch.metrics())
+            # Logging has answered the question that the Trainer is about to ask.
+            control.should_log = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.watch.skip()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.watch.skip()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        table = self.watch.table()
+        if self._prints and table is not None and state.is_world_process_zero:
+            Console().print(table)
