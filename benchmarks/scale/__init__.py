@@ -1,0 +1,1 @@
+"""How every part of Shardwise behaves as the work grows, measured."""
