@@ -1,50 +1,210 @@
-"""README and documentation: every shardwise command in them runs, and prints what they show."""
+"""README and documentation: commands run and print what is shown, code runs, links lead somewhere.
+
+What the language of a block promises:
+
+- `sh`: runs here, line by line, in one folder per page; a comment `exits with N` is checked. A
+  `text` block right after it is what the last command prints, lines left out standing as `…`.
+- `bash`: needs another machine; its syntax and the options of `shardwise` in it are checked.
+- `text`: prose otherwise; one that begins with `$ shardwise` has its options checked.
+- `python`: runs by itself, or is part of a file in examples/.
+- `py`: needs what is not here; it compiles.
+- `toml`: the real reader reads it.
+- `json`, `yaml`: parse.
+"""
 
 from __future__ import annotations
 
+import html.parser
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import textwrap
 import tomllib
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import pytest
+import yaml
 
-from shardwise.spec.run import run_from_dict
+from shardwise.cli.main import COMMANDS
+from shardwise.observe.rules import read_rules
+from shardwise.spec.run import SECTIONS, run_from_dict
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+BLOCK = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```[ ]*$", re.DOTALL | re.MULTILINE)
+LANGUAGES = ("sh", "bash", "text", "python", "py", "toml", "json", "yaml")
+LEFT_OUT = "…"
+# Numbers of these depend on the machine.
+MEASURING = ("train", "doctor", "profile", "compare", "tune", "calibrate", "diff", "trace",
+             "report")  # fmt: skip
+ENVIRONMENT = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
+
+every_page = pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix()
+)
 
 
-def blocks(page: Path) -> list[tuple[str, str]]:
-    return [(match[1], match[2]) for match in BLOCK.finditer(page.read_text())]
+class Block(NamedTuple):
+    language: str
+    text: str
 
 
-def commands() -> list[tuple[str, str, str | None, str | None]]:
-    """(page, command, the output shown after it, the run.toml shown before it)."""
-    found = []
-    for page in PAGES:
-        parts = blocks(page)
-        run = None
-        for index, (kind, text) in enumerate(parts):
-            run = text if kind == "toml" and "[job]" in text else run
-            lines = [line for line in text.splitlines() if line.startswith("shardwise ")]
-            if kind != "sh" or not lines:
-                continue
-            following = parts[index + 1] if index + 1 < len(parts) else ("", "")
-            # A text that begins with a prompt shows another command.
-            output = following[0] == "text" and not following[1].startswith("$ ")
-            for line in lines:
-                shown = following[1] if output and line == lines[-1] else None
-                found.append((page.name, line, shown, run))
-    return found
+@cache
+def blocks(page: Path) -> list[Block]:
+    found = BLOCK.finditer(page.read_text(encoding="utf-8"))
+    return [Block(match[2], textwrap.dedent(match[3])) for match in found]
 
 
-def test_there_are_commands_to_check() -> None:
-    assert len(commands()) >= 4
+def of_language(language: str) -> list[Any]:
+    return [
+        pytest.param(block.text, id=f"{page.relative_to(ROOT).as_posix()}-{number}")
+        for page in PAGES
+        for number, block in enumerate(blocks(page))
+        if block.language == language
+    ]
+
+
+@every_page
+def test_every_block_says_what_it_is(page: Path) -> None:
+    assert {block.language for block in blocks(page)} <= set(LANGUAGES)
+    # A fence that the expression above misses would be checked by nobody.
+    fences = [line for line in page.read_text().splitlines() if line.lstrip().startswith("```")]
+    assert len(fences) == 2 * len(blocks(page))
+
+
+# ---- commands -------------------------------------------------------------------------------
+
+
+def lines_of(script: str) -> list[str]:
+    """Commands of a script, continued lines joined."""
+    joined = script.replace("\\\n", " ")
+    return [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+
+
+@cache
+def readme_run() -> str:
+    return next(text for kind, text in blocks(ROOT / "README.md") if kind == "toml")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that is over, trained once for all pages that speak of one."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "run.toml").write_text(readme_run())
+    words = ["train", "run.toml", "--name", "it", "--steps", "5"]
+    subprocess.run(
+        [sys.executable, "-m", "shardwise", *words], env=ENVIRONMENT, cwd=folder, check=True
+    )
+    return folder / "runs" / "it"
+
+
+# The same question is asked on several pages; what reads and writes no file is answered once.
+PURE = re.compile(r"shardwise (plan|estimate|whatif|catalog) (?!.*(\.toml|/|>|\||-o |--trace))")
+
+
+@cache
+def answer(line: str) -> subprocess.CompletedProcess[str]:
+    return run_line(line, Path(os.devnull).parent)
+
+
+def run_line(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    function = f'shardwise() {{ {shlex.quote(sys.executable)} -m shardwise "$@"; }}'
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail\n{function}\n{line}"],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        cwd=folder,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(block.language == "sh" for block in blocks(page))],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_commands_run_and_print_what_is_shown(
+    page: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    (tmp_path / "run.toml").write_text(readme_run())
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    parts = [*blocks(page), Block("", "")]
+    for block, following in pairwise(parts):
+        if block.language == "toml" and "[job]" in block.text:
+            (tmp_path / "run.toml").write_text(block.text)
+        if block.language != "sh":
+            continue
+        # A text that begins with a prompt shows another moment.
+        output = following.language == "text" and not following.text.startswith("$ ")
+        lines = lines_of(block.text)
+        for line in lines:
+            shown = following.text if output and line == lines[-1] else None
+            check_line(line, shown, tmp_path, request)
+
+
+def check_line(line: str, shown: str | None, folder: Path, request: pytest.FixtureRequest) -> None:
+    if line.startswith("pip install"):
+        check_install(line)
+        return
+    words = shlex.split(line, comments=True)
+    command = words[1] if words[0] == "shardwise" else ""
+    if command in MEASURING:
+        pytest.importorskip("transformers")
+    if "runs/it" in words and command != "train" and not (folder / "runs" / "it").exists():
+        pytest.importorskip("transformers")
+        shutil.copytree(request.getfixturevalue("trained"), folder / "runs" / "it")
+    # Where a page speaks of eight processes, two show the same here.
+    asked = re.sub(r"--nproc \d+", "--nproc 2", line)
+    if command == "train" and shown is None:
+        asked = asked.replace("shardwise train", "shardwise train --steps 5")  # how far, who cares
+    done = answer(asked) if PURE.match(asked) else run_line(asked, folder)
+    said = f"{line}\n{done.stdout}{done.stderr}"
+    expected = re.search(r"# .*exits with (\d+)", line)
+    assert done.returncode in ((int(expected[1]),) if expected else (0, 1)), said
+    if shown is not None:
+        printed = done.stderr if done.returncode == 2 else done.stdout
+        assert_shown(shown, printed, exact=command not in MEASURING)
+
+
+def check_install(line: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extras in re.findall(r"shardwise\[([\w,]+)\]", line):
+        assert set(extras.split(",")) <= set(project["optional-dependencies"]), line
+
+
+def assert_shown(shown: str, printed: str, *, exact: bool) -> None:
+    """Every passage of what is shown stands in what is printed, in order; no gap goes unmarked."""
+
+    def lines(text: str) -> list[str]:
+        stripped = [line.rstrip() for line in text.strip("\n").splitlines()]
+        return stripped if exact else [without_numbers(line) for line in stripped]
+
+    wanted, rest = lines(shown), lines(printed.strip())
+    if LEFT_OUT not in wanted:
+        assert rest == wanted
+        return
+    passages = [part.split("\n") for part in "\n".join(wanted).split(LEFT_OUT)]
+    for number, part in enumerate(passages):
+        passage = part[bool(number) : len(part) - (number < len(passages) - 1)]
+        if not passage:
+            continue
+        places = range(len(rest) - len(passage) + 1)
+        at = next((i for i in places if rest[i : i + len(passage)] == passage), None)
+        assert at is not None, f"{passage} is not in {rest}"
+        assert number or at == 0, f"lines before {passage[0]!r} are left out without a mark"
+        rest = rest[at + len(passage) :]
+    assert wanted[-1] == LEFT_OUT or not rest, f"lines after the last are left out: {rest}"
 
 
 def without_numbers(line: str) -> str:
@@ -52,56 +212,313 @@ def without_numbers(line: str) -> str:
     return " ".join(re.sub(r"[-+]?\d[\d.,-]*%?|exact", "#", line).split())
 
 
-@pytest.mark.parametrize(
-    ("page", "command", "shown", "run"), commands(), ids=lambda value: str(value)[:60]
-)
-def test_a_command_runs_and_prints_what_is_shown(
-    page: str, command: str, shown: str | None, run: str | None, tmp_path: Path
-) -> None:
-    of_a_run = command.split()[1] in ("fsck", "export-weights")
-    trains = of_a_run or command.split()[1] in ("train", "doctor", "profile")
-    if trains:
-        pytest.importorskip("transformers")
-        run = run or next(text for kind, text in blocks(ROOT / "README.md") if kind == "toml")
-        (tmp_path / "run.toml").write_text(run)
-        # Where a page speaks of eight processes, two show the same here.
-        command = re.sub(r"--nproc \d+", "--nproc 2", command)
-        if shown is None and command.split()[1] == "train":
-            command += " --steps 10"  # nobody looks at how far it comes
-    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
-    if of_a_run:
-        words = ["shardwise", "train", "run.toml", "--name", "it", "--steps", "5"]
-        subprocess.run([sys.executable, "-m", *words], env=environment, cwd=tmp_path, check=True)
+@cache
+def options_of(command: str) -> str:
+    """The help of a command, which names all its options."""
     done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command)],
+        [sys.executable, "-m", "shardwise", command, "--help"],
         capture_output=True,
         text=True,
-        env=environment,
+        env={**ENVIRONMENT, "COLUMNS": "300"},
+        check=True,
+    )
+    return done.stdout
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """Words of every use of `shardwise` in a text, wherever in a line it stands."""
+    for line in text.replace("\\\n", " ").splitlines():
+        for found in re.finditer(r"(?:^|[\s/])shardwise ((?:[a-z-]+)\b[^|>&`\"]*)", line):
+            words = found[1].partition(" #")[0].replace("'", "").split()
+            if words[0] in COMMANDS:
+                yield words
+
+
+@every_page
+def test_options_of_commands_that_are_only_shown_exist(page: Path) -> None:
+    shown = [b.text for b in blocks(page) if b.language in ("bash", "yaml")]
+    shown += [b.text.split("\n")[0] for b in blocks(page) if b.text.startswith("$ ")]
+    # And what stands in the middle of a sentence or a table.
+    shown += re.findall(r"`(shardwise [^`]+)`", BLOCK.sub("", page.read_text()))
+    for words in (words for text in shown for words in commands_in(text)):
+        for word in words:
+            if word.startswith("--"):
+                option = word.partition("=")[0]
+                assert re.search(rf"{option}\b", options_of(words[0])), " ".join(words)
+
+
+@pytest.mark.parametrize("script", of_language("bash"))
+def test_scripts_for_other_machines_are_well_formed(script: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- code and configuration -----------------------------------------------------------------
+
+
+@cache
+def examples() -> list[str]:
+    return [file.read_text() for file in sorted((ROOT / "examples").rglob("*.py"))]
+
+
+@pytest.mark.parametrize("code", of_language("python"))
+def test_python_runs_or_is_part_of_an_example(code: str, tmp_path: Path) -> None:
+    passages = [part.strip("\n") for part in re.split(r"^\s*\.\.\.\s*$", code, flags=re.MULTILINE)]
+    if any(all(part in example for part in passages) for example in examples()):
+        return
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
         cwd=tmp_path,
         check=False,
     )
-    assert done.returncode in (0, 1), done.stderr
-    if shown is not None:
-        printed = [line.rstrip() for line in done.stdout.strip().splitlines()]
-        expected = [line.rstrip() for line in shown.strip().splitlines()]
-        if trains:
-            printed = [without_numbers(line) for line in printed]
-            expected = [without_numbers(line) for line in expected]
-        assert printed == expected
+    assert done.returncode == 0, f"{code}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_run_files_shown_are_valid(page: Path) -> None:
-    for kind, text in blocks(page):
-        if kind == "toml" and "[job]" in text:
-            assert run_from_dict(tomllib.loads(text)).resolved().strategy.shard
+@pytest.mark.parametrize("code", of_language("py"))
+def test_python_for_other_machines_compiles(code: str) -> None:
+    compile(code, "block", "exec")
 
 
-def test_python_in_the_readme_runs() -> None:
-    assert any("import shardwise" in text for _, text in blocks(ROOT / "README.md"))
-    for kind, text in blocks(ROOT / "README.md"):
-        if kind == "python" and "import shardwise" in text:
-            done = subprocess.run(
-                [sys.executable, "-c", text], capture_output=True, text=True, check=True
-            )
-            assert done.stdout.startswith("fits")
+@pytest.mark.parametrize("text", of_language("toml"))
+def test_toml_is_read(text: str, tmp_path: Path) -> None:
+    data = tomllib.loads(text)
+    if set(data) <= set(SECTIONS):
+        # A section alone is read beside the shortest run.
+        whole = {"model": "llama-3-8b", "cluster": "8xH100-SXM", **data}
+        if str(whole["cluster"]).endswith(".toml"):
+            whole["cluster"] = "1x2xCPU"  # stands for a file that calibrate has written
+        assert run_from_dict(whole).resolved().strategy.shard
+        return
+    (tmp_path / "rules.toml").write_text(text)
+    assert read_rules(tmp_path / "rules.toml")
+
+
+@pytest.mark.parametrize("text", of_language("json"))
+def test_json_parses(text: str) -> None:
+    assert json.loads(text)
+
+
+@pytest.mark.parametrize("text", of_language("yaml"))
+def test_yaml_parses(text: str) -> None:
+    assert all(isinstance(part, dict) for part in yaml.safe_load_all(text))
+
+
+# ---- the site -------------------------------------------------------------------------------
+
+
+class Page(html.parser.HTMLParser):
+    """Links and anchors of a page, and what it loads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.loaded: set[str] = set()
+        self.anchors: set[str] = set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id" or (tag == "a" and name == "name"):
+                self.anchors.add(value or "")
+            if name in ("href", "src"):
+                (self.links if tag == "a" else self.loaded).add(value or "")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("material")
+    pytest.importorskip("mkdocstrings")
+    folder = tmp_path_factory.mktemp("site")
+    words = ["mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(site: Path) -> dict[Path, Page]:
+    # The page for addresses that do not exist may be shown under any of them.
+    return {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
+
+
+def test_every_link_of_the_site_leads_somewhere(site: Path, built: dict[Path, Page]) -> None:
+    broken = []
+    for path, page in built.items():
+        for link in page.links | page.loaded:
+            address = urlsplit(link)
+            if address.scheme or address.netloc:
+                continue
+            target = (path.parent / unquote(address.path)).resolve() if address.path else path
+            target = target / "index.html" if target.is_dir() else target
+            anchor = unquote(address.fragment)
+            if not target.is_file() or (
+                anchor and target in built and anchor not in built[target].anchors
+            ):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    assert not broken
+
+
+def test_pages_load_nothing_from_elsewhere(built: dict[Path, Page]) -> None:
+    elsewhere = {link for page in built.values() for link in page.loaded if urlsplit(link).netloc}
+    assert not elsewhere
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text()):
+        if not urlsplit(link).scheme:
+            assert (ROOT / link.partition("#")[0]).exists(), link
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    def pages(part: Any) -> Iterator[str]:
+        if isinstance(part, str):
+            yield part
+        else:
+            for one in part.values() if isinstance(part, dict) else part:
+                yield from pages(one)
+
+    listed = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in PAGES[1:])
+
+
+# ---- what is made from the code -------------------------------------------------------------
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the documentation is made with."""
+    monkeypatch.syspath_prepend(DOCS)
+
+
+@pytest.mark.usefixtures("make")
+def test_every_field_has_a_meaning_and_every_meaning_a_field() -> None:
+    from make.fields import MEANINGS, meaning
+    from make.schema import RECORDS
+
+    from shardwise import step
+
+    profiles = [one for one in vars(step).values() if hasattr(one, "_fields")]
+    known = {one.__name__: one for one in (*RECORDS, *profiles)}
+    for name, record in known.items():
+        fields = getattr(record, "model_fields", None) or record._fields
+        assert all(meaning(record, key) for key in fields), name
+        assert set(MEANINGS.get(name, {})) <= set(fields), name
+    assert set(MEANINGS) <= set(known)
+
+
+@pytest.mark.usefixtures("make")
+def test_a_command_of_the_reference_names_all_its_options(built: dict[Path, Page]) -> None:
+    from make.commands import commands_page, written
+
+    page = commands_page()
+    sections = {part.partition("\n")[0]: part for part in page.split("## shardwise ")[1:]}
+    assert list(sections) == [name for name, _ in written()]
+    for name, section in sections.items():
+        for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", options_of(name))) - {"--help"}:
+            assert option in section, f"{name} {option}"
+    reference = next(one for path, one in built.items() if path.parent.name == "cli")
+    assert {f"shardwise-{name}" for name in sections} <= reference.anchors
+
+
+@pytest.mark.usefixtures("make")
+def test_the_schema_takes_what_the_reader_takes() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    from make.schema import run_schema
+
+    checker = jsonschema.Draft202012Validator(run_schema())
+    jsonschema.Draft202012Validator.check_schema(run_schema())
+    runs = [tomllib.loads(text) for page in PAGES for kind, text in blocks(page) if kind == "toml"]
+    runs += [tomllib.loads(path.read_text()) for path in (ROOT / "examples").glob("*.toml")]
+    least = {"model": "llama-3-8b", "cluster": "8xH100-SXM"}
+    for run in runs:
+        if set(run) <= set(SECTIONS):
+            checker.validate({**least, **run})
+    wrong: list[dict[str, Any]] = [
+        {"strategy": {"kind": "zero4"}},
+        {"strategy": {"kind": "zero3", "micro_batches": 2}},
+        {"strategy": {"kind": "zero3", "micro_batch": 0}},
+        {"job": {"global_batch": "4Mi"}},
+        {"train": {"learning_rate": 0}},
+        {"cluster": {"nodes": 2}},
+        {"model": {"family": "llama"}},
+        {"models": "llama-3-8b"},
+    ]
+    for run in wrong:
+        assert not checker.is_valid({**least, **run}), run
+        with pytest.raises(ValueError, match=":"):
+            run_from_dict({**least, **run})
+
+
+@pytest.mark.usefixtures("make")
+def test_a_profile_is_as_its_schema_says() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    from make.fields import profile_schema
+
+    import shardwise
+
+    schema = profile_schema("shardwise.step.StepProfile")
+    for strategy in ("ddp", "zero3", "hsdp"):
+        profile = shardwise.estimate("llama-3-8b", "2x8xH100-SXM@400Gbps", strategy).to_dict()
+        jsonschema.validate(profile, schema)
+        unknown = {k for k in profile if k not in schema["properties"]}
+        assert not unknown
+    shown = [text for page in PAGES for kind, text in blocks(page) if kind == "json"]
+    for text in shown:
+        if "provenance" in json.loads(text):
+            jsonschema.validate(json.loads(text), schema)
+
+
+def test_the_profile_shown_is_what_the_command_prints() -> None:
+    parts = blocks(DOCS / "reference" / "step-profile.md")
+    command = next(block.text for block in parts if block.language == "sh")
+    shown = next(block.text for block in parts if block.language == "json")
+    done = run_line(command.strip(), ROOT)
+    assert json.loads(done.stdout) == json.loads(shown)
+
+
+@pytest.mark.usefixtures("make")
+def test_figures_show_what_the_simulator_says_now() -> None:
+    from make.figures import FOLDER, draw_all
+
+    for name, figure in draw_all().items():
+        assert (FOLDER / name).read_text() == figure, "python docs/make/figures.py draws them anew"
+
+
+@pytest.mark.usefixtures("make")
+def test_bytes_that_leave_a_node() -> None:
+    """By hand: of 8 nodes with 8 devices, a ring of 64 leaves each node once, replicas 8 times."""
+    from make.tables import crossings, sent
+
+    from shardwise.api import describe_run, estimate_run
+
+    def leaving(strategy: str) -> float:
+        run = describe_run("llama-3-8b", "8x8xH100-SXM@400Gbps", strategy)
+        return sum(sent(one) * crossings(one, run) for one in estimate_run(run).traffic)
+
+    elements = 8_030_261_248
+    # Gathers in bf16, all units and then all but the root; gradients in fp32.
+    root = 2 * 128_256 * 4096 + 4096
+    expected = (2 * elements + 2 * (elements - root) + 4 * elements) * 63 / 64
+    assert leaving("zero3") == pytest.approx(expected, rel=1e-3)
+    assert leaving("zero3:8") == pytest.approx(8 * 2 * 4 * (elements / 8) * 7 / 8, rel=1e-3)
+
+
+def test_the_tree_in_the_readme_is_the_one_on_disk() -> None:
+    tree = next(b.text for b in blocks(ROOT / "README.md") if b.text.startswith("src/shardwise/\n"))
+    inside = {line.split()[0] for line in tree.splitlines() if line.startswith("  ")}
+    outside = {line.split()[0] for line in tree.splitlines() if not line.startswith("  ")}
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    files = [Path(name).parts for name in listed]
+    ours = {
+        parts[2] + "/" * (len(parts) > 3) for parts in files if parts[:2] == ("src", "shardwise")
+    }
+    assert inside == {name for name in ours if not name.startswith("__") and name != "py.typed"}
+    folders = {f"{parts[0]}/" for parts in files if len(parts) > 1 and parts[0][0] != "."}
+    assert outside == {"src/shardwise/", *folders} - {"src/"}

@@ -191,7 +191,8 @@ def _batch(problem: Problem, units: Units, found: Found, winner: Candidate) -> l
 def limits_in_words(problem: Problem, winner: Candidate, limits: Limits) -> list[str]:
     """What binds, and what is left."""
     device = problem.cluster.device
-    link = "network" if problem.cluster.nodes > 1 else device.link
+    here = "link between processes" if device.is_cpu else device.link
+    link = "network" if problem.cluster.nodes > 1 else here
     twice = f"twice the {link} would bring {_percent(limits.twice_network)}"
     memory = f"25% more memory {_percent(limits.more_memory)}"
     waits = winner.exposed_s / winner.step_s

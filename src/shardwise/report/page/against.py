@@ -72,6 +72,8 @@ def show_error(error: float | None) -> Markup | None:
         return None
     if error == 0:
         return element("span", "exact", class_="good")
+    if abs(error) < 0.0005:
+        return element("span", "0.0%", class_="good")
     tone = "good" if abs(error) < 0.03 else "fair" if abs(error) < 0.10 else "bad"
     return element("span", f"{error:+.1%}", class_=tone)
 
@@ -84,7 +86,7 @@ def _terms(one: Subject) -> Markup:
         rows.append([element("b", heading), "", "", ""])
         rows += [[r.name.strip(), r.predicted, r.measured, show_error(r.error)] for r in found]
     head = ["", badge("predicted"), badge("measured"), "error"]
-    return fragment(table(head, rows), _profiled(one))
+    return element("div", table(head, rows), _profiled(one), class_="pair")
 
 
 def _profiled(one: Subject) -> Markup | None:

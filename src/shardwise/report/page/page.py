@@ -30,7 +30,7 @@ _MEANING = {
 def write_page(subjects: Sequence[Subject], command: str) -> str:
     """HTML of everything that is known about these subjects. `command` is what asked for it."""
     first = subjects[0]
-    title = first.name if len(subjects) == 1 else f"{len(subjects)} compared"
+    title = first.name if len(subjects) == 1 else f"{len(subjects)} runs compared"
     sections: dict[str, Content] = {
         "The plan": plan_section(first.plan) if first.plan is not None else None,
         "Sweep": sweep_section(subjects),
@@ -151,7 +151,7 @@ def _losses(subjects: Sequence[Subject]) -> Markup | None:
     if not lines:
         return None
     x = Axis("step", lambda v: f"{v:,.0f}")
-    return chart(x, Axis("loss", lambda v: f"{v:.3g}"), lines, "The loss of every logged step.")
+    return chart(x, Axis("loss", lambda v: f"{v:.4g}"), lines, "The loss of every logged step.")
 
 
 def _made(subjects: Sequence[Subject], command: str) -> Markup:

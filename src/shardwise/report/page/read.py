@@ -26,6 +26,7 @@ from shardwise.step import StepProfile, TimeProfile, read_profile, throughput_of
 
 # Larger JSON than this is a trace, or nothing a person meant.
 _MOST_BYTES = 64 * 2**20
+_UNPROFILED = "No step was profiled"
 _TRACE_SUFFIXES = (".json", ".json.gz")
 
 
@@ -77,9 +78,11 @@ def _folder(folder: Path) -> list[Subject]:
 def _many(folder: Path, runs: list[Path]) -> list[Subject]:
     """Runs below a folder; rounds of one contender of `compare` are one subject."""
     subjects = []
+    # That none was profiled need not be said of each.
     for name, group in groupby(runs, key=lambda run: _contender(folder, run)):
         rounds = [_run_folder(run, name) for run in group]
-        subjects.append(rounds[0] if len(rounds) == 1 else _rounds(rounds))
+        one = rounds[0] if len(rounds) == 1 else _rounds(rounds)
+        subjects.append(one._replace(notes=[n for n in one.notes if not n.startswith(_UNPROFILED)]))
     return subjects
 
 
@@ -128,7 +131,7 @@ def _run_folder(folder: Path, name: str) -> Subject:
     traced = _traced(_ranks(moments[-1]), run.cluster) if moments else None
     simulated, notes = _simulated(run)
     if traced is None:
-        notes += (f"No step was profiled; 'shardwise profile {folder / 'run.toml'}' does that.",)
+        notes += (f"{_UNPROFILED}; 'shardwise profile {folder / 'run.toml'}' does that.",)
     return Subject(
         name=name,
         origin=str(folder),

@@ -38,8 +38,8 @@ def time_section(subjects: Sequence[Subject]) -> Markup | None:
         bars(rows, PARTS, show_seconds, what="One step by what its time went into"),
         element(
             "p",
-            "Bars of traces are of the average rank in profiled steps, which take longer than "
-            "others; the measured step beside them was not profiled.",
+            "Bars of traces are of the average rank in the profiled steps, which the profiler may "
+            "slow; the measured step beside them was not profiled.",
             class_="fine",
         )
         if traced
