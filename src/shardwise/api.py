@@ -29,7 +29,7 @@ def estimate(
     strategy: str | Strategy | None = None,
     **settings: Any,
 ) -> StepProfile:
-    """Memory and traffic of one configuration, predicted.
+    """Memory, traffic and time of one configuration, predicted.
 
     `model` and `cluster` are names, shorthands, paths or specs. `settings` are those of
     `describe_run`: `run=` a run.toml that the rest overrides, `seq_len`, `global_batch`,
@@ -39,7 +39,7 @@ def estimate(
 
 
 def estimate_run(run: RunSpec) -> StepProfile:
-    """Memory and traffic of a run whose strategy is resolved."""
+    """Memory, traffic and time of a run whose strategy is resolved."""
     units = load_units(run.model, run.job.seq_len, run.strategy)
     origin = "formulas" if isinstance(run.model, ModelSpec) else "traced module"
     return price(units, run.strategy, run.cluster, run.job, origin)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def compare(
     run: RunFile,
     strategies: Annotated[
-        str, typer.Option(help="Which, separated by commas: ddp,zero2,zero3,hsdp,zero3:4 …")
+        str,
+        typer.Option(help="Which, separated by commas; also hsdp, and zero3:4 for groups of 4."),
     ] = "ddp,zero2,zero3",
     nproc: ProcessesOption = None,
     rounds: Annotated[int, typer.Option(min=1, max=100, help="How often each runs.")] = 3,

@@ -33,9 +33,11 @@ def estimate(
         str | None, typer.Option(help="single, ddp, zero1, zero2, zero3, hsdp, or zero3:8.")
     ] = None,
     seq_len: SeqLenOption = None,
-    micro_batch: Annotated[int | None, typer.Option(help="Sequences per device at a time.")] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="Sequences per device at a time; 1.")
+    ] = None,
     accumulate: Annotated[
-        int | None, typer.Option(help="Micro-batches per optimizer step.")
+        int | None, typer.Option(help="Micro-batches per optimizer step; 1.")
     ] = None,
     global_batch: GlobalBatchOption = None,
     precision: PrecisionOption = None,
@@ -44,16 +46,23 @@ def estimate(
     ] = None,
     optimizer: OptimizerOption = None,
     grad_sync: Annotated[
-        str | None, typer.Option(help="When gradients are reduced: every, local or last.")
+        str | None,
+        typer.Option(
+            help="When gradients are reduced: every micro-batch, local (in groups at once) or "
+            "last; last for ddp and zero1, else every."
+        ),
     ] = None,
     reshard_after_forward: Annotated[
-        str | None, typer.Option(help="true, false, or a group size.")
+        str | None,
+        typer.Option(
+            help="true (zero3), false (the others), or a group size: gathered from fewer devices."
+        ),
     ] = None,
     blocks_per_unit: Annotated[
-        int | None, typer.Option(help="Blocks in one fully_shard group.")
+        int | None, typer.Option(help="Blocks in one fully_shard group; 1.")
     ] = None,
     prefetch: Annotated[
-        int | None, typer.Option(help="Units gathered ahead in the backward.")
+        int | None, typer.Option(help="Units gathered ahead in the backward; 1.")
     ] = None,
     offload: Annotated[
         bool | None, typer.Option("--offload", help="Keep parameters and states on the CPU.")
@@ -65,7 +74,7 @@ def estimate(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Memory and traffic of one configuration, term by term.
+    """Memory, traffic and time of one configuration, term by term.
 
     Exits with 1 if it does not fit.
     """

@@ -31,12 +31,12 @@ def export_weights(
         Path, typer.Option("--output", "-o", help="The folder to write.", show_default=False)
     ],
     step: Annotated[
-        int | None, typer.Option(min=0, help="Of this step.", show_default="the newest")
+        int | None, typer.Option(min=0, help="The save of this step.", show_default="the newest")
     ] = None,
     dtype: Annotated[
-        ExportType | None, typer.Option(help="Convert to it.", show_default="as trained")
+        ExportType | None, typer.Option(help="Convert weights to it.", show_default="as trained")
     ] = None,
-    shard_size: Annotated[str, typer.Option(help="Most bytes of one file.")] = "5GB",
+    shard_size: Annotated[str, typer.Option(help="Most bytes of one safetensors file.")] = "5GB",
     as_json: JsonOption = False,
 ) -> None:
     """Write the weights of a run as a folder that Hugging Face transformers loads.

@@ -20,7 +20,7 @@ def fsck(
     ],
     processes: Annotated[
         int | None,
-        typer.Option(min=1, help="At most how many processes read.", show_default="one a core"),
+        typer.Option(min=1, help="Processes that read, at most.", show_default="one a core"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

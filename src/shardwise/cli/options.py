@@ -36,7 +36,7 @@ OptimizerOption = Annotated[
     str | None,
     typer.Option(
         "--optimizer",
-        help="adamw (default), adam, lion, momentum or sgd.",
+        help="adamw (default), adam, momentum, sgd; lion for planning only.",
         autocompletion=complete.words("adamw", "adam", "lion", "momentum", "sgd"),
     ),
 ]

@@ -57,11 +57,15 @@ def plan(
     tokens: TokensOption = None,
     price: PriceOption = None,
     deadline: Annotated[
-        float | None, typer.Option(help="Days that all tokens may take; with --tokens.", min=0)
+        float | None,
+        typer.Option(help="Days that all of --tokens may take; slower is refused.", min=0),
     ] = None,
     low_precision_reduce: Annotated[
         bool,
-        typer.Option("--allow-low-precision-reduce", help="Gradients may be reduced in bf16."),
+        typer.Option(
+            "--allow-low-precision-reduce",
+            help="Also try reducing gradients in bf16, which changes the arithmetic.",
+        ),
     ] = False,
     compile_: CompileOption = None,
     top: Annotated[int, typer.Option(help="Layouts to show.", min=1, max=50)] = 5,

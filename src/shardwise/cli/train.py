@@ -22,7 +22,10 @@ ProcessesOption = Annotated[
     ),
 ]
 NameOption = Annotated[
-    str | None, typer.Option("--name", help="Name of the run's folder; file name and time.")
+    str | None,
+    typer.Option(
+        "--name", help="Name of the run's folder; without it, the file's name and the time."
+    ),
 ]
 
 
@@ -32,7 +35,8 @@ def train(
     name: NameOption = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Instead of train.steps.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on in the folder --name, if there is one.")
+        bool,
+        typer.Option("--resume", help="Go on from the last good save in --name, or start anew."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -40,6 +44,9 @@ def train(
 
     Starts the processes itself; under torchrun, Slurm or Kubernetes it joins those that are there.
     Saves as it goes, starts again where processes fail, and goes on from the last good save.
+
+    Exits with 1 if it failed, 3 if it would fail again (loss is NaN, ranks have unequal data, no
+    save is good), 128 + signal if it was asked to stop.
     """
     from shardwise.spec.record import SpecError
     from shardwise.spec.run import read_run

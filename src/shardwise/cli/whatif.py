@@ -48,8 +48,13 @@ def whatif(
     strategy: Annotated[
         str | None, typer.Option(help="What --fixed keeps, if not the strategy of the run.toml.")
     ] = None,
-    micro_batch: Annotated[int | None, typer.Option(help="For --fixed.")] = None,
-    recompute: Annotated[str | None, typer.Option(help="For --fixed.")] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="Sequences per device at a time, for --fixed.")
+    ] = None,
+    recompute: Annotated[
+        str | None,
+        typer.Option(help="none, selective, full, or a share such as 0.5, for --fixed."),
+    ] = None,
     seq_len: SeqLenOption = None,
     global_batch: GlobalBatchOption = None,
     optimizer: OptimizerOption = None,
