@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.scale.__main__ import parts
-from benchmarks.scale.checkpoints import STATES, chunks, cuts, piece_count, shapes, wide_pairs
+from benchmarks.scale.checkpoints import STATES, chunks, cuts, piece_count, shapes
 from benchmarks.scale.cost import Measured, exponent
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,11 +110,6 @@ def test_replicas_add_nothing_but_what_is_their_own() -> None:
     assert piece_count(4096, 8) - piece_count(8, 8) == 2 * (4096 - 8)
     # Rows end it: 100,000 ranks are not cut 6 times finer than 16,384.
     assert piece_count(100_000, 100_000) < 1.5 * piece_count(16_384, 16_384)
-
-
-def test_pairs_of_wide_tensors() -> None:
-    # Of each of 80 blocks: down (8192 x 28672), key and value (1024 x 8192); three tensors each.
-    assert wide_pairs(512) == 80 * 3 * 3 * 512**2 // 2
 
 
 @pytest.mark.parametrize(("ranks", "calls"), [(64, 500), (512, 500), (64, 5000)])

@@ -55,7 +55,7 @@ def load_last(place: Place, room: Room) -> Loaded | None:
         folder = place.folder(step)
         # The index of a large run is millions of small objects, none of them garbage: collecting
         # amid them takes several times as long as reading them.
-        with _nothing_collected():
+        with nothing_collected():
             why, opened = _opened(folder)
             if opened is not None:
                 told, saved = opened
@@ -69,7 +69,8 @@ def load_last(place: Place, room: Room) -> Loaded | None:
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
+def nothing_collected() -> Iterator[None]:
+    """While it lasts, nobody looks for garbage."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -46,7 +46,7 @@ class Saver:
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo") if several else None
         self._rank = dist.get_rank() if several else 0
-        self._planner = _Planner()
+        self._planner = Planner()
         self._staged: dict[str, torch.Tensor] = {}
         self._copied = threading.Event()
         self._thread: threading.Thread | None = None
@@ -161,7 +161,7 @@ class Saver:
         return self._staged
 
 
-class _Planner(DefaultSavePlanner):
+class Planner(DefaultSavePlanner):
     """Ranks and shapes stay as they are during a run, and so does who writes what."""
 
     def __init__(self) -> None:
