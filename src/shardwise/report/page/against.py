@@ -86,7 +86,7 @@ def _terms(one: Subject) -> Markup:
         rows.append([element("b", heading), "", "", ""])
         rows += [[r.name.strip(), r.predicted, r.measured, show_error(r.error)] for r in found]
     head = ["", badge("predicted"), badge("measured"), "error"]
-    return element("div", table(head, rows), _profiled(one), class_="pair")
+    return element("div", table(head, rows), _profiled(one), class_="tables")
 
 
 def _profiled(one: Subject) -> Markup | None:

@@ -243,7 +243,7 @@ def tiles(one: Subject) -> Markup | None:
         if rates is not None and rates.mfu is not None:
             tile("MFU", f"{rates.mfu:.1%}", kind, "of the dense peak")
         if profile.memory is not None:
-            tile("peak memory", show_gib(profile.memory.peak_allocated_bytes), kind)
+            tile("memory", show_gib(profile.memory.peak_allocated_bytes), kind, "at its peak")
         if profile.traffic:
             moved = sum(c.bytes for c in profile.traffic)
             calls = sum(c.calls for c in profile.traffic)
