@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chart import BOTTOM, COLOURS, LEFT, RIGHT, TOP, WIDTH, Area, Axis, Series, chart
 from benchmarks.memory import REASONS as MEMORY_REASONS
 from benchmarks.memory import STACKS
 from shardwise.spec.catalogue import coefficient
@@ -285,86 +286,41 @@ def _left_out(result: dict[str, Any]) -> list[str]:
 
 # ---- figure ---------------------------------------------------------------------------------
 
-# Middle tones, readable on white and on black.
-COLOURS = {"A100": "#3d8bd4", "H100": "#e0812f"}
-INK = "#78828c"
-SIZE, LEFT, TOP = 460.0, 78.0, 20.0
+NEAR = 1.1
 
 
 def figure(points: list[dict[str, Any]]) -> str:
     """Predicted against measured tokens per second and device, both on logarithmic axes."""
-    values = [p[key] for p in points for key in ("measured", "predicted")]
-    low, high = math.log10(min(values)) - 0.1, math.log10(max(values)) + 0.1
-
-    def at(value: float) -> float:
-        return (math.log10(value) - low) / (high - low) * SIZE
-
-    def x(value: float) -> str:
-        return f"{LEFT + at(value):.1f}"
-
-    def y(value: float) -> str:
-        return f"{TOP + SIZE - at(value):.1f}"
-
-    first, last = 10**low, 10**high
-    right, bottom = LEFT + SIZE, TOP + SIZE
-    band = [(first, first * 1.1), (last, last * 1.1), (last, last / 1.1), (first, first / 1.1)]
-    corners = " ".join(f"{x(a)},{y(b)}" for a, b in band)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right + 20:.0f} {bottom + 56:.0f}" '
-        'font-family="system-ui, sans-serif" font-size="13" role="img" '
-        'aria-label="Predicted against measured tokens per second">',
-        f'<clipPath id="plot"><rect x="{LEFT}" y="{TOP}" width="{SIZE}" height="{SIZE}"/>'
-        "</clipPath>",
-        '<g clip-path="url(#plot)">',
-        f'<polygon points="{corners}" fill="{INK}" opacity="0.25"/>',
-        f'<path d="M{x(first)} {y(first)}L{x(last)} {y(last)}" stroke="{INK}" stroke-width="1.5"/>',
-        "</g>",
-        f'<rect x="{LEFT}" y="{TOP}" width="{SIZE}" height="{SIZE}" fill="none" stroke="{INK}"/>',
-    ]
-    for tick in _ticks(first, last):
-        label = f'fill="{INK}">{_short(tick)}</text>'
-        parts += [
-            f'<path d="M{x(tick)} {bottom}v-5M{LEFT} {y(tick)}h5" stroke="{INK}"/>',
-            f'<text x="{x(tick)}" y="{bottom + 18}" text-anchor="middle" {label}',
-            f'<text x="{LEFT - 8}" y="{y(tick)}" dy="4" text-anchor="end" {label}',
-        ]
-    parts += [
-        f'<circle cx="{x(p["measured"])}" cy="{y(p["predicted"])}" r="4" '
-        f'fill="{COLOURS[p["family"]]}" fill-opacity="0.7"/>'
-        for p in points
-    ]
-    middle = LEFT + SIZE / 2
-    parts += [
-        f'<text x="{middle}" y="{bottom + 44}" text-anchor="middle" fill="{INK}">'
-        "measured tokens/s per device (held-out runs)</text>",
-        f'<text transform="translate(20 {TOP + SIZE / 2}) rotate(-90)" text-anchor="middle" '
-        f'fill="{INK}">predicted</text>',
-    ]
-    for number, (family, colour) in enumerate(COLOURS.items()):
-        height = TOP + 24 + 22 * number
-        parts += [
-            f'<circle cx="{LEFT + 20}" cy="{height}" r="5" fill="{colour}"/>',
-            f'<text x="{LEFT + 32}" y="{height}" dy="4" fill="{INK}">{family} family</text>',
-        ]
-    height = TOP + 24 + 22 * len(COLOURS)
-    parts += [
-        f'<rect x="{LEFT + 12}" y="{height - 6}" width="16" height="12" fill="{INK}" '
-        'opacity="0.35"/>',
-        f'<text x="{LEFT + 32}" y="{height}" dy="4" fill="{INK}">within 10 %</text>',
-        "</svg>",
-        "",
-    ]
-    return "\n".join(parts)
+    marks = _marks([p[key] for p in points for key in ("measured", "predicted")])
+    low, high = marks[0][0], marks[-1][0]
+    within = [(low, low), (low, low * NEAR), (high / NEAR, high), (high, high), (high, high / NEAR),
+              (low * NEAR, low)]  # fmt: skip
+    families = sorted({p["family"] for p in points})
+    series = [
+        Series(f"{family} family", [(p["measured"], p["predicted"]) for p in points
+                                    if p["family"] == family], True, number)
+        for number, family in enumerate(families)
+    ]  # fmt: skip
+    return chart(
+        f"Tokens/s per device, predicted against measured: {len(points)} held-out runs",
+        Axis("measured", marks, logarithmic=True), Axis("predicted", marks, logarithmic=True),
+        [Series("", [(low, low), (high, high)], False, len(COLOURS) - 1), *series],
+        "Predicted against measured tokens per second: most points lie near the diagonal.",
+        areas=[Area("within 10 %", within)], height=WIDTH - LEFT - RIGHT + TOP + BOTTOM,
+    )  # fmt: skip
 
 
-def _ticks(first: float, last: float) -> list[float]:
-    """1, 3, 10, 30 ... inside the axis."""
+def _marks(values: list[float]) -> list[tuple[float, str]]:
+    """1, 2, 5, 10 ... from the last that is not above all values to the first not below them."""
+    least, most = min(values), max(values)
     found = [
         step * 10.0**power
-        for power in range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1)
-        for step in (1, 3)
+        for power in range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
+        for step in (1, 2, 5)
     ]
-    return [tick for tick in found if first <= tick <= last]
+    low = max(mark for mark in found if mark <= least)
+    high = min(mark for mark in found if mark >= most)
+    return [(mark, _short(mark)) for mark in found if low <= mark <= high]
 
 
 def _short(value: float) -> str:

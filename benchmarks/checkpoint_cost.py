@@ -20,7 +20,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +27,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+# Started as a file, its neighbours are not yet importable.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.torchrun import tell, told_by
+
 LAYERS, COMPUTE_S = 8, 1.0
 WHAT = {
     "save_ratio": "save, of torch's time",
@@ -175,7 +178,7 @@ def worker(folder: Path, size_mb: int, rounds: int) -> None:
         turns.append(bench.turn(number))
         bench.clear(keep=number == rounds)
     if dist.get_rank() == 0:
-        print("TURNS " + json.dumps(turns), flush=True)
+        tell(turns)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -208,25 +211,11 @@ def time_fsck(folder: Path, rounds: int) -> list[dict[str, float]]:
     return turns[1:]
 
 
-def torchrun(arguments: list[str]) -> list[dict[str, float]]:
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        *(str(Path(__file__)), *arguments),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if "TURNS " in line]
-    if not lines:
-        sys.exit(done.stderr[-3000:])
-    turns: list[dict[str, float]] = json.loads(lines[0].partition("TURNS ")[2])
-    return turns
-
-
 def measure(size_mb: int, rounds: int, within: str | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=within) as name:
         folder = Path(name)
-        settings = ["--size-mb", str(size_mb), "--rounds", str(rounds)]
-        turns = torchrun(["--worker", name, *settings])
+        settings = ("--size-mb", str(size_mb), "--rounds", str(rounds))
+        turns: list[dict[str, float]] = told_by(__file__, "--worker", name, *settings)
         (last,) = (folder / "ours").glob("step-*")
         checks = time_fsck(last, rounds)
     ratios = {

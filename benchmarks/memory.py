@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.validation import DEVICES, FOLDER, model_of, strategy_of
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.estimate import occupied_interval, reserved_interval, verdict
+from shardwise.predict.estimate import reserved_interval, verdict
 from shardwise.predict.memory import Memory, predict_memory
 from shardwise.spec.catalogue import find_device
 from shardwise.spec.cluster import DeviceSpec
@@ -123,11 +123,6 @@ class Run:
     @property
     def verdict(self) -> Verdict:
         return verdict(self.peak, self.device, self.pooled)
-
-    @property
-    def occupied(self) -> tuple[float, float]:
-        low, high = occupied_interval(self.peak, self.device, self.pooled)
-        return low / GIB, high / GIB
 
 
 def units_of(row: dict[str, str], stack: Stack, autocast: bool) -> ModelUnits:

@@ -26,7 +26,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+# Started as a file, its neighbours are not yet importable.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.torchrun import ROOT, tell, told_by
+
 ROUNDS, STEPS = 25, 3
 SEQ_LEN, MICRO_BATCH = 256, 2
 CONTESTANTS = ("bare", "bare again", "shardwise", "fabric")
@@ -217,18 +221,9 @@ def worker(names: list[str], rounds: int) -> None:
             dist.barrier()
             seconds[name].append((time.perf_counter() - begin) / STEPS)
     if dist.get_rank() == 0:
-        print("SECONDS " + json.dumps(seconds), flush=True)
+        tell(seconds)
     dist.barrier()
     os._exit(0)
-
-
-def torchrun(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-        *(str(Path(__file__)), "--worker", *arguments),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def instructions(name: str) -> float:
@@ -280,11 +275,8 @@ def main() -> None:
     if options.worker:
         worker([options.only] if options.only else list(CONTESTANTS), options.rounds)
         return
-    done = torchrun(["--rounds", str(options.rounds)])
-    lines = [line for line in done.stdout.splitlines() if "SECONDS " in line]
-    if not lines:
-        sys.exit(done.stderr[-3000:])
-    seconds: dict[str, list[float]] = json.loads(lines[0].partition("SECONDS ")[2])
+    arguments = ("--worker", "--rounds", str(options.rounds))
+    seconds: dict[str, list[float]] = told_by(__file__, *arguments)
     # Both hand-written instances together are the measure; against each other they are the noise.
     pairs = zip(seconds["bare"], seconds["bare again"], strict=True)
     usual = [math.sqrt(one * other) for one, other in pairs]

@@ -20,7 +20,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +28,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+# Started as a file, its neighbours are not yet importable.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.torchrun import tell, told_by
+
 # A turn is three steps: in one of `CYCLE` turns the profiler warms up, records and writes.
 ROUNDS, STEPS, CYCLE = 120, 3, 12
 # Small: the shorter a step, the more weighs what is added to it.
@@ -146,7 +149,7 @@ def worker(rounds: int, folder: Path) -> None:
             "profiler_s": running["profiled"].profiler_s,
             "analysing": analysing,
         }
-        print("FOUND " + json.dumps(found), flush=True)
+        tell(found)
     dist.barrier()
     os._exit(0)
 
@@ -158,18 +161,8 @@ def _analysing(folder: Path) -> bool:
 
 def measured(rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", str(Path(__file__)), "--worker", folder),
-            *("--rounds", str(rounds)),
-        ]
-        here = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": here}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if "FOUND " in line]
-    if not lines:
-        sys.exit(done.stderr[-3000:])
-    found: dict[str, Any] = json.loads(lines[0].partition("FOUND ")[2])
+        arguments = ("--worker", folder, "--rounds", str(rounds))
+        found: dict[str, Any] = told_by(__file__, *arguments)
     return found
 
 

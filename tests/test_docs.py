@@ -492,13 +492,13 @@ def test_figures_show_what_the_simulator_says_now() -> None:
 @pytest.mark.usefixtures("make")
 def test_bytes_that_leave_a_node() -> None:
     """By hand: of 8 nodes with 8 devices, a ring of 64 leaves each node once, replicas 8 times."""
-    from make.tables import crossings, sent
+    from make.tables import crossings
 
     from shardwise.api import describe_run, estimate_run
 
     def leaving(strategy: str) -> float:
         run = describe_run("llama-3-8b", "8x8xH100-SXM@400Gbps", strategy)
-        return sum(sent(one) * crossings(one, run) for one in estimate_run(run).traffic)
+        return sum(one.sent_bytes * crossings(one, run) for one in estimate_run(run).traffic)
 
     elements = 8_030_261_248
     # Gathers in bf16, all units and then all but the root; gradients in fp32.

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chart import Axis, Series, chart
 from benchmarks.lab import evaluate
 from benchmarks.lab.calibrated import CALIBRATED_ON, calibrated
 from benchmarks.lab.cases import ROUNDS, STRATEGIES, load
-from benchmarks.lab.chart import Axis, Series, chart
 from benchmarks.lab.experiments import CROSSING, QUESTIONS, of_the_hour, peak_bytes, predict
 from benchmarks.lab.sweep import BATCHES, RATES, Cell
 

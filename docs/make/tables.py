@@ -31,9 +31,9 @@ def traffic_table(model: str, cluster: str, micro_batch: str, *strategies: str) 
         run = describe_run(model, cluster, strategy, micro_batch=int(micro_batch))
         profile = estimate_run(run)
         by_operation = [
-            sum(sent(one) for one in profile.traffic if one.op == op) for op in OPERATIONS
+            sum(one.sent_bytes for one in profile.traffic if one.op == op) for op in OPERATIONS
         ]
-        outside = sum(sent(one) * crossings(one, run) for one in profile.traffic)
+        outside = sum(one.sent_bytes * crossings(one, run) for one in profile.traffic)
         assert profile.time is not None
         waits = (profile.time.exposed_communication_s or 0.0) / profile.time.step_s
         peak = profile.known_memory
@@ -44,12 +44,6 @@ def traffic_table(model: str, cluster: str, micro_batch: str, *strategies: str) 
             f"| {peak.peak_allocated_bytes / 2**30:,.1f} GiB{fits} | {waits:.1%} |"
         )
     return "\n".join(rows)
-
-
-def sent(one: CollectiveProfile) -> float:
-    """Bytes a device sends on a ring: (n - 1)/n of a message, twice that for an all-reduce."""
-    twice = 2 if one.op == "all_reduce" else 1
-    return twice * one.bytes * (one.group_size - 1) / one.group_size
 
 
 def crossings(one: CollectiveProfile, run: RunSpec) -> int:

@@ -7,6 +7,7 @@ Everything is per device unless a name says otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from shardwise.spec.record import SpecError
@@ -49,6 +50,12 @@ class CollectiveProfile(NamedTuple):
     group_size: int
     calls: int
     bytes: int
+
+    @property
+    def sent_bytes(self) -> float:
+        """What a rank sends in a bandwidth-optimal (ring) algorithm."""
+        factor = 2.0 if self.op == "all_reduce" else 1.0
+        return factor * (self.group_size - 1) / self.group_size * self.bytes
 
 
 class WorkProfile(NamedTuple):
@@ -125,13 +132,61 @@ def read_profile(told: object, where: str) -> StepProfile:
         about = dict(told["provenance"])
         known = {**told, "provenance": {**about, "origin": about.get("from", "")}}
         known.setdefault("memory", None)
-        return TypeAdapter(StepProfile).validate_python(_known(StepProfile, known))
+        profile = TypeAdapter(StepProfile).validate_python(_known(StepProfile, known))
+        _check(profile)
+        return profile
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise SpecError(f"{where}: {place}: {first['msg']}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise SpecError(f"{where}: no StepProfile can be read from it: {error}") from None
+
+
+def _check(profile: StepProfile) -> None:
+    """Refuse numbers that nothing can have."""
+    _check_sizes(profile.to_dict(), "")
+    devices = profile.cluster.get("devices")
+    if not isinstance(devices, int) or devices < 1:
+        raise ValueError("cluster.devices must be a whole number, at least 1")
+    memory, time, rates = profile.memory, profile.time, profile.throughput
+    if memory is not None:
+        if sum(memory.terms.values()) != memory.peak_allocated_bytes:
+            raise ValueError("memory.terms must sum to memory.peak_allocated_bytes")
+        if memory.capacity_bytes is not None and memory.capacity_bytes < 1:
+            raise ValueError("memory.capacity_bytes must be more than 0")
+    if time is not None:
+        if time.step_s < 1e-9:
+            raise ValueError("time.step_s must be more than 0")
+        for name in ("step_s_interval", "step_s_spread"):
+            between = getattr(time, name)
+            if between is not None and between[0] > between[1]:
+                raise ValueError(f"time.{name} must begin with the lower end")
+    if rates is not None and max(rates.mfu or 0.0, rates.hfu or 0.0) > 1.5:
+        raise ValueError("throughput.mfu and hfu are shares of a peak, such as 0.4")
+
+
+def _check_sizes(value: object, where: str) -> None:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            _check_sizes(part, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, list):
+        for part in value:
+            _check_sizes(part, where)
+    elif isinstance(value, (int, float)) and not 0 <= value < 1e30:
+        raise ValueError(f"{where} must be at least 0, and no more than anything can be")
+
+
+def read_profile_file(path: Path) -> StepProfile:
+    """The same from a file, such as a run's prediction.json."""
+    import msgspec
+
+    try:
+        return read_profile(msgspec.json.decode(path.read_bytes()), str(path))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SpecError(f"{path}: is no JSON: {error}") from None
 
 
 def _known(record: type, told: Any) -> Any:

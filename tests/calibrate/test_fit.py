@@ -3,46 +3,24 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.spec.job import Job
-from shardwise.spec.lookup import find_cluster, find_model, write_cluster
+from shardwise.spec.lookup import find_cluster, write_cluster
 from shardwise.spec.record import SpecError
-from shardwise.spec.run import RunSpec, write_run
+from shardwise.spec.run import write_run
 from shardwise.spec.strategy import Strategy
+from tests.command import shardwise
 
 pytest.importorskip("scipy")
 from shardwise.calibrate.fit import CPU, fit
-from shardwise.calibrate.runs import Observation, units_of
+from shardwise.calibrate.runs import Observation
+from tests.calibrate.known import observed, run_of
 
-TRUTH = CPU._replace(
-    matmul_efficiency=0.05, link_efficiency=0.02, hop_latency_s=8e-4, contention=0.5,
-    optimizer_factor=25.0, overhead_s=0.02, network_efficiency=0.92,
-)  # fmt: skip
 FEW = [("ddp", 1), ("ddp", 4), ("zero2", 1), ("zero3", 1), ("zero3", 4), ("hsdp", 2)]
 OTHERS = [("ddp", 2), ("zero2", 4), ("zero2", 2), ("zero3", 2), ("hsdp", 1), ("hsdp", 4)]
-
-
-def run_of(kind: str, batch: int, network: str = "1Gbps") -> RunSpec:
-    cluster = find_cluster(f"2x2xCPU@{network}")
-    shape = {"kind": "zero3", "shard": 2, "replicate": 2} if kind == "hsdp" else {"kind": kind}
-    strategy = Strategy.read({**shape, "micro_batch": batch, "param_dtype": "fp32"})
-    model = find_model("gpt2")
-    run = RunSpec(model=model, cluster=cluster, job=Job(seq_len=128), strategy=strategy)
-    return run.resolved()
-
-
-def observed(kind: str, batch: int, network: str = "1Gbps") -> Observation:
-    """What a cluster with these coefficients would take."""
-    run = run_of(kind, batch, network)
-    blank = Observation(run, units_of(run), 1.0, None, None)
-    parts = blank.predict(TRUTH, run.cluster)
-    return blank._replace(step_s=parts.step_s, compute_s=parts.compute_s, exposed_s=parts.exposed_s)
 
 
 def test_six_runs_predict_the_rest() -> None:
@@ -62,10 +40,10 @@ def test_a_calibrated_cluster_reads_back_and_is_used(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text(write_cluster(cluster))
     assert find_cluster(str(file)) == cluster
-    command = [sys.executable, "-m", "shardwise", "estimate", "--model", "gpt2", "--cluster",
-               str(file), "--strategy", "zero3", "--seq-len", "128", "--precision", "fp32",
-               "--json"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = shardwise(
+        "estimate", "--model", "gpt2", "--cluster", str(file), "--strategy", "zero3",
+        "--seq-len", "128", "--precision", "fp32", "--json",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     one = observed("zero3", 1)
     assert json.loads(done.stdout)["time"]["step_s"] == pytest.approx(one.step_s, rel=0.03)
@@ -83,20 +61,20 @@ def test_the_command_writes_a_cluster_and_refuses_to_mix(tmp_path: Path) -> None
     folders = [write_folder(tmp_path / f"{kind}-{batch}", observed(kind, batch))
                for kind, batch in FEW[:4]]  # fmt: skip
     output = tmp_path / "cluster.toml"
-    words = [sys.executable, "-m", "shardwise", "calibrate", "-o", str(output)]
+    words = ["calibrate", "-o", str(output)]
     given = [word for folder in folders for word in ("--from-run", str(folder))]
-    done = subprocess.run([*words, *given], capture_output=True, text=True, check=False)
+    done = shardwise(*words, *given)
     assert done.returncode == 0, done.stderr
     assert "calibrated on 4 runs" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()[:-1]) <= 80
     assert find_cluster(str(output)).calibration is not None
     other = write_folder(tmp_path / "other", observed("ddp", 1, "2Gbps"))
     mixed = [*words, *given, "--from-run", str(other)]
-    done = subprocess.run(mixed, capture_output=True, text=True, check=False)
+    done = shardwise(*mixed)
     assert done.returncode == 2
     assert "cannot be mixed" in done.stderr
     (other / "measurement.json").write_text("{}")
-    done = subprocess.run(mixed, capture_output=True, text=True, check=False)
+    done = shardwise(*mixed)
     assert done.returncode == 2
     assert "tells no step time" in done.stderr
 

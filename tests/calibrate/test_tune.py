@@ -9,7 +9,7 @@ from benchmarks.lab.cases import CLUSTER
 from benchmarks.lab.sweep import RATES, Cell, read_cells
 from shardwise.calibrate.runs import Observation
 from shardwise.calibrate.tune import Candidate, tune
-from tests.calibrate.test_fit import observed
+from tests.calibrate.known import observed
 
 measured = pytest.mark.skipif(
     read_cells() is None or not CLUSTER.exists(), reason="needs a measured sweep of the lab"

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
 
 from shardwise.checkpoint.export.weights import (  # noqa: E402
-    Exported,
+    ExportedWeights,
     NotExportedError,
     export_first,
     shards_of,
@@ -65,7 +65,7 @@ def of_run(folder: LocalFolder, run: Mapping[str, Any]) -> None:
     file.write_bytes(write_manifest(read_manifest(file.read_bytes()).but(run=dict(run))))
 
 
-def export(folder: LocalFolder, to: Path, **options: Any) -> Exported:
+def export(folder: LocalFolder, to: Path, **options: Any) -> ExportedWeights:
     return export_first([folder], to, **options)
 
 

@@ -21,6 +21,7 @@ from shardwise.checkpoint.verify import scan
 from shardwise.checkpoint.verify.fsck import Checked, check, find_checkpoints
 from shardwise.spec.record import SpecError
 from tests.checkpoint.ours import named, write_ours
+from tests.command import shardwise
 
 ARRAYS = {
     "weight": np.arange(64 * 32, dtype=np.float32).reshape(64, 32),
@@ -302,9 +303,8 @@ def test_torch_is_not_needed(dcp: Path, ours: Path) -> None:
 # ---- the command
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "shardwise", "fsck", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return shardwise("fsck", *words, timeout=60)
 
 
 def test_the_command_says_it_and_exits_with_it(ours: Path) -> None:

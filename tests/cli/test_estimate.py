@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,22 +9,9 @@ from typing import Any
 import pytest
 
 import shardwise
+from tests.command import shardwise as run
 
 BASIC = ["--model", "llama-3-8b", "--cluster", "4x8xH100-SXM@400Gbps", "--seq-len", "8192"]
-
-
-def run(
-    *arguments: str, cwd: Path | None = None, columns: int = 80
-) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "shardwise", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=cwd,
-        check=False,
-    )
 
 
 def estimate_json(*arguments: str) -> dict[str, Any]:
@@ -258,7 +244,7 @@ def test_a_module_of_ones_own(tmp_path: Path) -> None:
         "--precision",
         "fp32",
         "--json",
-        cwd=tmp_path,
+        folder=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     profile = json.loads(done.stdout)
@@ -310,11 +296,6 @@ def test_a_reader_that_goes_away_and_a_disk_that_is_full() -> None:
 
 
 def test_a_terminal_without_unicode() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "shardwise", "estimate", *BASIC],
-        capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"},
-        check=False,
-    )
+    done = run("estimate", *BASIC, PYTHONIOENCODING="ascii")
     assert done.returncode in (0, 1)
-    assert b"Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr

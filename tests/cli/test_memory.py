@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,8 @@ import pytest
 
 from shardwise.cli.memory import memory
 from shardwise.spec.record import SpecError
-from tests.observe.memory.build import MIB, PLAIN, block, event, segment, snapshot
-from tests.observe.memory.test_leak import training
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shardwise", "memory", *arguments]
-    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+from tests.command import shardwise
+from tests.observe.memory.build import MIB, PLAIN, block, event, segment, snapshot, training
 
 
 def write(path: Path, data: Any) -> str:
@@ -41,7 +33,7 @@ def fragmented(tmp_path: Path) -> str:
 
 
 def test_the_first_lines_say_peak_holder_and_change(fragmented: str) -> None:
-    done = run(fragmented, "--capacity", "42MiB")
+    done = shardwise("memory", fragmented, "--capacity", "42MiB")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[:3] == [
@@ -55,7 +47,7 @@ def test_the_first_lines_say_peak_holder_and_change(fragmented: str) -> None:
 
 
 def test_a_leak_is_named_by_file_and_line(tmp_path: Path) -> None:
-    done = run(write(tmp_path / "leak.pickle", training(8, leak=4096, names=True)))
+    done = shardwise("memory", write(tmp_path / "leak.pickle", training(8, leak=4096, names=True)))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[2] == (
         "Change: train.py:33 log keeps 4.00 KiB more each step; drop what refers to it."
@@ -63,7 +55,9 @@ def test_a_leak_is_named_by_file_and_line(tmp_path: Path) -> None:
 
 
 def test_json_holds_the_same_for_the_device_asked_for(fragmented: str) -> None:
-    done = run(fragmented, "--device", "1", "--json", "--capacity", "1GiB", "--top", "1")
+    done = shardwise(
+        "memory", fragmented, "--device", "1", "--json", "--capacity", "1GiB", "--top", "1"
+    )
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["memories"]
     assert found["device"] == 1
@@ -80,7 +74,7 @@ def test_a_file_that_asks_for_code_is_one_sentence_and_2(tmp_path: Path) -> None
         def __reduce__(self) -> Any:
             return os.system, (f"touch {tmp_path / 'ran'}",)
 
-    done = run(write(tmp_path / "evil.pickle", Evil()))
+    done = shardwise("memory", write(tmp_path / "evil.pickle", Evil()))
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
     assert "asks to run code (STACK_GLOBAL posix.system)" in line

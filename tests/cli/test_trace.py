@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.command import shardwise
+from tests.observe.small import TRACE
 from tests.observe.synthetic import Plan, build
-from tests.observe.test_broken_input import TRACE
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shardwise", "trace", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -26,7 +20,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_the_cause_stands_in_the_first_lines(trace: Path) -> None:
-    done = run(str(trace))
+    done = shardwise("trace", str(trace))
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
     # 30 of 135 microseconds are an all-gather alone; one call moves what nobody told.
@@ -35,7 +29,7 @@ def test_the_cause_stands_in_the_first_lines(trace: Path) -> None:
 
 
 def test_a_folder_is_its_traces_and_json_sums(trace: Path) -> None:
-    done = run(str(trace.parent), "--json")
+    done = shardwise("trace", str(trace.parent), "--json")
     assert done.returncode == 0, done.stderr
     (rank,) = json.loads(done.stdout)["ranks"]
     parts = ("compute_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns")
@@ -48,7 +42,7 @@ def test_what_cannot_be_read_is_a_sentence_and_2(tmp_path: Path) -> None:
         (tmp_path / "missing.json", "cannot read"),
         (tmp_path / "empty", "holds no .json or .json.gz"),
     ):
-        done = run(str(given))
+        done = shardwise("trace", str(given))
         assert done.returncode == 2
         (line,) = done.stderr.strip().splitlines()
         assert said in line
@@ -70,7 +64,7 @@ def test_what_cannot_be_read_is_a_sentence_and_2(tmp_path: Path) -> None:
 )
 def test_the_cause_comes_first_and_every_line_fits(tmp_path: Path, plan: Plan, first: str) -> None:
     build(tmp_path, plan)
-    done = run(str(tmp_path))
+    done = shardwise("trace", str(tmp_path))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == first
@@ -83,7 +77,7 @@ def test_verdicts_thresholds_and_cache_by_command(tmp_path: Path) -> None:
     build(traces, Plan(ranks=2, data=9000))
     cache = tmp_path / "cache"
     words = [str(traces), "--json", "--cache", str(cache)]
-    found = [json.loads(run(*words).stdout) for _ in range(2)]
+    found = [json.loads(shardwise("trace", *words).stdout) for _ in range(2)]
     assert found[0] == found[1]
     assert len(list(cache.iterdir())) == 2
     verdict = found[0]["verdicts"][0]
@@ -91,22 +85,22 @@ def test_verdicts_thresholds_and_cache_by_command(tmp_path: Path) -> None:
     assert found[0]["ranks"][1]["idle"]["data_ns"] == 3 * 9_000_000
     rules = tmp_path / "rules.toml"
     rules.write_text("[thresholds]\ncompute = 0.5\n")
-    assert json.loads(run(*words, "--rules", str(rules)).stdout)["verdicts"] == []
+    assert json.loads(shardwise("trace", *words, "--rules", str(rules)).stdout)["verdicts"] == []
     rules.write_text("[thresholds]\ncompute = 5\nlest = 1\n")
-    done = run(*words, "--rules", str(rules))
+    done = shardwise("trace", *words, "--rules", str(rules))
     assert done.returncode == 2
     assert "rules.thresholds.compute" in done.stderr
     assert "did you mean 'least'" in done.stderr
 
 
 def test_a_prediction_needs_a_run(trace: Path) -> None:
-    done = run(str(trace), "--timeline", "both.json")
+    done = shardwise("trace", str(trace), "--timeline", "both.json")
     assert done.returncode == 2
     assert "add --run run.toml" in done.stderr
 
 
 def test_a_run_without_traces_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("")
-    done = run(str(tmp_path))
+    done = shardwise("trace", str(tmp_path))
     assert done.returncode == 2
     assert "was not profiled; use 'shardwise profile'" in done.stderr

@@ -3,13 +3,55 @@
 from __future__ import annotations
 
 import json
-import os
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.command import ROOT, environment
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def launcher(processes: int) -> tuple[str, ...]:
+    """What comes before a script, or before `--module` and a name, on ranks of one machine."""
+    module = ("-m", "torch.distributed.run", "--standalone")
+    return (sys.executable, *module, "--nproc-per-node", str(processes))
+
+
+def output_of(command: Sequence[str], folder: Path, timeout: float = 300, **variables: str) -> str:
+    """What a command that must succeed printed."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def torchrun(
+    processes: int, *words: str, folder: Path, timeout: float = 300, **variables: str
+) -> str:
+    """What ranks of one thread each printed."""
+    command = [*launcher(processes), *words]
+    return output_of(command, folder, timeout, OMP_NUM_THREADS="1", **variables)
+
+
+def results(shown: str) -> list[dict[str, Any]]:
+    """The lines that rank 0 marked; others may have written before a mark, on the same line."""
+    lines = [line.partition("RESULT ")[2] for line in shown.splitlines() if "RESULT " in line]
+    return [json.loads(line) for line in lines]
 
 
 def run_workers(
@@ -18,21 +60,7 @@ def run_workers(
     """Run `python -m module cases.json` on `processes` Gloo ranks; one result per case."""
     file = folder / "cases.json"
     file.write_text(json.dumps(cases))
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(processes), "--module", module, str(file)),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert len(lines) == len(cases)
-    return [json.loads(line) for line in lines]
+    words = ("--module", module, str(file))
+    found = results(torchrun(processes, *words, folder=ROOT, timeout=timeout))
+    assert len(found) == len(cases)
+    return found

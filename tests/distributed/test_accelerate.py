@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardwise.stacks.accelerate import export
+from tests.distributed.launch import output_of, results
 from tests.stacks.runs import tiny
 
 pytest.importorskip("accelerate")
@@ -29,19 +27,9 @@ def launch(folder: Path, cluster: str, strategy: dict[str, Any]) -> tuple[dict[s
     variables = dict(word.split("=", 1) for word in words if "=" in word and "/" not in word)
     command = [word for word in words if word.partition("=")[0] not in variables]
     command[2:2] = ["--main_process_port", "0"]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    lines = [x.partition("RESULT ")[2] for x in done.stdout.splitlines() if "RESULT " in x]
-    assert len(lines) == 1
-    return json.loads(lines[0]), " ".join(written.losses)
+    settings = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **variables}
+    [found] = results(output_of(command, folder, **settings))
+    return found, " ".join(written.losses)
 
 
 @pytest.mark.parametrize("kind", ["zero3", "zero2"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shardwise.spec.lookup import find_cluster
-from tests.distributed.test_train import shardwise
+from tests.command import shardwise
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ micro_batch = 4
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("calibrate")
-    done = shardwise(folder, "calibrate", "--nproc", "2", "-o", "cluster.toml", "--json")
+    done = shardwise("calibrate", "--nproc", "2", "-o", "cluster.toml", "--json", folder=folder)
     assert done.returncode == 0, done.stderr
     assert "measuring matmul" in done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -89,10 +89,12 @@ def test_what_was_written_makes_step_times_of_cpus_known(
 ) -> None:
     folder, _ = measured
     (folder / "run.toml").write_text('cluster = "cluster.toml"\n' + MODEL)
-    planned = shardwise(folder, "plan", "run.toml", "--global-batch", "1024", "--json")
+    planned = shardwise("plan", "run.toml", "--global-batch", "1024", "--json", folder=folder)
     assert planned.returncode == 0, planned.stderr
     assert json.loads(planned.stdout)["kind"] == "predicted"
-    trained = shardwise(folder, "train", "run.toml", "--nproc", "2", "--steps", "10", "--json")
+    trained = shardwise(
+        "train", "run.toml", "--nproc", "2", "--steps", "10", "--json", folder=folder
+    )
     assert trained.returncode == 0, trained.stderr
     result = json.loads(trained.stdout)
     predicted, real = (result[kind]["time"]["step_s"] for kind in ("predicted", "measured"))
@@ -112,7 +114,7 @@ def test_what_was_written_makes_step_times_of_cpus_known(
 def test_what_cannot_be_meant_is_said_before_anything_is_measured(
     tmp_path: Path, words: list[str], why: str
 ) -> None:
-    done = shardwise(tmp_path, "calibrate", *words)
+    done = shardwise("calibrate", *words, folder=tmp_path)
     assert done.returncode == 2
     assert why in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -121,5 +123,5 @@ def test_what_cannot_be_meant_is_said_before_anything_is_measured(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
 def test_a_data_sheet_of_what_is_not_here_is_refused(tmp_path: Path) -> None:
-    done = shardwise(tmp_path, "calibrate", "--device", "H100-SXM")
+    done = shardwise("calibrate", "--device", "H100-SXM", folder=tmp_path)
     assert (done.returncode, "no CUDA device here" in done.stderr) == (2, True)

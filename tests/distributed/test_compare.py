@@ -12,14 +12,15 @@ import pytest
 from shardwise.report.contest import verdict
 from shardwise.spec.run import read_run
 from shardwise.train.contest import Score
-from tests.distributed.test_train import shardwise, write
+from tests.command import shardwise
+from tests.distributed.runs import write
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 
 def compare(file: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return shardwise(file.parent, "compare", str(file), "--nproc", "2", *words)
+    return shardwise("compare", str(file), "--nproc", "2", *words, folder=file.parent)
 
 
 def test_runs_are_taken_in_turns_and_a_broken_one_is_a_result(tmp_path: Path) -> None:
@@ -66,8 +67,8 @@ def test_tuning_survives_probes_that_hang_and_die(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(MOODY)
     done = shardwise(
-        tmp_path, "tune", str(file), "--nproc", "2", "--json", "--strategies", "ddp",
-        "--steps", "8", "--timeout", "25",
+        "tune", str(file), "--nproc", "2", "--json", "--strategies", "ddp",
+        "--steps", "8", "--timeout", "25", folder=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.test_train import losses, shardwise, train, write
+from tests.command import shardwise
+from tests.distributed.runs import losses, train, write
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -57,7 +58,7 @@ def test_a_gpu_learns_what_a_cpu_does(tmp_path: Path) -> None:
 
 
 def test_what_gpus_and_their_links_reach_is_measured(tmp_path: Path) -> None:
-    done = shardwise(tmp_path, "calibrate", "--nproc", "2", "--json")
+    done = shardwise("calibrate", "--nproc", "2", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     machine = found["machine"]

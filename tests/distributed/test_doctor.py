@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.distributed.launch import ROOT
-from tests.distributed.test_train import FOREIGN, environment, write
+from tests.command import ROOT, shardwise
+from tests.distributed.runs import FOREIGN, write
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 
 def examine(file: Path, code: int) -> dict[str, dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "shardwise", "doctor", str(file), "--json"],
-        cwd=file.parent,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    words = ("doctor", str(file), "--json")
+    done = shardwise(*words, folder=file.parent, timeout=200)
     assert done.returncode == code, done.stdout + done.stderr
     return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
@@ -72,15 +63,9 @@ def test_ranks_with_unequal_data(tmp_path: Path) -> None:
 
 
 def test_the_screen(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "shardwise", "doctor", str(ROOT / "examples" / "hf_model.toml")],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=True,
-    )
+    example = str(ROOT / "examples" / "hf_model.toml")
+    done = shardwise("doctor", example, folder=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
     shown = done.stdout.splitlines()
     assert all(len(line) <= 80 for line in shown)
     assert shown[-1] == "Ready to train. 10 checks passed, a reduced model on 2 CPU processes."

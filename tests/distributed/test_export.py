@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from shardwise.spec.run import read_run
-from tests.distributed.test_train import RUN, shardwise, train, write
+from tests.command import shardwise
+from tests.distributed.runs import RUN, train, write
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -86,7 +87,7 @@ def test_transformers_computes_what_was_trained(tmp_path: Path) -> None:
     train(write(tmp_path, TIED, train=SAVING), "--nproc", "2")
     run = tmp_path / "runs" / "it"
     done = shardwise(
-        tmp_path, "export-weights", "runs/it", "-o", "out", "--shard-size", "100kB", "--json"
+        "export-weights", "runs/it", "-o", "out", "--shard-size", "100kB", "--json", folder=tmp_path
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

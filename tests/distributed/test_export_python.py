@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.distributed.test_train import environment, losses, shardwise
+from tests.command import environment, shardwise
+from tests.distributed.launch import launcher, output_of
+from tests.distributed.runs import losses
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -121,7 +122,7 @@ def write(folder: Path, case: Case) -> Path:
 
 def trained(file: Path) -> list[float]:
     """The losses that the trainer logs."""
-    done = shardwise(file.parent, "train", str(file), "--name", "it")
+    done = shardwise("train", str(file), "--name", "it", folder=file.parent)
     assert done.returncode == 0, done.stdout + done.stderr
     return losses(file.parent)
 
@@ -129,27 +130,17 @@ def trained(file: Path) -> list[float]:
 def scripted(file: Path, case: Case) -> list[float]:
     """The losses that the script of the same run logs."""
     folder = file.parent
-    done = shardwise(folder, "export", str(file), "--to", "python", "-o", "train.py")
+    done = shardwise("export", str(file), "--to", "python", "-o", "train.py", folder=folder)
     assert done.returncode == 0, done.stderr
     (folder / "hide").mkdir()
     (folder / "hide" / "sitecustomize.py").write_text(f"HIDDEN = {case.hidden}\n{HIDE}")
-    known = environment()
-    path = os.pathsep.join([str(folder / "hide"), known["PYTHONPATH"]])
-    alone = case.processes == 1
-    launcher = ("torch.distributed.run", "--standalone", f"--nproc-per-node={case.processes}")
-    done = subprocess.run(
-        [sys.executable, *(() if alone else ("-m", *launcher)), "train.py"],
-        cwd=folder,
-        env={**known, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    path = os.pathsep.join([str(folder / "hide"), environment()["PYTHONPATH"]])
+    start = (sys.executable,) if case.processes == 1 else launcher(case.processes)
+    settings = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
+    shown = output_of([*start, "train.py"], folder, **settings)
     text = (folder / "trained" / "metrics.jsonl").read_text()
     lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
-    assert done.stdout.count("loss") == len(lines)
+    assert shown.count("loss") == len(lines)
     return [line["loss"] for line in lines]
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.distributed.launch import ROOT
+from tests.command import ROOT
+from tests.distributed.launch import results, torchrun
 
 pytest.importorskip("torch")
 pytest.importorskip("accelerate")
@@ -26,21 +23,10 @@ TENSORS = 9 * LAYERS + 3
 
 
 def run(example: str, folder: Path, *words: str, **variables: str) -> dict[str, Any]:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     script = (str(ROOT / "tests/distributed/integrations_run.py"), str(ROOT / "examples" / example))
-    done = subprocess.run(
-        [sys.executable, *launcher, *script, *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.partition("RESULT ")[2].splitlines()[0])
-    assert "Collectives of one step" in done.stdout
-    return found
+    shown = torchrun(2, *script, *words, folder=folder, **variables)
+    assert "Collectives of one step" in shown
+    return results(shown)[0]
 
 
 def traffic(profile: dict[str, Any]) -> dict[tuple[str, int], tuple[int, int]]:

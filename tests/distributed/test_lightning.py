@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +9,9 @@ import pytest
 
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.stacks.lightning import export
-from tests.distributed.launch import ROOT
-from tests.distributed.test_train import losses, shardwise
+from tests.command import ROOT, shardwise
+from tests.distributed.launch import results, torchrun
+from tests.distributed.runs import losses
 from tests.stacks.runs import tiny
 
 pytest.importorskip("lightning")
@@ -26,24 +23,14 @@ STEPS = 4
 def trained(run: RunSpec, folder: Path) -> dict[str, Any]:
     """By Lightning, on two processes."""
     (folder / "lightning_run.py").write_text(export(run).text)
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = subprocess.run(
-        [sys.executable, *launcher, str(ROOT / "tests/distributed/lightning_run.py")],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.partition("RESULT ")[2])
+    script = str(ROOT / "tests/distributed/lightning_run.py")
+    [found] = results(torchrun(2, script, folder=folder))
     return found
 
 
 def by_the_trainer(run: RunSpec, folder: Path) -> list[float]:
     (folder / "run.toml").write_text(write_run(run))
-    done = shardwise(folder, "train", "run.toml", "--nproc", "2", "--name", "it")
+    done = shardwise("train", "run.toml", "--nproc", "2", "--name", "it", folder=folder)
     assert done.returncode == 0, done.stderr
     return losses(folder)
 

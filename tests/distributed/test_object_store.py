@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import pytest
 
 from shardwise.checkpoint.format.place import find_place
 from shardwise.checkpoint.verify.fsck import check, find_checkpoints
-from tests.distributed.launch import run_workers
+from tests.distributed.launch import free_port, run_workers
 
 pytest.importorskip("torch")
 pytest.importorskip("s3fs")
@@ -25,12 +24,6 @@ pytest.importorskip("flask_cors")
 MODULE = "tests.distributed.checkpoint_run"
 SHARD = "rank-00001.safetensors"
 Ranks = list[dict[str, Any]]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_server() -> tuple[subprocess.Popen[bytes], str]:

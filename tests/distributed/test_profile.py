@@ -14,7 +14,8 @@ import pytest
 
 from shardwise.observe.summary import summarise
 from shardwise.observe.why.verdicts import verdicts_of
-from tests.distributed.test_train import FOREIGN, lines, shardwise, train, write
+from tests.command import shardwise
+from tests.distributed.runs import FOREIGN, lines, train, write
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -119,7 +120,7 @@ def test_moments_that_repeat_become_a_curve(tmp_path: Path) -> None:
 
 def test_one_command_profiles_and_tells(tmp_path: Path) -> None:
     file = write(tmp_path, kind="zero2", micro_batch=4, log_every=20)
-    done = shardwise(tmp_path, "profile", str(file), "--nproc", "2", "--name", "it")
+    done = shardwise("profile", str(file), "--nproc", "2", "--name", "it", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     shown = done.stdout
     assert "Collectives of one step" in shown
@@ -155,7 +156,7 @@ def profiled_runs(folder: Path, cases: list[tuple[str, float]]) -> list[Path]:
     file.write_text(LATE % (steps, sources.LATE_FIRST, sources.LATE_STEPS, sources.LATE_EVERY))
     told = ",".join(f"{kind}:{share}" for kind, share in cases)
     done = shardwise(
-        folder, "train", str(file), "--nproc", "4", "--name", "it",
+        "train", str(file), "--nproc", "4", "--name", "it", folder=folder,
         SLOW_RANK=str(SLOW_RANK), SLOW_CASES=told,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

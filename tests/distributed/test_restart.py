@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults import plant
-from tests.distributed.test_train import environment, shardwise
+from tests.command import COMMAND, environment, shardwise
+from tests.distributed.launch import free_port
 
 pytest.importorskip("torch")
 
@@ -36,8 +36,8 @@ measure = false
 """
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "shardwise", "train", "run.toml", "--name", "it", *words]
+def training(*words: str) -> tuple[str, ...]:
+    return ("train", "run.toml", "--name", "it", *words)
 
 
 def planted(folder: Path, fault: str) -> dict[str, str]:
@@ -61,9 +61,9 @@ def started(tmp_path: Path) -> Iterator[object]:
         (tmp_path / "run.toml").write_text(text)
         with (tmp_path / "err.txt").open("w") as err, (tmp_path / "out.txt").open("w") as out:
             process = subprocess.Popen(
-                command("--nproc", "2", *words),
+                [*COMMAND, *training("--nproc", "2", *words)],
                 cwd=tmp_path,
-                env={**environment(), **variables},
+                env=environment(**variables),
                 stdout=out,
                 stderr=err,
             )
@@ -109,8 +109,8 @@ def test_slow_saves_and_slow_first_steps_are_no_hangs(tmp_path: Path) -> None:
     )
     (tmp_path / "run.toml").write_text(text)
     done = shardwise(
-        tmp_path, *command("--nproc", "2")[3:], **planted(tmp_path, "pause@during shard write:1"),
-        SHARDWISE_PLANTED_FIRST_STEP_S="3",
+        *training("--nproc", "2"), folder=tmp_path, SHARDWISE_PLANTED_FIRST_STEP_S="3",
+        **planted(tmp_path, "pause@during shard write:1"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "mark").exists()
@@ -122,7 +122,7 @@ def test_a_run_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
     text = plant.RUN.format(train="checkpoint = { every = 10 }\nrestart = { attempts = 2 }")
     (tmp_path / "run.toml").write_text(text)
     fault = planted(tmp_path, "every exception@mid-step:1")
-    done = shardwise(tmp_path, *command("--nproc", "2")[3:], **fault)
+    done = shardwise(*training("--nproc", "2"), folder=tmp_path, **fault)
     assert done.returncode == 1
     assert done.stderr.count("starting again") == 2
     assert "not started again after 2 attempts without a new checkpoint" in done.stderr
@@ -179,13 +179,13 @@ def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(
     [saved] = (tmp_path / "runs/it/checkpoints").glob("step-*")
     made = losses(tmp_path)
     assert int(saved.name.removeprefix("step-")) == len(made) < 200
-    resumed = shardwise(tmp_path, *command("--nproc", "2", "--resume")[3:])
+    resumed = shardwise(*training("--nproc", "2", "--resume"), folder=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert f"Goes on from step {len(made)}" in resumed.stdout
     undisturbed = tmp_path / "undisturbed"
     undisturbed.mkdir()
     (undisturbed / "run.toml").write_text(text)
-    assert shardwise(undisturbed, *command("--nproc", "2")[3:]).returncode == 0
+    assert shardwise(*training("--nproc", "2"), folder=undisturbed).returncode == 0
     assert losses(tmp_path) == losses(undisturbed)
     last = "runs/it/checkpoints/step-00000200/rank-00001.safetensors"
     assert (tmp_path / last).read_bytes() == (undisturbed / last).read_bytes()
@@ -199,11 +199,11 @@ def test_other_processes_go_on_with_the_same_samples(tmp_path: Path) -> None:
     for processes, kind, steps in ((2, "zero3", 10), (1, "single", 20), (4, "zero2", 30)):
         text = SAME.format(processes=processes, kind=kind, steps=steps)
         (folders[0] / "run.toml").write_text(text)
-        words = command("--nproc", str(processes), "--resume")[3:]
-        done = shardwise(folders[0], *words)
+        words = training("--nproc", str(processes), "--resume")
+        done = shardwise(*words, folder=folders[0])
         assert done.returncode == 0, done.stderr
     (folders[1] / "run.toml").write_text(SAME.format(processes=2, kind="zero3", steps=30))
-    assert shardwise(folders[1], *command("--nproc", "2")[3:]).returncode == 0
+    assert shardwise(*training("--nproc", "2"), folder=folders[1]).returncode == 0
     mixed, plain = (losses(folder) for folder in folders)
     assert [step for step, _ in mixed] == list(range(30))
     assert [loss for _, loss in mixed] == pytest.approx([loss for _, loss in plain], rel=1e-4)
@@ -212,18 +212,12 @@ def test_other_processes_go_on_with_the_same_samples(tmp_path: Path) -> None:
 def test_another_order_of_samples_is_refused(tmp_path: Path) -> None:
     text = SAME.format(processes=1, kind="single", steps=3)
     (tmp_path / "run.toml").write_text(text)
-    assert shardwise(tmp_path, *command("--nproc", "1")[3:]).returncode == 0
+    assert shardwise(*training("--nproc", "1"), folder=tmp_path).returncode == 0
     (tmp_path / "run.toml").write_text(text.replace("[train]", "[train]\nseed = 7"))
-    done = shardwise(tmp_path, *command("--nproc", "1", "--resume")[3:])
+    done = shardwise(*training("--nproc", "1", "--resume"), folder=tmp_path)
     assert done.returncode == 2
     assert "train.seed: was 0 when step 3 was saved and is 7 now" in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_two_launchers_start_again_together(tmp_path: Path) -> None:
@@ -238,8 +232,8 @@ def test_two_launchers_start_again_together(tmp_path: Path) -> None:
     }
     launchers = [
         subprocess.Popen(
-            command("--nproc", "1"), cwd=tmp_path, env={**environment(), **shared}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [*COMMAND, *training("--nproc", "1")], cwd=tmp_path, env=environment(**shared),
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for _ in range(2)
     ]  # fmt: skip

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,97 +15,12 @@ import pytest
 from shardwise.observe.memory.read import read_memory
 from shardwise.spec.run import read_run
 from shardwise.step import SCHEMA
-from tests.distributed.launch import ROOT
+from tests.command import COMMAND, environment
+from tests.distributed.launch import torchrun
+from tests.distributed.runs import FOREIGN, lines, losses, train, write
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-
-RUN = """
-cluster = "1x2xCPU"
-
-[model]
-name = "small"
-family = "llama"
-layers = 3
-hidden = 64
-heads = 4
-ffn = 96
-vocab = 256
-max_positions = 64
-
-[job]
-seq_len = 32
-global_batch = 256
-{job}
-
-[strategy]
-kind = "{kind}"
-micro_batch = {micro_batch}
-param_dtype = "{dtype}"
-{strategy}
-
-[train]
-steps = {steps}
-learning_rate = 1e-2
-log_every = {log_every}
-{train}
-
-{data}
-"""
-FOREIGN = """
-cluster = "1x2xCPU"
-model = "tests.distributed.sources:fragile"
-job = {{ seq_len = 16 }}
-strategy = {{ kind = "zero3", micro_batch = 2, param_dtype = "fp32", accumulate = {accumulate} }}
-data = {{ source = "tests.distributed.sources:{source}" }}
-
-[train]
-steps = 10
-log_every = 2
-{train}
-"""
-
-
-def write(folder: Path, text: str = RUN, **fields: Any) -> Path:
-    usual = {"kind": "zero3", "micro_batch": 4, "dtype": "fp32", "steps": 8, "log_every": 2}
-    blank = dict.fromkeys(("job", "strategy", "train", "data"), "")
-    file = folder / "run.toml"
-    file.write_text(text.format(**{**blank, **usual, **fields}))
-    return file
-
-
-def environment() -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    here = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    return {**kept, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONPATH": here}
-
-
-def shardwise(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in `folder`, with more variables in its environment."""
-    return subprocess.run(
-        [sys.executable, "-m", "shardwise", *words],
-        cwd=folder,
-        env={**environment(), **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
-def train(file: Path, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = shardwise(file.parent, "train", str(file), "--name", "it", *options)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    text = (folder / "runs" / "it" / "metrics.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def losses(folder: Path) -> list[float]:
-    return [line["loss"] for line in lines(folder)]
 
 
 def test_a_run_ends_with_prediction_against_measurement(tmp_path: Path) -> None:
@@ -184,21 +98,8 @@ def test_every_strategy_learns_the_same(tmp_path: Path) -> None:
 
 def test_under_torchrun_it_joins(tmp_path: Path) -> None:
     file = write(tmp_path, steps=4, train="trackers = []")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", "--module", "shardwise", "train", str(file), "--json"),
-            *("--name", "it"),
-        ],
-        cwd=tmp_path,
-        env={**environment(), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    words = ("--module", "shardwise", "train", str(file), "--json", "--name", "it")
+    result = json.loads(torchrun(2, *words, folder=tmp_path))
     assert (result["reason"], result["steps"]) == ("done", 4)
     assert result["predicted"]["cluster"]["devices"] == 2
     assert result["measured"]["traffic"]
@@ -286,7 +187,7 @@ def started(folder: Path, settings: str = "") -> subprocess.Popen[str]:
     settings = f"measure = false\ntrackers = []\n{settings}"
     file = write(folder, steps=100_000, log_every=5, train=settings)
     running = subprocess.Popen(
-        [sys.executable, "-m", "shardwise", "train", str(file), "--nproc", "2", "--name", "it"],
+        [*COMMAND, "train", str(file), "--nproc", "2", "--name", "it"],
         cwd=folder,
         env=environment(),
         stdout=subprocess.PIPE,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from shardwise.observe.against import against, predicted_units, side_by_side, tr
 from shardwise.observe.rank.summary import summarise_rank
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.timeline.spans import Timeline
+from tests.command import shardwise
 
 STREAMS = {"compute": 7, "optimizer": 7, "copy": 7, "all-gather": 20, "reduce-scatter": 24,
            "all-reduce": 28}  # fmt: skip
@@ -125,9 +124,8 @@ def test_the_command_shows_both(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(write_run(run))
     both = tmp_path / "both.json"
-    command = [sys.executable, "-m", "shardwise", "trace", str(trace), "--run", str(file),
-               "--timeline", str(both)]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    words = ("trace", str(trace), "--run", str(file), "--timeline", str(both))
+    done = shardwise(*words)
     assert done.returncode == 0, done.stderr
     assert "one step of rank 0" in done.stdout
     assert json.loads(both.read_text())["traceEvents"]

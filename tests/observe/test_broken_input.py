@@ -8,7 +8,6 @@ import math
 import os
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,24 +20,10 @@ from shardwise.observe.summary import Summary, summarise
 from shardwise.observe.why.verdicts import verdicts_of
 from shardwise.report.trace import print_trace
 from shardwise.spec.record import SpecError
+from tests.observe.small import EVENTS, TRACE, event
 
 # More on demand: SHARDWISE_EXAMPLES=10000 takes minutes.
 EXAMPLES = int(os.environ.get("SHARDWISE_EXAMPLES", "500"))
-
-
-def event(name: str, ts: float, dur: float, cat: str = "kernel", **args: Any) -> dict[str, Any]:
-    about = {"device": 0, "stream": 7, "correlation": 1, **args}
-    return {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur,
-            "args": about}  # fmt: skip
-
-
-EVENTS = [
-    event("gemm", 100.0, 50.0),
-    event("ncclDevKernel_AllGather", 120.0, 60.0, stream=20),
-    event("gemm", 200.0, 25.5),
-    event("Memcpy DtoD", 230.0, 5.0, cat="gpu_memcpy", bytes=4096),
-]
-TRACE = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 2}, "traceEvents": EVENTS}
 
 
 def summary_of(path: Path) -> Summary:

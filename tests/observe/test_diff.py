@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 from shardwise.observe.diff import Diff, compare, short_name
 from shardwise.observe.summary import summarise
+from tests.command import shardwise
 
 
 def trace(path: Path, kernels: dict[str, list[float]], step: float = 1000.0) -> Path:
@@ -69,8 +68,7 @@ def test_names_lose_what_no_person_reads() -> None:
 @pytest.mark.parametrize(("step", "code"), [(1000.0, 0), (1500.0, 1)])
 def test_the_exit_code_says_whether_it_got_slower(tmp_path: Path, step: float, code: int) -> None:
     one, other = trace(tmp_path / "a.json", BASE), trace(tmp_path / "b.json", BASE, step)
-    command = [sys.executable, "-m", "shardwise", "diff", str(one), str(other)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = shardwise("diff", str(one), str(other))
     assert done.returncode == code, done.stderr
     assert done.stdout.startswith("Slower beyond noise." if code else "No regression.")
     assert max(len(line) for line in done.stdout.splitlines()) <= 80

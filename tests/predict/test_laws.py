@@ -32,7 +32,7 @@ from shardwise.spec.catalogue import find_device
 from shardwise.spec.lookup import find_cluster
 from shardwise.units.decoder import decoder_units
 from shardwise.units.unit import ModelUnits
-from tests.predict.test_simulate import rules, uniform
+from tests.predict.blocks import rules, uniform
 from tests.predict.toy import resolve
 
 # ---- closed forms of equal blocks --------------------------------------------------------------

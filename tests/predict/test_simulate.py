@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.predict.simulate import Durations, Rules, Times, simulate
+from tests.predict.blocks import PER_BLOCK, SCALARS, rules, uniform
 
 # ---- the reference: operations with a stream and with what they wait for -----------------------
 
@@ -112,14 +113,6 @@ def reference(d: dict[str, Any], r: dict[str, Any]) -> float:
 # ---- random configurations -----------------------------------------------------------------
 
 SECONDS = st.floats(0.001, 5.0)
-MAYBE = st.one_of(st.just(0.0), SECONDS)
-PER_BLOCK = [
-    f.name
-    for f in fields(Durations)
-    if f.name
-    in ("forward", "backward", "gather", "gather_again", "scatter", "reduce", "copy_out", "copy_in")
-]
-SCALARS = [f.name for f in fields(Durations) if f.name not in PER_BLOCK]
 
 
 @st.composite
@@ -215,31 +208,6 @@ def test_skipping_is_exact_under_contention_too(
 
 
 # ---- laws ----------------------------------------------------------------------------------
-
-
-def uniform(blocks: int, **seconds: float) -> Durations:
-    values: dict[str, Any] = {name: np.zeros((1, blocks)) for name in PER_BLOCK}
-    values |= {name: np.zeros(1) for name in SCALARS}
-    for name, value in seconds.items():
-        shape = (1, blocks) if name in PER_BLOCK else (1,)
-        values[name] = np.full(shape, value)
-    return Durations(**values)
-
-
-def rules(**changes: Any) -> Rules:
-    usual = Rules(
-        prefetch=np.asarray([1]),
-        forward_prefetch=np.asarray([0]),
-        separate=np.asarray([False]),
-        waits=np.asarray([False]),
-        joins=np.asarray([False]),
-        contention=np.asarray([0.0]),
-        accumulate=np.asarray([1]),
-        gathers_every=np.asarray([True]),
-        scatters_every=np.asarray([True]),
-        reduces_every=np.asarray([True]),
-    )
-    return replace(usual, **{name: np.asarray([value]) for name, value in changes.items()})
 
 
 def test_without_prefetch_every_gather_of_the_backward_is_exposed() -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ def test_text_from_files_stays_text(tmp_path):
         pair[side]["traffic"][0]["op"] = HOSTILE
         pair[side]["memory"]["peak_phase"] = HOSTILE
         pair[side]["memory"]["terms"][HOSTILE] = 5
+        pair[side]["memory"]["peak_allocated_bytes"] += 5
     (tmp_path / "run.json").write_text(json.dumps(pair))
     seen = Seen(page_of(tmp_path / "run.json"))
     assert seen.count("img") == 0
@@ -291,3 +293,26 @@ def test_a_browser_finds_nothing_wrong(tmp_path):
     # The script has drawn: a canvas for the clock and one for each rank.
     assert done.stdout.count("<canvas") >= 3
     assert "Point at a span" in done.stdout
+
+
+def test_a_folder_of_traces_may_hold_what_was_found_in_them(tmp_path):
+    build(tmp_path, Plan(ranks=2, blocks=2, steps=1))
+    (tmp_path / "summary.json").write_text('{"schema": 1, "ranks": []}')
+    (subject,) = read_subjects([tmp_path])
+    assert subject.traced is not None
+    assert len(subject.traced.summary.ranks) == 2
+
+
+def test_cutting_takes_memory_along():
+    builder = TimelineBuilder()
+    builder.add("a", 0.0, 10e-9, "compute", "x")
+    builder.add("a", 10e-9, 30e-9, "compute", "y")
+    timeline = replace(
+        builder.build(),
+        memory_ns=np.asarray([5, 15, 25]),
+        memory_bytes=np.asarray([1, 2, 3]),
+    )
+    cut = timeline.cut((12, 20))
+    assert (cut.start_ns.tolist(), cut.end_ns.tolist()) == ([0], [8])
+    assert (cut.memory_ns.tolist(), cut.memory_bytes.tolist()) == ([3], [2])
+    assert timeline.cut((12, 20), begin=2).start_ns.tolist() == [10]

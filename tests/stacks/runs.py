@@ -28,6 +28,8 @@ HOSTILE = (
     "x'\"; touch pwned; $(touch pwned) `touch pwned` \\\n#SBATCH --nodes=99\nkind: Pod\n"
     "---\n'''\n\"\"\"\nimport os; os.system('touch pwned') {x} %s \u2028 \x85 \U0001f600 &a *a !!x"
 )
+# A name is one line of what can be printed.
+HOSTILE_NAME = "".join(one if one.isprintable() else " " for one in HOSTILE)
 
 
 def tiny(**sections: Any) -> RunSpec:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from shardwise.spec.families import FAMILIES
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.stacks import accelerate
@@ -91,16 +90,6 @@ def test_accelerate_reads_every_file(tmp_path: Path) -> None:
         found = load_config_from_file(str(file))
         assert found.distributed_type.value == kind
         assert (found.num_processes, found.num_machines) == (run.cluster.devices, run.cluster.nodes)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_class_of_a_block(family: str) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.for_model(family)
-    setattr(config, "n_layer" if hasattr(config, "n_layer") else "num_hidden_layers", 1)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    assert set(model._no_split_modules) == {accelerate.LAYERS[family]}
 
 
 def test_a_file_that_accelerate_wrote(tmp_path: Path) -> None:

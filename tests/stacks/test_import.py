@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from shardwise.spec.dtype import DTYPE_BYTES, TORCH_NAMES
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import run_from_dict
-from shardwise.stacks import fsdp1, scripts, trainer
+from shardwise.stacks import fsdp1, torch_script, trainer
 from shardwise.stacks.imports import MAX_BYTES, import_file
+from shardwise.stacks.torch_values import DTYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "fsdp1_script.py"
@@ -38,7 +40,7 @@ def shardwise(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def strategy(body: str) -> dict[str, Any]:
-    return scripts.read(HEAD + body).strategy
+    return torch_script.read(HEAD + body).strategy
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,15 @@ def test_every_argument_of_torchs_fsdp_is_spoken_of() -> None:
     assert {name for name in arguments if spelled.get(name, name) not in told} == set()
 
 
+def test_every_name_of_a_dtype_is_torchs() -> None:
+    torch = pytest.importorskip("torch")
+    assert set(DTYPES.values()) == set(DTYPE_BYTES)
+    for name, dtype in DTYPES.items():
+        found = getattr(torch, name)
+        assert found.itemsize == DTYPE_BYTES[dtype]
+        assert found is getattr(torch, TORCH_NAMES[dtype])
+
+
 def test_names_are_followed_to_where_they_are_written() -> None:
     found = strategy(
         """
@@ -105,7 +116,7 @@ model = FSDP(net, **settings, cpu_offload=CPUOffload(offload_params=True),
     ],
 )
 def test_what_is_decided_at_run_time_is_listed_and_not_guessed(body: str) -> None:
-    found = scripts.read(HEAD + body)
+    found = torch_script.read(HEAD + body)
     assert found.strategy["kind"] == "zero3"
     assert any(loss.startswith("sharding_strategy: ") for loss in found.losses)
 

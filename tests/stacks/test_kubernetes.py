@@ -14,9 +14,8 @@ import pytest
 
 from shardwise.spec.run import RunSpec, run_from_dict
 from shardwise.stacks.kubernetes import export
-from tests.distributed.launch import ROOT
-from tests.distributed.test_restart import free_port
-from tests.stacks.runs import HOSTILE, large, tiny
+from tests.distributed.launch import ROOT, free_port
+from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
 
 yaml = pytest.importorskip("yaml")
 
@@ -26,7 +25,9 @@ RUNS = {
     "two nodes of GPUs": large(),
     "AMD": large(cluster="2x8xMI300X"),
     "saves nothing": tiny(train={"checkpoint": False}),
-    "hostile": tiny(model={"name": HOSTILE}, train={"folder": HOSTILE}, data={"text_key": HOSTILE}),
+    "hostile": tiny(
+        model={"name": HOSTILE_NAME}, train={"folder": HOSTILE}, data={"text_key": HOSTILE}
+    ),
 }
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.lightning import export
-from tests.stacks.runs import HOSTILE, large, tiny
+from tests.stacks.runs import HOSTILE_NAME, large, tiny
 
 RUNS = {
     "zero3": tiny(),
@@ -18,8 +22,9 @@ RUNS = {
     "single": tiny(cluster="1x1xCPU", strategy={"kind": "single"}),
     "transformers": large(model="gpt2", job={"seq_len": 1024}),
     "saves": tiny(train={"checkpoint": {"every": 5, "keep": 0}, "trackers": ["tensorboard"]}),
+    "at the end": tiny(train={"checkpoint": {"minutes": 0}, "trackers": None}),
     "silent": tiny(train={"checkpoint": False, "schedule": "constant", "clip_norm": 0}),
-    "hostile": tiny(model={"name": HOSTILE}),
+    "hostile": tiny(model={"name": HOSTILE_NAME}),
 }
 
 
@@ -55,6 +60,53 @@ def test_what_the_trainer_is_told() -> None:
     assert arguments(RUNS["silent"])["enable_checkpointing"] == "False"
     assert "save_top_k=-1" in arguments(RUNS["saves"])["callbacks"]
     assert "TensorBoardLogger" in arguments(RUNS["saves"])["logger"]
+
+
+def test_no_minutes_and_no_steps_save_only_at_the_end() -> None:
+    never = arguments(RUNS["at the end"])
+    assert never["enable_checkpointing"] == "False"
+    assert "callbacks" not in never
+    text = export(RUNS["at the end"]).text
+    assert "ModelCheckpoint" not in text
+    assert "trainer.save_checkpoint(OUTPUT" in text
+    assert "save_checkpoint" not in export(RUNS["silent"]).text
+    steps = arguments(tiny(train={"checkpoint": {"minutes": 0, "every": 5}}))
+    assert "every_n_train_steps=SAVE_EVERY" in steps["callbacks"]
+    minutes = arguments(tiny(train={"checkpoint": {"minutes": 0.5}}))
+    assert "train_time_interval=timedelta(minutes=0.5)" in minutes["callbacks"]
+
+
+def test_trackers_that_are_asked_for_are_all_there_are() -> None:
+    assert arguments(RUNS["zero3"])["logger"] == "[CSVLogger(OUTPUT)]"
+    both = arguments(tiny(train={"trackers": ["wandb", "tensorboard"]}))["logger"]
+    expected = ("CSVLogger(OUTPUT)", "WandbLogger(save_dir=OUTPUT)", "TensorBoardLogger(OUTPUT)")
+    assert both == f"[{', '.join(expected)}]"
+
+
+@pytest.mark.slow
+def test_what_a_run_without_minutes_and_trackers_leaves(tmp_path: Path) -> None:
+    """One checkpoint, and events of TensorBoard where it is installed."""
+    pytest.importorskip("lightning")
+    run = tiny(
+        cluster="1x1xCPU",
+        strategy={"kind": "single"},
+        job={"seq_len": 32, "global_batch": None},
+        train={"steps": 3, "checkpoint": {"minutes": 0}, "trackers": None},
+    )
+    (tmp_path / "lightning_run.py").write_text(export(run).text)
+    done = subprocess.run(
+        [sys.executable, "lightning_run.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    saved = [path.relative_to(tmp_path) for path in tmp_path.rglob("*.ckpt")]
+    assert saved == [Path("trained/last.ckpt")]
+    installed = importlib.util.find_spec("tensorboard") is not None
+    assert bool(list(tmp_path.rglob("events.out.tfevents.*"))) is installed
 
 
 def test_names_are_text() -> None:

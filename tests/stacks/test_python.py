@@ -183,6 +183,12 @@ def test_what_a_configuration_asks_for_decides(
     text = export_run(run, "python").text
     assert ("transformers" not in imported(text)) == written
     assert not config.get("rope_theta") or "ROPE_THETA = 500000.0\n" in text
+    by_file = make_run(STRATEGIES["zero3"], str(tmp_path / "config.json"))
+    assert export_run(by_file, "python").text == text
+    # It is read again, and may have changed.
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(SpecError, match="holds no JSON object"):
+        export_run(run, "python")
 
 
 def test_only_what_a_run_needs_is_in_its_script() -> None:

@@ -21,14 +21,14 @@ import pytest
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.stacks.slurm import export
 from tests.distributed.launch import ROOT
-from tests.stacks.runs import HOSTILE, large, tiny
+from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
 
 RUNS = {
     "one node of CPUs": tiny(),
     "two nodes of CPUs": tiny(cluster="2x1xCPU"),
     "two nodes of GPUs": large(),
     "saves nothing": tiny(cluster="2x1xCPU", train={"checkpoint": False}),
-    "hostile": tiny(model={"name": HOSTILE}, train={"folder": HOSTILE}),
+    "hostile": tiny(model={"name": HOSTILE_NAME}, train={"folder": HOSTILE}),
 }
 
 # Starts a task on each "node", tells it what Slurm would, and exits with the highest code.
@@ -167,7 +167,7 @@ def test_names_do_nothing(tmp_path: Path, slurm: dict[str, str]) -> None:
     name = "x'\"; $(touch pwned) `touch pwned`"
     run = tiny(
         cluster="1x1xCPU",
-        model={"name": HOSTILE},
+        model={"name": HOSTILE_NAME},
         strategy={"kind": "single"},
         train={"folder": name, "steps": 2},
     )

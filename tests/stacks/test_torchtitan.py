@@ -17,7 +17,7 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.torchtitan import export
 from tests.distributed.launch import ROOT
-from tests.stacks.runs import HOSTILE, large, tiny
+from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
 
 RUNS: dict[str, RunSpec] = {
     "llama_8b": large(),
@@ -42,7 +42,7 @@ RUNS: dict[str, RunSpec] = {
     ),
     "ddp": tiny(strategy={"kind": "ddp"}, job={"optimizer": "adam"}),
     "offload": large(strategy={"kind": "zero3", "offload": True, "master_dtype": "bf16"}),
-    "hostile": tiny(model={"name": HOSTILE}, data={"tokenizer": HOSTILE}),
+    "hostile": tiny(model={"name": HOSTILE_NAME}, data={"tokenizer": HOSTILE}),
 }
 
 
@@ -176,6 +176,19 @@ def test_what_it_cannot_say_is_told() -> None:
         *("strategy", "job.optimizer", "data", "data.tokenizer", "train.non_finite"),
         *("train.checkpoint.minutes", "train.checkpoint.to", "train.checkpoint.keep"),
     }
+
+
+def test_trackers() -> None:
+    """Unset, TensorBoard, as everywhere."""
+    unset = export(large()).text
+    assert "enable_tensorboard=True" in unset
+    assert "enable_wandb=False" in unset
+    assert "enable_tensorboard=False" in export(large(train={"trackers": ["wandb"]})).text
+
+
+def test_a_tokenizer_is_in_its_folder() -> None:
+    for written in ("assets/mine", "assets/mine/tokenizer.json"):
+        assert "hf_assets_path='assets/mine'," in export(large(data={"tokenizer": written})).text
 
 
 def test_what_it_can_say_is_not() -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardwise.observe.run_folder import TRACES, profiled_moments
+from shardwise.observe.run_folder import TRACES, profiled_moments, traces_in
 from shardwise.observe.summary import Summary, summarise
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.cost import Coefficients, durations, rules
@@ -66,7 +66,7 @@ def read_observation(folder: Path) -> Observation:
         ) from None
     compute = exposed = None
     moments = profiled_moments(folder / TRACES)
-    files = sorted(moments[-1].glob("*.json.gz")) if moments else []
+    files = traces_in(moments[-1]) if moments else []
     if files:
         compute, exposed = shares(summarise(files))
         compute, exposed = compute * step_s, exposed * step_s

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from shardwise.spec.record import SpecError
-from shardwise.step import CollectiveProfile
+from shardwise.step import CollectiveProfile, read_profile_file
 
 if TYPE_CHECKING:
     from shardwise.observe.rank.summary import RankSummary
@@ -36,7 +35,7 @@ class Beside(NamedTuple):
         described = read_run(file)
         described = described.resolved()
         kept = (folder or file.parent) / "prediction.json"
-        traffic = _kept_traffic(kept) if folder else estimate_run(described).traffic
+        traffic = (read_profile_file(kept) if folder else estimate_run(described)).traffic
         return cls(replay_run(described), traffic)
 
     def to_dict(self, rank: RankSummary) -> dict[str, Any]:
@@ -48,16 +47,12 @@ class Beside(NamedTuple):
         return {"against": {"terms": [t._asdict() for t in terms], "units": units}}
 
     def show(self, rank: RankSummary) -> None:
-        from rich.console import Console
-
         from shardwise.observe.against import against, traffic_terms
         from shardwise.report.against import print_against
-        from shardwise.report.estimate import WIDTH
+        from shardwise.report.screen import screen
 
-        out = Console(highlight=False, markup=False, emoji=False)
-        out.width = min(WIDTH, out.width)
         found = against(self.simulated, rank) if self.simulated is not None else None
-        print_against(out, found, traffic_terms(self.traffic, rank), rank.name)
+        print_against(screen(), found, traffic_terms(self.traffic, rank), rank.name)
 
     def check(self, path: Path) -> None:
         """Refuse what cannot be written, before anything is read."""
@@ -79,12 +74,3 @@ class Beside(NamedTuple):
         events = side_by_side(self.simulated, measured, windows[len(windows) // 2])
         write_events(path, events, {"kind": "simulated and measured"})
         typer.echo(f"Both steps are in {path}; ui.perfetto.dev opens it.", err=True)
-
-
-def _kept_traffic(path: Path) -> tuple[CollectiveProfile, ...]:
-    """What the run itself predicted, the trainer's own small collectives included."""
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))["traffic"]
-        return tuple(CollectiveProfile(**one) for one in kept)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SpecError(f"trace: cannot read what was predicted in {path}: {error}") from None

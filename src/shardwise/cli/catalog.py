@@ -31,6 +31,6 @@ def catalog(
     if as_json:
         print_json(found)
     elif name is not None:
-        print_entry(shelf.value, found[0])
+        print_entry(found[0])
     else:
         print_shelf(shelf.value, found)

@@ -21,6 +21,8 @@ def print_json(value: object) -> None:
 
 def check_output(path: Path, suffix: str) -> None:
     """Refuse a file that cannot be written, or that something else may live in."""
+    if path.name == "-":
+        raise SpecError("output: '-' is no file; give one a name")
     if not path.parent.is_dir():
         raise SpecError(f"output: there is no folder {path.parent}")
     if path.is_dir() or (path.exists() and path.suffix != suffix):

@@ -105,5 +105,16 @@ def plan(
     else:
         command = start_command(found.problem.cluster, output or Path("run.toml"))
         print_plan(found, top=top, written=str(output) if output else None, command=command)
+    _tell_of_current(current)
     if found.winner is None or not found.budget.in_time(found.winner.tokens_per_s):
         raise typer.Exit(1)
+
+
+def _tell_of_current(current: Path | None) -> None:
+    """What of another stack's file could not be carried over, and so is not in the comparison."""
+    if current is None or current.suffix == ".toml":
+        return
+    from shardwise.stacks.imports import import_file
+
+    for loss in import_file(current).losses:
+        typer.echo(f"note: {current.name}: {loss}", err=True)

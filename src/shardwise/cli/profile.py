@@ -55,11 +55,12 @@ def profile(
         return
     from shardwise.cli.trace import read_summary, summary_json
     from shardwise.observe.rules import Rules
+    from shardwise.observe.run_folder import traces_in
     from shardwise.observe.why.verdicts import verdicts_of
     from shardwise.report.trace import print_trace
 
     traces = moment_folder(result.folder, first)
-    files = sorted(traces.glob("*.json.gz"))
+    files = traces_in(traces) if traces.is_dir() else []
     if not files:
         raise SpecError(
             f"profile: nothing was profiled, for the run ended after {result.steps} steps; give "

@@ -135,7 +135,7 @@ def _rank_json(rank: RankSummary) -> dict[str, Any]:
 
 def trace_files(given: list[Path]) -> list[Path]:
     """Files as they are; of a folder its traces, of a run's folder those of its last profile."""
-    from shardwise.observe.run_folder import TRACES, profiled_moments
+    from shardwise.observe.run_folder import TRACES, profiled_moments, traces_in
     from shardwise.spec.record import SpecError
 
     found: list[Path] = []
@@ -150,11 +150,7 @@ def trace_files(given: list[Path]) -> list[Path]:
                 "[train.profile] in its run.toml"
             )
         folder = moments[-1] if moments else path
-        inside = sorted(
-            p
-            for p in folder.iterdir()
-            if p.name.endswith((".json", ".json.gz")) and p.name != "summary.json"
-        )
+        inside = traces_in(folder)
         if not inside:
             raise SpecError(f"trace: {path} holds no .json or .json.gz")
         found += inside

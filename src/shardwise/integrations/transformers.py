@@ -65,8 +65,8 @@ class ShardwiseCallback(TrainerCallback):
         wrapped = trainer.model_wrapped
         casts: dict[str, object] = {}
         if type(wrapped).__name__ == "DistributedDataParallel":
-            low = {"bf16": "bf16", "fp16": "fp16"}.get(trainer.accelerator.mixed_precision)
-            casts = {"param_dtype": low} if low else {}
+            low = trainer.accelerator.mixed_precision
+            casts = {"param_dtype": low} if low in ("bf16", "fp16") else {}
         self.watch.start(wrapped, trainer.optimizer, state.global_step, **casts)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -23,9 +23,9 @@ from shardwise.spec.job import Job, Optimizer
 from shardwise.spec.lookup import find_cluster
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy, parse_precision
-from shardwise.step import CollectiveProfile, MemoryProfile, StepProfile, throughput_of
-from shardwise.train.clock import StepClock, quantile
-from shardwise.train.measure import StepMeter, measured_profile
+from shardwise.step import MemoryProfile, StepProfile
+from shardwise.train.clock import StepClock
+from shardwise.train.measure import StepMeter, measured_profile, norm_traffic, step_values
 from shardwise.train.metrics import memory_now
 from shardwise.train.start import this_machine
 from shardwise.units.module import module_units
@@ -113,8 +113,7 @@ class StepWatch:
         device = next(model.parameters()).device
         strategy = read_strategy(model, **{**self._settings, **strategy_fields})
         cluster = _cluster_here(self._cluster, device)
-        known = cluster.device.source.get("peak") != "placeholder"
-        self._peak = cluster.device.peak_flops(strategy.param_dtype) if known else None
+        self._peak = cluster.device.known_peak_flops(strategy.param_dtype)
         self.predicted = self._predict(model, strategy, cluster)
         self._step = step
         watched = _Watched(model, optimizer, device)
@@ -159,16 +158,8 @@ class StepWatch:
         """
         settled = self._new_times()
         values = memory_now(self._device)
-        if settled and self.predicted is not None and self.predicted.work is not None:
-            median = quantile(settled, 0.5)
-            devices = int(self.predicted.cluster["devices"])
-            rates = throughput_of(self.predicted.work, median, devices, self._peak)
-            values |= {
-                "step_s": median,
-                "tokens_per_s": rates.tokens_per_s,
-                "tokens_per_s_per_device": rates.tokens_per_s_per_device,
-                **({"mfu": rates.mfu} if rates.mfu is not None else {}),
-            }
+        if settled and self.predicted is not None:
+            values |= step_values(self.predicted, settled, self._peak)
             if self.predicted.time is not None:
                 values["predicted_step_s"] = self.predicted.time.step_s
         return {f"{PREFIX}{name}": value for name, value in values.items()}
@@ -214,7 +205,7 @@ class StepWatch:
             return profile._replace(traffic=(*profile.traffic, *beside))
         if self._clips and (strategy.shard or 1) > 1:
             tensors = sum(1 for p in model.parameters() if p.requires_grad)
-            traffic = (*traffic, _norm(tensors, strategy))
+            traffic = (*traffic, norm_traffic(strategy, tensors))
         return profile._replace(traffic=traffic)
 
 
@@ -227,13 +218,6 @@ def _with_second_gradients(profile: StepProfile) -> StepProfile:
     peak = memory.peak_allocated_bytes + more
     # What follows from the peak is not known anew.
     return profile._replace(memory=MemoryProfile(peak_allocated_bytes=peak, terms=terms))
-
-
-def _norm(tensors: int, strategy: Strategy) -> CollectiveProfile:
-    """One norm for each parameter, joined in one message."""
-    each = 8 if strategy.master_dtype == "fp64" else 4
-    size = strategy.shard or 1
-    return CollectiveProfile("all_reduce", "shard", size, calls=1, bytes=tensors * each)
 
 
 def _without_data(model: nn.Module) -> nn.Module:

@@ -164,19 +164,7 @@ def traffic_terms(predicted: Sequence[CollectiveProfile], rank: RankSummary) -> 
 
 def side_by_side(predicted: Timeline, measured: Timeline, window: tuple[int, int]) -> list[Any]:
     """Both steps as events of one Chrome trace, beginning at the same moment."""
-    begin, end = window
-    inside = (measured.end_ns > begin) & (measured.start_ns < end)
-    shown = replace(
-        measured,
-        lane=measured.lane[inside],
-        start_ns=np.clip(measured.start_ns[inside], begin, end) - begin,
-        end_ns=np.clip(measured.end_ns[inside], begin, end) - begin,
-        kind=measured.kind[inside],
-        name=measured.name[inside],
-        unit=measured.unit[inside],
-        bytes=measured.bytes[inside],
-    )
     return [
         *chrome_events(predicted, "simulated", 0),
-        *chrome_events(shown, "measured", 1),
+        *chrome_events(measured.cut(window), "measured", 1),
     ]

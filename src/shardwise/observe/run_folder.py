@@ -1,10 +1,12 @@
-"""Where the folder of a run keeps its traces."""
+"""Where the folder of a run keeps its traces, and which files of a folder are traces."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 TRACES = "traces"
+# What was found in the traces beside it.
+SUMMARY = "summary.json"
 
 
 def profiled_moments(traces: Path) -> list[Path]:
@@ -12,3 +14,14 @@ def profiled_moments(traces: Path) -> list[Path]:
     moments = [folder for folder in traces.glob("step-*") if folder.is_dir()]
     # Numbers of more than six digits are longer, and later.
     return sorted(moments, key=lambda folder: (len(folder.name), folder.name))
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """Files that may be traces, by their names; one that is still being written has a dot."""
+    return sorted(
+        file
+        for file in folder.iterdir()
+        if file.name.endswith((".json", ".json.gz"))
+        and file.name != SUMMARY
+        and not file.name.startswith(".")
+    )

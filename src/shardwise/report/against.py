@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from shardwise.observe.against import UNIT_TERMS, Against, Term
-from shardwise.report.compare import show_error
-from shardwise.report.estimate import plain_table
+from shardwise.report.screen import plain_table, show_error
 from shardwise.report.trace import merged
-from shardwise.spec.quantity import show_gb
+from shardwise.report.words import MILLISECOND, milliseconds
+from shardwise.spec.quantity import show_gb, show_whole
 
 MOST_UNITS = 12
 
@@ -23,7 +23,7 @@ def print_against(out: Console, found: Against | None, traffic: list[Term], rank
     for term in found.terms if found else []:
         _add(table, term, _time)
     for term in traffic:
-        _add(table, term, show_gb if term.name.endswith("bytes") else lambda n: f"{n:,.0f}")
+        _add(table, term, show_gb if term.name.endswith("bytes") else show_whole)
     out.print(table)
     if found is None:
         out.print(
@@ -58,7 +58,7 @@ def _add(table: Table, term: Term, show: Callable[[float], str]) -> None:
 
 
 def _time(nanoseconds: float) -> str:
-    return f"{nanoseconds / 1e6:,.2f} ms"
+    return f"{nanoseconds / MILLISECOND:,.2f} ms"
 
 
 def _pair(term: Term) -> str:
@@ -68,5 +68,4 @@ def _pair(term: Term) -> str:
 
 
 def _short(nanoseconds: float) -> str:
-    value = nanoseconds / 1e6
-    return f"{value:,.0f}" if value >= 9.95 else f"{value:.2g}"
+    return milliseconds(nanoseconds, ".2g", 9.95)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from shardwise.calibrate.fit import Fit
 from shardwise.calibrate.runs import Observation
-from shardwise.report.compare import show_error
-from shardwise.report.estimate import WIDTH, plain_table, show_seconds
+from shardwise.report.screen import plain_table, screen, show_error
 from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.quantity import show_seconds
 
 
 def print_fit(
@@ -20,11 +19,9 @@ def print_fit(
     observations: Sequence[Observation],
     found: Fit,
     runs: Sequence[Path],
-    console: Console | None = None,
 ) -> None:
     """How well the runs are explained, then what explains them."""
-    out = console or Console(highlight=False, markup=False, emoji=False)
-    out.width = min(WIDTH, out.width)
+    out = screen()
     low, high = found.calibration.interval
     out.print(Text(f"{cluster}, calibrated on {len(runs)} runs", style="bold"))
     out.print(f"Predictions are given with {low:+.0%} to {high:+.0%}.")

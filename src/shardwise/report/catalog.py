@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from shardwise.report.screen import plain_console, plain_table
 from shardwise.spec import catalogue
 from shardwise.spec.quantity import show_count, show_gib
 from shardwise.units.decoder import decoder_units
@@ -33,8 +31,8 @@ def _devices(name: str | None) -> list[dict[str, Any]]:
 
 def print_shelf(shelf: str, found: list[dict[str, Any]]) -> None:
     """One line per entry, and how to see the rest."""
-    out = Console(highlight=False, markup=False, emoji=False)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    out = plain_console()
+    table = plain_table()
     table.add_column("name", no_wrap=True)
     headings = (
         ("parameters", "family", "layers", "hidden", "heads/kv", "vocab")
@@ -74,12 +72,13 @@ def _device_row(entry: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def print_entry(shelf: str, entry: dict[str, Any]) -> None:
+def print_entry(entry: dict[str, Any]) -> None:
     """Every figure of one entry, with its source."""
-    out = Console(highlight=False, markup=False, emoji=False)
+    out = plain_console()
     out.print(entry["name"], style="bold")
     sources = entry.get("source", "")
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    table = plain_table()
+    table.show_header = False
     table.add_column(no_wrap=True)
     table.add_column()
     table.add_column(style="dim")

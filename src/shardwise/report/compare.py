@@ -7,20 +7,15 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.report.estimate import OPS, plain_table, show_seconds
-from shardwise.spec.quantity import show_gb
+from shardwise.report.screen import plain_table, show_error
+from shardwise.report.words import TERMS
+from shardwise.spec.quantity import GIB, show_gb, show_seconds
 from shardwise.step import StepProfile, by_operation, relative_error
 
 # What a ledger of a running program cannot tell apart, and what it is called together.
 WORKING = ("unsharded_gradients", "activations", "logits", "other")
-_NAMES = {
-    "parameters": "parameters",
-    "gradients": "reduced gradients",
-    "optimizer": "optimizer states",
-    "unsharded_parameters": "gathered parameters",
-    "reduce_buffers": "reduce buffers",
-    "working": "activations, logits, new gradients",
-}
+_NAMES = {term: name for term, name in TERMS.items() if term not in WORKING}
+_NAMES["gradients"] = "reduced gradients"
 
 
 class Row(NamedTuple):
@@ -63,15 +58,6 @@ def comparison_table(predicted: StepProfile, measured: StepProfile) -> Table:
     return table
 
 
-def show_error(error: float | None) -> Text:
-    if error is None:
-        return Text("")
-    if error == 0:
-        return Text("exact", style="green")
-    colour = "green" if abs(error) < 0.03 else "yellow" if abs(error) < 0.10 else "red"
-    return Text(f"{error:+.1%}", style=colour)
-
-
 def _memory(predicted: StepProfile, measured: StepProfile) -> list[Row]:
     if measured.memory is None:
         return []
@@ -80,7 +66,7 @@ def _memory(predicted: StepProfile, measured: StepProfile) -> list[Row]:
     # Compare only what both sides tell apart.
     untold = [term for term in ours if term in WORKING or term not in theirs]
     ours["working"] = sum(ours.pop(term) for term in untold)
-    unit, factor = ("GiB", 2**30) if max(sum(ours.values()), 1) >= 2**30 else ("MiB", 2**20)
+    unit, factor = ("GiB", GIB) if max(sum(ours.values()), 1) >= GIB else ("MiB", 2**20)
     rows = []
     for term, name in _NAMES.items():
         mine, real = ours.get(term, 0), theirs.get(term, 0)
@@ -113,7 +99,7 @@ def _traffic(predicted: StepProfile, measured: StepProfile) -> list[Row]:
     rows = []
     for key in sorted(ours | theirs):
         (calls, size), (real_calls, real_size) = ours.get(key, (0, 0)), theirs.get(key, (0, 0))
-        name = f"{OPS.get(key[0], key[0])}, groups of {key[1]}"
+        name = f"{key[0].replace('_', '-')}, groups of {key[1]}"
         rows.append(
             Row(
                 f"{name}: calls",

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.text import Text
 
-from shardwise.report.compare import show_error
-from shardwise.report.estimate import WIDTH, plain_table, show_seconds
-from shardwise.spec.quantity import show_gib
+from shardwise.report.screen import plain_table, screen, show_error
+from shardwise.spec.quantity import show_gib, show_seconds
 from shardwise.step import relative_error
 from shardwise.train.contest import Score
 
 
-def print_scores(scores: Sequence[Score], rounds: int, console: Console | None = None) -> None:
+def print_scores(scores: Sequence[Score], rounds: int) -> None:
     """The verdict, then everyone's times; measured unless a column says otherwise."""
-    out = console or Console(highlight=False, markup=False, emoji=False)
-    out.width = min(WIDTH, out.width)
+    out = screen()
     out.print(Text(verdict(scores), style="bold"))
     table = plain_table()
     for title in ("strategy", "step", "rounds from, to", "tokens/s", "predicted", "error", "peak"):

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.text import Text
 
 from shardwise.observe.diff import Diff, Side
-from shardwise.report.estimate import WIDTH, plain_table
+from shardwise.report.screen import plain_table, screen
+from shardwise.report.words import MILLISECOND
 
-MILLISECOND = 1e6
 _COLOURS = {"added": "yellow", "removed": "cyan", "slower": "red", "faster": "green"}
 
 
-def print_diff(diff: Diff, top: int, console: Console | None = None) -> None:
+def print_diff(diff: Diff, top: int) -> None:
     """The verdict first, then what changed most."""
-    out = console or Console(highlight=False, markup=False, emoji=False)
-    out.width = min(WIDTH, out.width)
+    out = screen()
     ratio = diff.after.step_ns / diff.before.step_ns - 1 if diff.before.step_ns else 0.0
     told = f"A step takes {_time(diff.after)} instead of {_time(diff.before)} ({ratio:+.1%})"
     if diff.regressed:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
-from shardwise.report.estimate import WIDTH, plain_table
+from shardwise.report.screen import plain_table, screen
 
 if TYPE_CHECKING:
     from shardwise.train.doctor import Check
@@ -16,9 +15,8 @@ if TYPE_CHECKING:
 _MARKS = {True: ("ok", "green"), False: ("NO", "bold red"), None: ("--", "yellow")}
 
 
-def print_checks(checks: Sequence[Check], processes: int, console: Console | None = None) -> None:
-    out = console or Console(highlight=False, markup=False, emoji=False)
-    out.width = min(WIDTH, out.width)
+def print_checks(checks: Sequence[Check], processes: int) -> None:
+    out = screen()
     table = plain_table()
     table.show_header = False
     table.add_column(no_wrap=True)

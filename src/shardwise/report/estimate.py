@@ -10,37 +10,26 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwise.predict.time import is_fitted
+from shardwise.report.screen import COLOURS, bar, plain_table, screen
+from shardwise.report.strategy import how
+from shardwise.report.words import TERMS, VERDICTS
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DTYPE_BYTES
-from shardwise.spec.quantity import show_count, show_gb, show_gib
+from shardwise.spec.quantity import GIB, show_count, show_gb, show_gib, show_seconds
 from shardwise.spec.run import RunSpec
-from shardwise.spec.strategy import Strategy, show_recompute
-from shardwise.step import CollectiveProfile, StepProfile
+from shardwise.spec.strategy import Strategy
+from shardwise.step import StepProfile
 
 if TYPE_CHECKING:
     from shardwise.predict.fit import Change
 
-WIDTH = 80
-BAR = 20
-_COLOURS = {"fits": "green", "at risk": "yellow", "does not fit": "red"}
-_SYNC = {
-    "every": "every micro-batch",
-    "local": "in groups at once, across them last",
-    "last": "last",
-}
-OPS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_reduce": "all-reduce"}
 
-
-def print_estimate(
-    run: RunSpec, profile: StepProfile, ways: Sequence[Change], console: Console | None = None
-) -> None:
+def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -> None:
     """Print one predicted configuration for a person, in at most 80 columns.
 
     `ways` are the changes that would make it fit; they are shown unless it does.
     """
-    # Names come from files: no markup is read from them.
-    out = console or Console(highlight=False, markup=False, emoji=False)
-    out.width = min(WIDTH, out.width)
+    out = screen()
     strategy, memory = run.strategy, profile.known_memory
     out.print(
         Text(f"{profile.model['name']}", style="bold")
@@ -81,11 +70,6 @@ def print_estimate(
         print_ways(out, ways, safely=memory.verdict == "at risk")
 
 
-def _reshard(strategy: Strategy) -> str:
-    group = strategy.reshard_after_forward
-    return f"reshard in {group}s" if type(group) is int else ""
-
-
 def padding_share(profile: StepProfile) -> float:
     """The share of the sharded parameters that is padding of dimension 0."""
     shard = profile.strategy["shard"]
@@ -94,38 +78,16 @@ def padding_share(profile: StepProfile) -> float:
     return 1 - real / held if held else 0.0
 
 
-def how(run: RunSpec) -> str:
-    strategy, job = run.strategy, run.job
-    own, master = strategy.param_dtype, strategy.master_dtype
-    batch = f"{strategy.micro_batch} x {job.seq_len:,} tokens per device"
-    parts = [
-        str(strategy),
-        batch if strategy.accumulate == 1 else f"{batch}, {strategy.accumulate} times a step",
-        f"recompute {show_recompute(strategy.recompute)}",
-        own if own == master else f"{own} over {master}",
-        job.optimizer,
-        f"{strategy.blocks_per_unit} blocks per unit" if strategy.blocks_per_unit > 1 else "",
-        f"prefetch {strategy.prefetch}" if strategy.prefetch != 1 and strategy.sharded else "",
-        _reshard(strategy),
-        f"gradients reduced {_SYNC[strategy.grad_sync or 'every']}"
-        if strategy.accumulate > 1
-        else "",
-        "compiled" if strategy.compile else "",
-        "offloaded" if strategy.offload else "",
-    ]
-    return " · ".join(part for part in parts if part)
-
-
 def _headline(profile: StepProfile) -> Text:
     memory = profile.known_memory
     assert memory.verdict is not None
     assert memory.capacity_bytes is not None
-    words = {"fits": "Fits.", "at risk": "Fits, but at risk.", "does not fit": "Does not fit."}
-    head = Text(words[memory.verdict], style=f"bold {_COLOURS[memory.verdict]}")
+    words = VERDICTS[memory.verdict]
+    head = Text(f"{words.alone.capitalize()}.", style=f"bold {COLOURS[words.tone]}")
     peak, capacity = memory.peak_allocated_bytes, memory.capacity_bytes
     head += Text(f" Tensors peak at {show_gib(peak)} of each device's {show_gib(capacity)}.")
     if memory.occupied_bytes:
-        low, high = (size / 2**30 for size in memory.occupied_bytes)
+        low, high = (size / GIB for size in memory.occupied_bytes)
         head += Text(f"\nWith allocator reserve and runtime it takes {low:.1f} to {high:.1f} GiB.")
     return head
 
@@ -133,7 +95,7 @@ def _headline(profile: StepProfile) -> Text:
 def _memory_table(profile: StepProfile, strategy: Strategy) -> Table:
     memory = profile.known_memory
     assert memory.capacity_bytes is not None
-    unit, factor = ("GiB", 2**30) if memory.peak_allocated_bytes >= 2**30 else ("MiB", 2**20)
+    unit, factor = ("GiB", GIB) if memory.peak_allocated_bytes >= GIB else ("MiB", 2**20)
     table = plain_table()
     table.add_column(f"At the peak ({memory.peak_phase})", no_wrap=True)
     table.add_column(unit, justify="right", no_wrap=True)
@@ -141,8 +103,8 @@ def _memory_table(profile: StepProfile, strategy: Strategy) -> Table:
     for term, size in memory.terms.items():
         # What rounds to nothing says nothing; the sum below still holds it.
         if size / factor >= 0.005:
-            bar = _bar(size / memory.capacity_bytes)
-            table.add_row(_label(term, strategy), f"{size / factor:,.2f}", bar)
+            share = _bar(size / memory.capacity_bytes)
+            table.add_row(_label(term, strategy), f"{size / factor:,.2f}", share)
     peak = memory.peak_allocated_bytes
     table.add_row(
         Text("together", style="bold"),
@@ -152,33 +114,18 @@ def _memory_table(profile: StepProfile, strategy: Strategy) -> Table:
     return table
 
 
-def plain_table() -> Table:
-    return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-
-
 def _label(term: str, strategy: Strategy) -> str:
     share = f"1/{strategy.shard} of all, " if (strategy.shard or 1) > 1 else ""
-    own, master = strategy.param_dtype, strategy.master_dtype
-    return {
-        "parameters": f"parameters ({share}{master})",
-        "gradients": f"gradients ({share}{master})",
-        "optimizer": f"optimizer states ({share}{master})",
-        "unsharded_parameters": f"gathered parameters ({own})"
-        if strategy.sharded
-        else f"working copies of parameters ({own})",
-        "unsharded_gradients": "unsharded gradients",
-        "reduce_buffers": f"reduce buffers ({strategy.reduce_dtype})",
-        "activations": "activations",
-        "logits": "logits and loss",
-        "other": "token ids and labels",
-    }[term]
-
-
-def bar(share: float) -> Text:
-    """A share as blocks; more than all of it is red."""
-    filled = min(BAR, round(share * BAR))
-    colour = "red" if share > 1 else "cyan"
-    return Text("█" * filled, style=colour) + Text("·" * (BAR - filled), style="dim")
+    detail = {
+        "parameters": f"{share}{strategy.master_dtype}",
+        "gradients": f"{share}{strategy.master_dtype}",
+        "optimizer": f"{share}{strategy.master_dtype}",
+        "unsharded_parameters": strategy.param_dtype,
+        "reduce_buffers": strategy.reduce_dtype,
+    }.get(term)
+    copies = term == "unsharded_parameters" and not strategy.sharded
+    name = "working copies of parameters" if copies else TERMS[term]
+    return f"{name} ({detail})" if detail else name
 
 
 def _bar(share: float) -> Text:
@@ -194,20 +141,13 @@ def _traffic_table(profile: StepProfile) -> Table:
     table.add_column("sent per device", justify="right", no_wrap=True)
     for collective in profile.traffic:
         table.add_row(
-            f"{OPS[collective.op]}, groups of {collective.group_size}",
+            f"{collective.op.replace('_', '-')}, groups of {collective.group_size}",
             f"{collective.calls:,}",
             show_gb(collective.bytes / collective.calls),
             show_gb(collective.bytes),
-            show_gb(sent_bytes(collective)),
+            show_gb(collective.sent_bytes),
         )
     return table
-
-
-def sent_bytes(collective: CollectiveProfile) -> float:
-    """What a rank sends in a bandwidth-optimal (ring) algorithm."""
-    n = collective.group_size
-    factor = 2.0 if collective.op == "all_reduce" else 1.0
-    return factor * (n - 1) / n * collective.bytes
 
 
 def _work(profile: StepProfile) -> str:
@@ -255,10 +195,6 @@ def not_compared(cluster: ClusterSpec) -> str:
         f"\nNothing was fitted for {cluster.device.name}: times assume the efficiency of a "
         "relative, and published runs on such devices took up to 50% longer."
     )
-
-
-def show_seconds(value: float) -> str:
-    return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:,.1f} ms"
 
 
 def print_ways(out: Console, ways: Sequence[Change], safely: bool, of: str = "") -> None:

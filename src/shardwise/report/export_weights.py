@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
-from rich.console import Console
-
-from shardwise.checkpoint.export.weights import Exported
+from shardwise.checkpoint.export.weights import ExportedWeights
+from shardwise.report.screen import plain_console
 from shardwise.spec.quantity import show_gb
 
 
-def print_exported(exported: Exported, console: Console | None = None) -> None:
-    out = console or Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+def print_exported(exported: ExportedWeights) -> None:
+    out = plain_console()
     # Names that are cut in two cannot be copied.
     for why in exported.passed_over:
         out.print(f"Passed over {why}.", style="yellow", soft_wrap=True)
@@ -19,7 +16,7 @@ def print_exported(exported: Exported, console: Console | None = None) -> None:
         out.print(line, soft_wrap=True)
 
 
-def _lines(exported: Exported) -> list[str]:
+def _lines(exported: ExportedWeights) -> list[str]:
     files = exported.files
     named = files[0] if len(files) == 1 else f"{len(files):,} files, {files[0]} to {files[-1]}"
     lines = [

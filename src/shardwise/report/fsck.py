@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from shardwise.checkpoint.verify.findings import Checked, Finding
-from shardwise.report.estimate import WIDTH
+from shardwise.report.screen import screen
 
 _TOLD, _LABEL = 20, 16
 _KINDS = {"shardwise": "Shardwise", "dcp": "torch DCP", "safetensors": "safetensors"}
@@ -23,11 +22,9 @@ def print_checked(
     found: Sequence[Checked],
     beside: Sequence[str],
     seconds: float,
-    console: Console | None = None,
 ) -> None:
     """Every finding, the broken ones first; `beside` lies there and is no checkpoint."""
-    out = console or Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    out.width = min(WIDTH, out.width)
+    out = screen()
     for one in found:
         _show(out, one)
     for name in beside:

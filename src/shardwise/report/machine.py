@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from shardwise.report.estimate import WIDTH, plain_table, show_seconds
+from shardwise.report.screen import plain_console, plain_table, screen
+from shardwise.spec.quantity import show_seconds
 
 if TYPE_CHECKING:
     from shardwise.calibrate.machine.measure import Machine
@@ -25,7 +24,7 @@ class MeasuringScreen:
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._out = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+        self._out = plain_console(stderr=True)
         self._bar: Progress | None = None
         self._last = ""
         self._begin = time.monotonic()
@@ -65,10 +64,9 @@ class MeasuringScreen:
             self._last = kind
 
 
-def print_machine(machine: Machine, seconds: float, console: Console | None = None) -> None:
+def print_machine(machine: Machine, seconds: float) -> None:
     """Compute first, then links; every figure was measured."""
-    out = console or Console(highlight=False, markup=False, emoji=False)
-    out.width = min(WIDTH, out.width)
+    out = screen()
     through = f", {machine.backend}" if machine.backend else ""
     where = f"{machine.nodes} x {machine.devices_per_node} {machine.device}{through}"
     out.print(Text(where, style="bold") + Text(f", measured in {seconds:.0f} s"))

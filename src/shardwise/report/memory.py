@@ -12,7 +12,7 @@ from rich.text import Text
 from shardwise.observe.memory.advice import HEADROOM, verdict_of
 from shardwise.observe.memory.record import Curve, Fragmentation, Holder, Memory
 from shardwise.observe.memory.text import printable
-from shardwise.report.estimate import WIDTH, plain_table
+from shardwise.report.screen import plain_table, screen
 from shardwise.spec.quantity import show_gib
 
 STEPS = "▁▂▃▄▅▆▇█"
@@ -33,8 +33,7 @@ def print_memory(
     headroom: float = HEADROOM,
 ) -> None:
     """One screen for each file: its fullest device in whole, the others in a line."""
-    out = console or Console(highlight=False, markup=False, emoji=False)
-    out.width = min(WIDTH, out.width)
+    out = screen(console)
     files: dict[object, list[Memory]] = {}
     for memory in memories:
         files.setdefault(memory.path, []).append(memory)
@@ -97,7 +96,7 @@ def sparkline(levels: Sequence[int], highest: int, width: int) -> str:
 
 def _print_curve(out: Console, memory: Memory) -> None:
     curve, peak = memory.curve, memory.peak
-    width = min(out.width, WIDTH) - _LABEL
+    width = out.width - _LABEL
     highest = max(curve.allocated + (curve.reserved or []))
     out.print(Text("allocated ") + Text(sparkline(curve.allocated, highest, width), style="cyan"))
     if curve.reserved is not None:

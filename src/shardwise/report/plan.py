@@ -11,25 +11,16 @@ from rich.text import Text
 from shardwise.planning.money import DAY, HOUR, Budget
 from shardwise.planning.plan import Plan
 from shardwise.planning.rows import Candidate
-from shardwise.report.estimate import (
-    WIDTH,
-    not_compared,
-    plain_table,
-    print_ways,
-    show_seconds,
-)
-from shardwise.spec.quantity import show_count, show_gib
-from shardwise.spec.strategy import Strategy, show_recompute
-
-GIB = 2**30
+from shardwise.report.estimate import not_compared, print_ways
+from shardwise.report.screen import plain_table, screen
+from shardwise.report.strategy import batch_words, layout_words, settings
+from shardwise.spec.quantity import GIB, show_count, show_gib, show_seconds
+from shardwise.spec.strategy import show_recompute
 
 
-def print_plan(
-    plan: Plan, *, top: int, written: str | None, command: str, console: Console | None = None
-) -> None:
+def print_plan(plan: Plan, *, top: int, written: str | None, command: str) -> None:
     """One screen of at most 80 columns. `written` is the run.toml that was made, if one was."""
-    out = console or Console(highlight=False, markup=False, emoji=False)
-    out.width = min(WIDTH, out.width)
+    out = screen()
     problem = plan.problem
     cluster, job = problem.cluster, problem.job
     batch = f", {show_count(job.global_batch)} tokens a step" if job.global_batch else ""
@@ -51,7 +42,7 @@ def print_plan(
     out.print()
     _print_sizes(out, plan)
     out.print(_table(plan, top))
-    _print_notes(out, plan, top)
+    _print_notes(out, plan)
     _print_front(out, plan)
     out.print()
     if written:
@@ -65,29 +56,6 @@ def _bullet(out: Console, sentence: str) -> None:
     out.print(
         fill(sentence, out.width, initial_indent="- ", subsequent_indent="  "), soft_wrap=True
     )
-
-
-def settings(strategy: Strategy, seq_len: int | None = None) -> str:
-    """What to set, in words."""
-    size = f"{strategy.micro_batch} x {seq_len:,} tokens" if seq_len else ""
-    times = f", {strategy.accumulate} times a step" if strategy.accumulate > 1 else ""
-    recompute = "no recomputation" if strategy.recompute == "none" else ""
-    group = strategy.reshard_after_forward
-    parts = [
-        str(strategy),
-        f"{size}{times} per device" if size else "",
-        recompute or f"recompute {show_recompute(strategy.recompute)}",
-        f"reshard in {group}s" if type(group) is int else "",
-        f"prefetch {strategy.prefetch}" if strategy.prefetch != 1 and strategy.sharded else "",
-        f"forward prefetch {strategy.forward_prefetch}" if strategy.forward_prefetch else "",
-        f"{strategy.blocks_per_unit} blocks per unit" if strategy.blocks_per_unit > 1 else "",
-        f"gradients reduced {strategy.grad_sync}"
-        if strategy.accumulate > 1 and strategy.sharded and strategy.grad_sync != "every"
-        else "",
-        f"reduce in {strategy.reduce_dtype}" if strategy.reduce_dtype != "fp32" else "",
-        "offloaded" if strategy.offload else "",
-    ]
-    return ", ".join(part for part in parts if part)
 
 
 def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
@@ -211,16 +179,6 @@ def ranked(plan: Plan, top: int) -> list[Candidate]:
     return [plan.winner, *others][:top]
 
 
-def layout_words(strategy: Strategy) -> str:
-    return f"{strategy.kind} x {strategy.shard}" if strategy.hybrid else str(strategy)
-
-
-def batch_words(strategy: Strategy) -> str:
-    return f"{strategy.micro_batch}" + (
-        f" x {strategy.accumulate}" if strategy.accumulate > 1 else ""
-    )
-
-
 def _add(table: Table, plan: Plan, name: str, c: Candidate, style: str = "") -> None:
     table.add_row(
         name,
@@ -235,7 +193,7 @@ def _add(table: Table, plan: Plan, name: str, c: Candidate, style: str = "") -> 
     )
 
 
-def _print_notes(out: Console, plan: Plan, top: int) -> None:
+def _print_notes(out: Console, plan: Plan) -> None:
     alike = plan.indistinguishable()
     low, high = plan.comparison
     if alike > 1:
@@ -278,17 +236,22 @@ def _print_front(out: Console, plan: Plan) -> None:
         )
 
 
+def nearest_words(plan: Plan) -> str:
+    """What came nearest where nothing fits, as a sentence without its full stop."""
+    nearest = plan.rejected[0]
+    return (
+        f"The nearest is {settings(nearest.strategy, plan.problem.job.seq_len)}: it needs "
+        f"{show_gib(nearest.needed_bytes)}, and a device can safely give "
+        f"{show_gib(plan.limit_bytes)}"
+    )
+
+
 def _print_nothing_fits(out: Console, plan: Plan) -> None:
     likely = any(tip.startswith("At risk") for tip in plan.tips)
     head = "Nothing fits safely." if likely else "Nothing fits."
     out.print(Text(head, style="bold red"))
     if plan.rejected:
-        nearest = plan.rejected[0]
-        out.print(
-            f"The nearest is {settings(nearest.strategy, plan.problem.job.seq_len)}: it needs "
-            f"{show_gib(nearest.needed_bytes)}, and a device can safely give "
-            f"{show_gib(plan.limit_bytes)}."
-        )
+        out.print(f"{nearest_words(plan)}.")
     for tip in plan.tips:
         out.print(tip)
     out.print(f"{plan.considered:,} configurations priced." + _rejected(plan), style="dim")

@@ -14,13 +14,13 @@ from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary
 from shardwise.observe.why.communication import link_of
-from shardwise.observe.why.verdict import Verdict
+from shardwise.observe.why.verdict import Verdict, sentence
 from shardwise.observe.why.verdicts import Health, health_of
-from shardwise.report.estimate import WIDTH, plain_table
+from shardwise.report.screen import plain_table, screen
+from shardwise.report.words import MILLISECOND, milliseconds
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import show_gb
 
-MILLISECOND = 1e6
 MOST_RANKS, MOST_UNITS, MOST_CAUSES = 8, 12, 5
 
 
@@ -32,8 +32,7 @@ def print_trace(
     console: Console | None = None,
 ) -> None:
     """The cause in the first three lines; everything else below."""
-    out = console or Console(highlight=False, markup=False, emoji=False)
-    out.width = min(WIDTH, out.width)
+    out = screen(console)
     health = health_of(summary, thresholds)
     _print_verdicts(out, verdicts, health)
     out.print()
@@ -68,7 +67,7 @@ def _print_verdicts(out: Console, verdicts: list[Verdict], health: Health) -> No
     first = verdicts[0]
     share = first.saves_ns / health.step_ns
     out.print(Text(f"{first.statement} ({share:.0%}).", style="bold"))
-    out.print(f"{_sentence(first.evidence)}.")
+    out.print(f"{sentence(first.evidence)}.")
     out.print(f"To change: {first.change}.")
     rest = verdicts[1:MOST_CAUSES]
     if not rest:
@@ -80,10 +79,6 @@ def _print_verdicts(out: Console, verdicts: list[Verdict], health: Health) -> No
     for one in rest:
         table.add_row(f"{one.saves_ns / health.step_ns:.1%}", f"{one.statement}.")
     out.print(table)
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _checks(health: Health, limits: Thresholds) -> Text:
@@ -241,13 +236,11 @@ def _range(first: str, last: str) -> str:
 
 def _short(nanoseconds: float) -> str:
     """A row of nine such has to fit."""
-    value = nanoseconds / MILLISECOND
-    return f"{value:,.0f}" if value >= 9.95 else f"{value:.1f}"
+    return milliseconds(nanoseconds, ".1f", 9.95)
 
 
 def _milliseconds(nanoseconds: float) -> str:
-    value = nanoseconds / MILLISECOND
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}"
+    return milliseconds(nanoseconds, ".1f", 99.95)
 
 
 def _print_micro_batches(out: Console, summary: Summary) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from shardwise.report.compare import comparison_table
-from shardwise.report.estimate import WIDTH, how, show_seconds
-from shardwise.spec.quantity import show_count, show_gib
+from shardwise.report.screen import screen
+from shardwise.report.strategy import how
+from shardwise.spec.quantity import GIB, show_count, show_gib, show_seconds
 from shardwise.spec.run import RunSpec
 from shardwise.step import StepProfile
 
@@ -30,9 +30,8 @@ _REASONS = {
 class TrainScreen:
     """A bar on a terminal, plain lines elsewhere."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._out = console or Console(highlight=False, markup=False, emoji=False)
-        self._out.width = min(WIDTH, self._out.width)
+    def __init__(self) -> None:
+        self._out = screen()
         self._bar: Progress | None = None
         self._total = 0
 
@@ -114,4 +113,4 @@ class TrainScreen:
 
 
 def _size(size: int) -> str:
-    return show_gib(size) if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
+    return show_gib(size) if size >= GIB else f"{size / 2**20:,.1f} MiB"

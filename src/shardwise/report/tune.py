@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from shardwise.calibrate.tune import Tuned
-from shardwise.report.compare import show_error
-from shardwise.report.estimate import WIDTH, plain_table, show_seconds
+from shardwise.report.screen import plain_table, screen, show_error
+from shardwise.spec.quantity import show_seconds
 from shardwise.step import relative_error
 
 
-def print_tuned(
-    tuned: Tuned, candidates: int, output: Path, console: Console | None = None
-) -> None:
+def print_tuned(tuned: Tuned, candidates: int, output: Path) -> None:
     """What won by how much, and what was tried."""
-    out = console or Console(highlight=False, markup=False, emoji=False)
-    out.width = min(WIDTH, out.width)
+    out = screen()
     best = tuned.best
     if best is None:
         out.print(Text("No probe finished.", style="bold red"))

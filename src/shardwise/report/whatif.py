@@ -7,29 +7,22 @@ from itertools import pairwise
 from textwrap import fill
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from shardwise.planning.money import Budget
 from shardwise.planning.problem import Problem
 from shardwise.planning.whatif import Point, Solved, changes
-from shardwise.report.estimate import WIDTH, bar, plain_table, show_seconds
-from shardwise.report.plan import batch_words, layout_words, show_long
-from shardwise.spec.quantity import show_count
+from shardwise.report.plan import show_long
+from shardwise.report.screen import bar, plain_table, screen
+from shardwise.report.strategy import batch_words, layout_words
+from shardwise.spec.quantity import GIB, show_count, show_seconds
 from shardwise.spec.strategy import show_recompute
 
-GIB = 2**30
 _NAMES = {"seq-len": "sequence", "global-batch": "batch"}
 
 
-def _console(console: Console | None) -> Console:
-    out = console or Console(highlight=False, markup=False, emoji=False)
-    out.width = min(WIDTH, out.width)
-    return out
-
-
-def print_heading(problem: Problem, fixed: bool, console: Console | None = None) -> None:
-    out = _console(console)
+def print_heading(problem: Problem, fixed: bool) -> None:
+    out = screen()
     job = problem.job
     batch = f", {show_count(job.global_batch)} tokens a step" if job.global_batch else ""
     how = "the same configuration everywhere" if fixed else "planned anew at each point"
@@ -39,12 +32,10 @@ def print_heading(problem: Problem, fixed: bool, console: Console | None = None)
     )
 
 
-def print_study(
-    name: str, points: Sequence[Point], budget: Budget, console: Console | None = None
-) -> None:
+def print_study(name: str, points: Sequence[Point], budget: Budget) -> None:
     """One row per value, and what made the difference between neighbours."""
-    out = _console(console)
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    out = screen()
+    table = plain_table(gap=1)
     table.add_column(_NAMES.get(name, name), justify="right", no_wrap=True)
     table.add_column("layout", no_wrap=True)
     table.add_column("batch", justify="right", no_wrap=True)
@@ -137,9 +128,9 @@ def _print_costs(out: Console, name: str, points: Sequence[Point], budget: Budge
     out.print(table)
 
 
-def print_solved(solved: Solved, console: Console | None = None) -> None:
-    out = _console(console)
-    name = {"seq-len": "sequence", "global-batch": "batch"}.get(solved.name, solved.name)
+def print_solved(solved: Solved) -> None:
+    out = screen()
+    name = _NAMES.get(solved.name, solved.name)
     out.print()
     if solved.point is None or solved.point.candidate is None:
         best = max((p for p in solved.tried if p.candidate), key=_speed, default=None)

@@ -63,6 +63,10 @@ class DeviceSpec(Record):
     def peak_flops(self, dtype: DType) -> float | None:
         return self.peak.get(dtype)
 
+    def known_peak_flops(self, dtype: DType) -> float | None:
+        """The same, unless it only stands in for one that nobody knows."""
+        return None if self.source.get("peak") == "placeholder" else self.peak_flops(dtype)
+
 
 class ClusterSpec(Record):
     """`nodes` machines of `devices_per_node` equal devices; `network` is per device, one way.

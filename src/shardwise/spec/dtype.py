@@ -7,3 +7,10 @@ from typing import Literal
 DType = Literal["fp64", "fp32", "bf16", "fp16"]
 
 DTYPE_BYTES: dict[DType, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+# What torch and everything around it calls them.
+TORCH_NAMES: dict[DType, str] = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+}

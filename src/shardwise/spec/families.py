@@ -7,6 +7,7 @@ with transformers on the meta device and hold parameters, FLOPs and saved bytes 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 FAMILIES: Mapping[str, Mapping[str, object]] = {
     "gpt2": {
@@ -91,4 +92,34 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
         "output_bias": True,
         "mlp_bias": True,
     },
+}
+
+
+class Blocks(NamedTuple):
+    """The repeated blocks of a family in transformers."""
+
+    class_name: str
+    # Where the list of them is in the model.
+    path: str = "model.layers"
+
+
+# Of every family above; a test builds each.
+BLOCKS: Mapping[str, Blocks] = {
+    "gpt2": Blocks("GPT2Block", "transformer.h"),
+    "llama": Blocks("LlamaDecoderLayer"),
+    "mistral": Blocks("MistralDecoderLayer"),
+    "mixtral": Blocks("MixtralDecoderLayer"),
+    "qwen2": Blocks("Qwen2DecoderLayer"),
+    "qwen3": Blocks("Qwen3DecoderLayer"),
+    "qwen3_moe": Blocks("Qwen3MoeDecoderLayer"),
+    "gemma": Blocks("GemmaDecoderLayer"),
+    "gemma2": Blocks("Gemma2DecoderLayer"),
+    "gemma3_text": Blocks("Gemma3DecoderLayer"),
+    "mpt": Blocks("MptBlock", "transformer.blocks"),
+    "olmo": Blocks("OlmoDecoderLayer"),
+    "olmo2": Blocks("Olmo2DecoderLayer"),
+    "phi": Blocks("PhiDecoderLayer"),
+    "phi3": Blocks("Phi3DecoderLayer"),
+    "opt": Blocks("OPTDecoderLayer", "model.decoder.layers"),
+    "gpt_neox": Blocks("GPTNeoXLayer", "gpt_neox.layers"),
 }

@@ -95,7 +95,12 @@ class UnknownFamilyError(SpecError):
 
 def read_config(path: Path) -> ModelSpec:
     """The model described by a `config.json` or by the folder that holds one."""
-    file = path / "config.json" if path.is_dir() else path
+    return from_config(config_table(path), name=_config_file(path).parent.resolve().name)
+
+
+def config_table(path: Path) -> dict[str, object]:
+    """All keys of a `config.json`, named by itself or by its folder, as they are."""
+    file = _config_file(path)
     try:
         if file.stat().st_size > _LARGEST_CONFIG_BYTES:
             raise SpecError(f"model: {file} is too large to be a configuration")
@@ -106,7 +111,11 @@ def read_config(path: Path) -> ModelSpec:
         raise SpecError(f"model: {file} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise SpecError(f"model: {file} holds no JSON object")
-    return from_config(config, name=file.parent.resolve().name)
+    return config
+
+
+def _config_file(path: Path) -> Path:
+    return path / "config.json" if path.is_dir() else path
 
 
 def from_config(config: Mapping[str, object], name: str = "custom") -> ModelSpec:

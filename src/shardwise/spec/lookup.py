@@ -33,11 +33,16 @@ class ConfigRef(Record):
 
     @property
     def name(self) -> str:
-        path = Path(self.config).resolve()
-        return path.parent.name if path.suffix == ".json" else path.name
+        return config_folder(Path(self.config).resolve()).name
 
 
 Model = ModelSpec | ModuleRef | ConfigRef
+
+
+def config_folder(config: str | Path) -> Path:
+    """The folder of a model or tokenizer that is named by itself or by a JSON file in it."""
+    path = Path(config)
+    return path.parent if path.suffix == ".json" else path
 
 
 def find_model(text: str, base: Path | None = None) -> Model:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import AfterValidator, Field, StrictBool, model_validator
 
 from shardwise.spec.families import FAMILIES
 from shardwise.spec.quantity import Count
 from shardwise.spec.record import Record, SpecError, did_you_mean
 
+
+def _printable(name: str) -> str:
+    # It goes to terminals and into files of others.
+    if not name.isprintable() or not name:
+        raise ValueError("must be a line of printable characters")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_printable)]
 Size = Annotated[Count, Field(ge=1, le=10**9)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -25,7 +34,7 @@ class ModelSpec(Record):
     structural field that is not given, so a preset is little more than its sizes.
     """
 
-    name: str = "custom"
+    name: Name = "custom"
     family: str
 
     layers: Annotated[Count, Field(ge=1, le=10_000)]

@@ -13,6 +13,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
 
+GIB = 2**30
+
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 
@@ -171,6 +173,16 @@ def show_count(value: float) -> str:
         if value >= factor:
             return f"{value / factor:.2f}{name}"
     return f"{value:.0f}"
+
+
+def show_whole(value: float) -> str:
+    """A number for people that has no decimals: `55,241`."""
+    return f"{value:,.0f}"
+
+
+def show_seconds(value: float) -> str:
+    """A time for people: seconds, or milliseconds where it is shorter than one."""
+    return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:,.1f} ms"
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), PlainSerializer(write_bytes, when_used="json")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shardwise.spec.families import BLOCKS
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError, did_you_mean
@@ -15,29 +16,9 @@ from shardwise.stacks.exported import Exported
 from shardwise.stacks.imported import Imported, Reading, flag, section, whole, word
 
 NAME = "accelerate.yaml"
-# The class of a block in transformers, which becomes a unit.
-LAYERS = {
-    "gpt2": "GPT2Block",
-    "llama": "LlamaDecoderLayer",
-    "mistral": "MistralDecoderLayer",
-    "mixtral": "MixtralDecoderLayer",
-    "qwen2": "Qwen2DecoderLayer",
-    "qwen3": "Qwen3DecoderLayer",
-    "qwen3_moe": "Qwen3MoeDecoderLayer",
-    "gemma": "GemmaDecoderLayer",
-    "gemma2": "Gemma2DecoderLayer",
-    "gemma3_text": "Gemma3DecoderLayer",
-    "mpt": "MptBlock",
-    "olmo": "OlmoDecoderLayer",
-    "olmo2": "Olmo2DecoderLayer",
-    "phi": "PhiDecoderLayer",
-    "phi3": "Phi3DecoderLayer",
-    "opt": "OPTDecoderLayer",
-    "gpt_neox": "GPTNeoXLayer",
-}
 PRECISION = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
 # Accelerate counts FSDP1's sharding strategies from 1, in this order.
-SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+SHARDING = tuple(fsdp1.SHARDING)
 _REPLICATED = ("MULTI_GPU", "MULTI_CPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA",
                "MULTI_MUSA", "MULTI_HPU", "MULTI_NEURON")  # fmt: skip
 _REPLICATE, _SHARD = "parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size"
@@ -160,7 +141,7 @@ def _fsdp(run: RunSpec) -> dict[str, Any]:
     }
     if isinstance(run.model, ModelSpec):
         # Without it accelerate asks the model, which a model of transformers answers.
-        table["fsdp_transformer_layer_cls_to_wrap"] = LAYERS[run.model.family]
+        table["fsdp_transformer_layer_cls_to_wrap"] = BLOCKS[run.model.family].class_name
     return table
 
 
@@ -369,7 +350,4 @@ def _read_deepspeed(table: Mapping[str, object], reading: Reading) -> None:
             **({precision: {"enabled": True}} if precision in ("bf16", "fp16") else {}),
         }
     )
-    reading.strategy |= inside.strategy
-    reading.train |= inside.train
-    reading.notes += inside.notes
-    reading.losses += [loss for loss in inside.losses if not loss.startswith("micro_batch")]
+    reading.take(inside, but=("micro_batch",))

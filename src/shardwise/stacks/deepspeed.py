@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from shardwise.spec.dtype import TORCH_NAMES
 from shardwise.spec.job import Optimizer
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
@@ -13,7 +14,15 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
 from shardwise.stacks.differences import Rule, losses
 from shardwise.stacks.exported import Exported
-from shardwise.stacks.imported import Imported, Reading, flag, real, section, whole
+from shardwise.stacks.imported import (
+    Imported,
+    Reading,
+    flag,
+    real,
+    section,
+    set_optimizer,
+    whole,
+)
 
 NAME = "deepspeed.json"
 KINDS = ("ddp", "zero1", "zero2", "zero3")
@@ -25,7 +34,7 @@ OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, object]]] = {
     "sgd": ("SGD", {}),
     "momentum": ("SGD", {}),
 }
-_AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
+_AUTOCAST = {low: TORCH_NAMES[low] for low in ("bf16", "fp16")}
 
 _HYBRID = "DeepSpeed shards over all devices (MiCS, its hybrid sharding, was removed)"
 _HPZ = (
@@ -383,14 +392,9 @@ def _read_optimizer(optimizer: Mapping[str, object], reading: Reading) -> None:
         reading.train["momentum"] = momentum
     reading.job["optimizer"] = kind
     reading.note(f"optimizer {name} becomes job.optimizer = {kind}.")
-    fields = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "epsilon"}
-    for key, field in fields.items():
-        value = real(settings, key, "optimizer.params.")
-        if value is not None:
-            reading.train[field] = value
-    betas = settings.get("betas")
-    if isinstance(betas, list) and len(betas) == 2:
-        reading.train |= {"beta1": betas[0], "beta2": betas[1]}
+    set_optimizer(
+        reading, lambda key: real(settings, key, "optimizer.params."), settings.get("betas")
+    )
 
 
 def _read_scheduler(scheduler: Mapping[str, object], reading: Reading) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.stacks.imported import Reading
-from shardwise.stacks.script import Call, Symbol, Unknown, shown
+from shardwise.stacks.source import Call, Symbol, Unknown, shown
+from shardwise.stacks.torch_values import read_mesh, read_mixed_precision
 
 # Each sharding strategy: the fields of a Strategy, and what FSDP2 calls it.
 SHARDING: dict[str, tuple[dict[str, object], str]] = {
@@ -41,15 +42,6 @@ LOST: dict[str, str] = {
     "ignored_states": "every parameter is sharded here",
     "ignored_parameters": "every parameter is sharded here",
     "process_group": "groups follow from shard and replicate here",
-}
-DTYPES = {
-    "float32": "fp32",
-    "float": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "float64": "fp64",
-    "double": "fp64",
 }
 _DEFAULTS: dict[str, object] = {
     "sharding_strategy": Symbol("ShardingStrategy.FULL_SHARD"),
@@ -112,7 +104,7 @@ def read_wrapped(calls: list[Call], reading: Reading) -> None:
         _prefetch(settings, reading)
         _units(settings.get("auto_wrap_policy"), len(calls), reading)
         _offload(settings.get("cpu_offload"), reading)
-    mixed_precision(settings.get("mixed_precision"), reading)
+    read_mixed_precision(settings.get("mixed_precision"), reading)
     read_mesh(settings.get("device_mesh"), reading)
     for name, why in OBSOLETE.items():
         if name in settings:
@@ -206,49 +198,3 @@ def _offload(value: Any, reading: Reading) -> None:
             reading.note("CPUOffload becomes offload = true.")
     else:
         reading.lose(f"cpu_offload: {shown(offloaded)} is decided when the script runs.")
-
-
-def mixed_precision(value: Any, reading: Reading) -> None:
-    """The dtypes of a MixedPrecision or MixedPrecisionPolicy; without one, all is fp32."""
-    if value is None:
-        reading.strategy |= {"param_dtype": "fp32", "reduce_dtype": "fp32"}
-        reading.note("Without mixed precision, parameters and gradients move in fp32.")
-        return
-    if not isinstance(value, Call) or value.more:
-        reading.lose(f"mixed precision: {shown(value)} is decided when the script runs.")
-        return
-    param = _dtype(value.get("param_dtype", 0), "param_dtype", "fp32", reading)
-    reduce = _dtype(value.get("reduce_dtype", 1), "reduce_dtype", param, reading)
-    reading.strategy |= {"param_dtype": param, "reduce_dtype": reduce}
-    reading.note(f"{value.name} becomes param_dtype = {param}, reduce_dtype = {reduce}.")
-    if value.get("buffer_dtype") is not None:
-        reading.note("buffer_dtype: FSDP2 leaves buffers in the dtype they have.")
-
-
-def _dtype(value: Any, key: str, otherwise: str, reading: Reading) -> str:
-    if value is None:
-        return otherwise
-    if isinstance(value, Symbol) and value.last in DTYPES:
-        return DTYPES[value.last]
-    reading.lose(f"{key}: {shown(value)} is decided when the script runs; read as {otherwise}.")
-    return otherwise
-
-
-def read_mesh(value: Any, reading: Reading) -> None:
-    """A device mesh of numbers: one axis shards, of two the first replicates."""
-    if value is None:
-        return
-    shape = value.get("mesh_shape", 1) if isinstance(value, Call) else value
-    sizes = shape if isinstance(shape, tuple) else ()
-    if not all(isinstance(size, int) and size > 0 for size in sizes) or len(sizes) not in (1, 2):
-        reading.lose(
-            f"The mesh of {shown(shape)} is decided when the script runs; shard and replicate "
-            "follow from the cluster."
-        )
-        return
-    replicate, shard = sizes if len(sizes) == 2 else (1, sizes[0])
-    reading.strategy.pop("within_node", None)
-    reading.processes = replicate * shard
-    if replicate > 1 and shard > 1:
-        reading.strategy |= {"replicate": replicate, "shard": shard}
-        reading.note(f"The mesh becomes replicate = {replicate}, shard = {shard}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from shardwise.spec.record import SpecError
@@ -46,6 +46,14 @@ class Reading:
     def lose(self, sentence: str) -> None:
         self.losses.append(sentence)
 
+    def take(self, inside: Imported, but: tuple[str, ...]) -> None:
+        """All that was found in a part of the file, without losses that begin with one of `but`."""
+        self.strategy |= inside.strategy
+        self.job |= inside.job
+        self.train |= inside.train
+        self.notes += inside.notes
+        self.losses += [loss for loss in inside.losses if not loss.startswith(but)]
+
     def done(self) -> Imported:
         return Imported(
             what=self.what,
@@ -58,6 +66,17 @@ class Reading:
             notes=tuple(dict.fromkeys(self.notes)),
             losses=tuple(dict.fromkeys(self.losses)),
         )
+
+
+def set_optimizer(reading: Reading, number: Callable[[str], float | None], betas: object) -> None:
+    """The settings of an optimizer by the names that torch and others give them."""
+    names = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "epsilon"}
+    for name, field in names.items():
+        value = number(name)
+        if value is not None:
+            reading.train[field] = value
+    if isinstance(betas, (list, tuple)) and len(betas) == 2:
+        reading.train |= {"beta1": betas[0], "beta2": betas[1]}
 
 
 def section(table: Mapping[str, object], key: str) -> Mapping[str, object]:

@@ -30,9 +30,9 @@ def import_file(path: Path) -> Imported:
     kind = path.suffix.lower()
     try:
         if kind == ".py":
-            from shardwise.stacks import scripts
+            from shardwise.stacks import torch_script
 
-            return scripts.read(text)
+            return torch_script.read(text)
         if kind == ".toml":
             raise SpecError(f"import: {path} is TOML; known are {_KNOWN}")
         read = _json if kind == ".json" or text.lstrip().startswith("{") else _yaml

@@ -5,18 +5,25 @@ from __future__ import annotations
 from textwrap import indent
 
 from shardwise.spec.lookup import ModuleRef
-from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.spec.train import CheckpointSettings, TrainSettings
 from shardwise.stacks.exported import Exported
 from shardwise.stacks.python import foreign, loop, model
 from shardwise.stacks.python.data import data_pieces, data_settings, knows_vocabulary
 from shardwise.stacks.python.losses import losses_of
 from shardwise.stacks.python.parallel import parallel_pieces
 from shardwise.stacks.python.piece import Piece, assemble, lines
-from shardwise.stacks.python.settings import logged_always, on_cpu, settings_piece, train_of
+from shardwise.stacks.python.settings import (
+    logged_always,
+    on_cpu,
+    plain_name,
+    settings_piece,
+    train_of,
+)
 from shardwise.stacks.python.step import changes_rate, step_pieces
-from shardwise.stacks.quoting import comment
+from shardwise.stacks.torchrun import script_command
+from shardwise.stacks.trackers import trackers_of
 
 NAME = "lightning_run.py"
 _PRECISION = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"}
@@ -31,7 +38,6 @@ _LOGGERS = {
 
 def export(run: RunSpec) -> Exported:
     """FSDP2 through ModelParallelStrategy, which leaves the sharding to the module."""
-    run = _with_plain_name(run)
     written = model.can_be_written(run)
     constants = model.model_settings(run) if written else foreign.foreign_settings(run)
     optimizer, rate, *_ = step_pieces(run, written)
@@ -48,17 +54,9 @@ def export(run: RunSpec) -> Exported:
         _trainer(run),
         _main(run),
     ]
-    command = _command(run)
-    about = f"Train {run.model.name} with Lightning ({run.strategy}).\n\n    {command}"
+    command = script_command(run, NAME)
+    about = f"Train {plain_name(run)} with Lightning ({run.strategy}).\n\n    {command}"
     return Exported(NAME, assemble(about, pieces), _losses(run, written), command)
-
-
-def _with_plain_name(run: RunSpec) -> RunSpec:
-    """A name is written in comments and in the description, and must not end them."""
-    if not isinstance(run.model, ModelSpec):
-        return run
-    name = comment(run.model.name).replace("\\", "/").replace('"', "'")
-    return run._replace(model=run.model.but(name=name))
 
 
 _DATA = "torch.utils.data:"
@@ -136,15 +134,10 @@ def _logits(run: RunSpec, written: bool) -> str:
 
 def _sync(strategy: Strategy) -> str:
     """Lightning accumulates without telling a sharded module which micro-batch is the last."""
-    calls = []
-    if strategy.accumulate > 1 and strategy.sharded:
-        if strategy.grad_sync == "last":
-            calls.append("        self.model.set_requires_gradient_sync(last)")
-        if strategy.grad_sync == "local" and strategy.hybrid:
-            calls.append("        self.model.set_requires_all_reduce(last)")
-        if not strategy.reshard_after_backward:
-            calls.append("        self.model.set_reshard_after_backward(last)")
-    return lines("        last = index % ACCUMULATE == ACCUMULATE - 1", *calls) if calls else ""
+    calls = loop.sync_calls(strategy, "self.model")
+    if not calls:
+        return ""
+    return indent(lines("last = index % ACCUMULATE == ACCUMULATE - 1", *calls), " " * 8)
 
 
 def _trainer(run: RunSpec) -> Piece:
@@ -154,13 +147,11 @@ def _trainer(run: RunSpec) -> Piece:
     precision = "32-true" if strategy.sharded else _PRECISION[strategy.param_dtype]
     if strategy.master_dtype == strategy.param_dtype == "fp64":
         precision = "64-true"
-    names = train.trackers if train.trackers is not None else ()
-    loggers = ["CSVLogger", *(_LOGGERS[name] for name in names)]
-    places = {"WandbLogger": "save_dir=OUTPUT", "MLFlowLogger": "save_dir=str(OUTPUT)"}
-    made = [f"{name}({places.get(name, 'OUTPUT')})" for name in loggers]
+    loggers, logger_imports = _loggers(train)
     code = lines(
         "def make_trainer() -> Trainer:",
         train.threads is not None and on_cpu(run) and "    torch.set_num_threads(THREADS)",
+        train.trackers is None and _WHERE_INSTALLED,
         "    return Trainer(",
         f'        accelerator="{"cpu" if on_cpu(run) else "gpu"}",',
         f"        devices={run.cluster.devices_per_node},",
@@ -171,16 +162,33 @@ def _trainer(run: RunSpec) -> Piece:
         "        accumulate_grad_batches=ACCUMULATE,",
         bool(train.clip_norm) and "        gradient_clip_val=CLIP_NORM,",
         f"        log_every_n_steps={1 if logged_always(run) else 'LOG_EVERY'},",
-        f"        logger=[{', '.join(made)}],",
+        f"        logger={loggers},",
         *_saves(run),
         "        use_distributed_sampler=False,",
         "    )",
     )
-    used = ["lightning.pytorch:Trainer", *(f"lightning.pytorch.loggers:{one}" for one in loggers)]
-    if train.checkpoint.save:
+    used = ["lightning.pytorch:Trainer", *logger_imports]
+    if _saves_between(train.checkpoint):
         used.append("lightning.pytorch.callbacks:ModelCheckpoint")
         used += [] if train.checkpoint.every else ["datetime:timedelta"]
     return Piece(code, (*used, *imports))
+
+
+_WHERE_INSTALLED = """
+    loggers = [CSVLogger(OUTPUT)]
+    if find_spec("tensorboard"):
+        loggers.append(TensorBoardLogger(OUTPUT))
+"""
+
+
+def _loggers(train: TrainSettings) -> tuple[str, tuple[str, ...]]:
+    names = ["CSVLogger", *(_LOGGERS[name] for name in trackers_of(train))]
+    imports = tuple(f"lightning.pytorch.loggers:{name}" for name in names)
+    if train.trackers is None:
+        return "loggers", (*imports, "importlib.util:find_spec")
+    places = {"WandbLogger": "save_dir=OUTPUT", "MLFlowLogger": "save_dir=str(OUTPUT)"}
+    made = [f"{name}({places.get(name, 'OUTPUT')})" for name in names]
+    return f"[{', '.join(made)}]", imports
 
 
 def _strategy(strategy: Strategy) -> tuple[str, tuple[str, ...]]:
@@ -196,9 +204,10 @@ def _strategy(strategy: Strategy) -> tuple[str, tuple[str, ...]]:
 
 def _saves(run: RunSpec) -> list[str]:
     settings = train_of(run).checkpoint
-    if not settings.save:
+    if not _saves_between(settings):
+        # Otherwise Lightning saves by a rule of its own.
         return ["        enable_checkpointing=False,"]
-    often = f"timedelta(minutes={settings.minutes or 15:g})"
+    often = f"timedelta(minutes={settings.minutes:g})"
     when = "every_n_train_steps=SAVE_EVERY" if settings.every else f"train_time_interval={often}"
     return [
         "        callbacks=[",
@@ -210,6 +219,11 @@ def _saves(run: RunSpec) -> list[str]:
     ]
 
 
+def _saves_between(settings: CheckpointSettings) -> bool:
+    """Whether anything is saved before the end."""
+    return settings.save and bool(settings.every or settings.minutes)
+
+
 def _main(run: RunSpec) -> Piece:
     return Piece(
         lines(
@@ -219,16 +233,6 @@ def _main(run: RunSpec) -> Piece:
             train_of(run).checkpoint.save and '    trainer.save_checkpoint(OUTPUT / "last.ckpt")',
         )
     )
-
-
-def _command(run: RunSpec) -> str:
-    nodes, per_node = run.cluster.nodes, run.cluster.devices_per_node
-    if run.strategy.kind == "single":
-        return f"python {NAME}"
-    if nodes == 1:
-        return f"torchrun --nproc-per-node {per_node} {NAME}"
-    meet = "--rdzv-backend c10d --rdzv-endpoint HOST:29400"
-    return f"torchrun --nnodes {nodes} --nproc-per-node {per_node} {meet} {NAME}"
 
 
 def _losses(run: RunSpec, written: bool) -> tuple[str, ...]:

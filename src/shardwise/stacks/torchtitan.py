@@ -5,18 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from shardwise.spec.dtype import TORCH_NAMES
+from shardwise.spec.lookup import config_folder
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import CheckpointSettings, DataSettings, TrainSettings
 from shardwise.stacks.exported import Exported
 from shardwise.stacks.quoting import comment
 from shardwise.stacks.titan_model import VERSION, write_model
+from shardwise.stacks.torchrun import torchrun
+from shardwise.stacks.trackers import trackers_of
 
 NAME = "torchtitan_run.py"
 # Steps between saves where the run counts minutes.
 SAVE_EVERY = 500
 
-_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+_DTYPES = {dtype: TORCH_NAMES[dtype] for dtype in ("bf16", "fp32")}
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam"}
 
 
@@ -41,7 +45,8 @@ def export(run: RunSpec) -> Exported:
         seed=train.seed,
     )
     losses = (*_strategy_losses(run), *_run_losses(run, train, data))
-    return Exported(NAME, text, losses, _command(run))
+    command = torchrun(run.cluster, f"-m torchtitan.train --module {Path(NAME).stem} --config run")
+    return Exported(NAME, text, losses, command)
 
 
 _FILE = """\
@@ -99,12 +104,10 @@ def _literal(value: object) -> str:
 
 def _assets(run: RunSpec, data: DataSettings) -> str:
     if getattr(run.model, "pretrained", False):
-        path = Path(str(getattr(run.model, "config", "")))
-        return str(path.parent if path.suffix == ".json" else path)
-    tokenizer = Path(data.tokenizer)
+        return str(config_folder(str(getattr(run.model, "config", ""))))
     if data.tokenizer == "bytes":
         return "./assets/hf/change-me"
-    return str(tokenizer.parent if tokenizer.suffix == ".json" else tokenizer)
+    return str(config_folder(data.tokenizer))
 
 
 def _optimizer(run: RunSpec, train: TrainSettings) -> str:
@@ -185,21 +188,13 @@ def _checkpoint(run: RunSpec, settings: CheckpointSettings) -> dict[str, Any]:
 
 
 def _metrics(train: TrainSettings) -> dict[str, Any]:
-    trackers = train.trackers if train.trackers is not None else ("tensorboard",)
+    # Whoever has torchtitan has TensorBoard: it is installed with it.
+    trackers = trackers_of(train)
     return {
         "log_freq": train.log_every,
         "enable_tensorboard": "tensorboard" in trackers,
         "enable_wandb": "wandb" in trackers,
     }
-
-
-def _command(run: RunSpec) -> str:
-    nodes = run.cluster.nodes
-    meet = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29400 " if nodes > 1 else ""
-    return (
-        f"torchrun {meet}--nproc-per-node {run.cluster.devices_per_node} -m torchtitan.train "
-        f"--module {Path(NAME).stem} --config run"
-    )
 
 
 def _strategy_losses(run: RunSpec) -> list[str]:

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.spec.record import SpecError
-from shardwise.stacks import accelerate, deepspeed
+from shardwise.stacks import accelerate, deepspeed, fsdp1
 from shardwise.stacks.imported import Imported, Reading, flag, real, section, whole
 
 # The words of its `fsdp` option, as accelerate says them.
-_SHARDING = {
-    "full_shard": "FULL_SHARD",
-    "shard_grad_op": "SHARD_GRAD_OP",
-    "no_shard": "NO_SHARD",
-    "hybrid_shard": "HYBRID_SHARD",
-    "hybrid_shard_zero2": "HYBRID_SHARD_ZERO2",
-}
+_SHARDING = {name.lstrip("_").lower(): name for name in fsdp1.SHARDING}
 
 
 def is_trainer(table: Mapping[str, object]) -> bool:
@@ -30,13 +24,7 @@ def read(table: Mapping[str, object]) -> Imported:
     else:
         inside = accelerate.read({**_launched(table), "mixed_precision": low})
     reading = Reading("TrainingArguments")
-    reading.strategy = {**inside.strategy}
-    reading.train = {**inside.train}
-    reading.job = {**inside.job}
-    reading.notes = list(inside.notes)
-    reading.losses = [
-        loss for loss in inside.losses if not loss.startswith(("micro_batch", "accumulate"))
-    ]
+    reading.take(inside, but=("micro_batch", "accumulate"))
     _batch(table, reading)
     names = {"learning_rate": "learning_rate", "weight_decay": "weight_decay",
              "max_grad_norm": "clip_norm", "adam_beta1": "beta1", "adam_beta2": "beta2",

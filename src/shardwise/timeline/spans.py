@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -49,6 +49,25 @@ class Timeline:
     def of_kind(self, kind: Kind) -> npt.NDArray[np.bool_]:
         chosen: npt.NDArray[np.bool_] = self.kind == KINDS.index(kind)
         return chosen
+
+    def cut(self, window: tuple[int, int], begin: int | None = None) -> Timeline:
+        """What lies in a window, on a clock that begins with it, or at `begin`."""
+        start, end = window
+        zero = start if begin is None else begin
+        inside = (self.end_ns > start) & (self.start_ns < end)
+        points = (self.memory_ns >= start) & (self.memory_ns < end)
+        return replace(
+            self,
+            lane=self.lane[inside],
+            start_ns=np.clip(self.start_ns[inside], start, end) - zero,
+            end_ns=np.clip(self.end_ns[inside], start, end) - zero,
+            kind=self.kind[inside],
+            name=self.name[inside],
+            unit=self.unit[inside],
+            bytes=self.bytes[inside],
+            memory_ns=self.memory_ns[points] - zero,
+            memory_bytes=self.memory_bytes[points],
+        )
 
     def covered(self, kind: Kind) -> Intervals:
         """All instants in which some span of this kind runs."""

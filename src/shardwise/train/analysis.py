@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from shardwise.observe.run_folder import SUMMARY
 from shardwise.train.launch import PARENT, end_with_launcher
 
 log = logging.getLogger("shardwise")
 
-SUMMARY = "summary.json"
 # Seconds that an analysis waits for traces of other ranks, and a run that ends for the analysis.
 PATIENCE_BEFORE, PATIENCE_AFTER = 20, 60
 _CHILD = (

@@ -13,6 +13,7 @@ from torch import nn
 from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.ledger import LiveBytes
 from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
 from shardwise.step import (
     CollectiveProfile,
@@ -171,10 +172,32 @@ def control_traffic(
         small = AGREEMENT_BYTES * agrees + LOSS_BYTES * logs
         found.append(_all_reduce("world", strategy.devices, agrees + logs, small))
     if strategy.sharded and (strategy.shard or 1) > 1:
-        # One norm for each parameter, joined in one message.
-        norms = parameters * (8 if strategy.master_dtype == "fp64" else 4)
-        found.append(_all_reduce("shard", strategy.shard or 1, 1, norms))
+        found.append(norm_traffic(strategy, parameters))
     return tuple(found)
+
+
+def norm_traffic(strategy: Strategy, parameters: int) -> CollectiveProfile:
+    """The norm of sharded gradients: one for each parameter, joined in one message."""
+    norms = parameters * (8 if strategy.master_dtype == "fp64" else 4)
+    return _all_reduce("shard", strategy.shard or 1, 1, norms)
+
+
+def step_values(
+    predicted: StepProfile, step_s: list[float], peak_flops: float | None
+) -> dict[str, float]:
+    """What a log line tells of these steps' times; nothing where there are none."""
+    if not step_s or predicted.work is None:
+        return {}
+    median = quantile(step_s, 0.5)
+    rates = throughput_of(predicted.work, median, int(predicted.cluster["devices"]), peak_flops)
+    values = {
+        "step_s": median,
+        "step_s_p10": quantile(step_s, 0.1),
+        "step_s_p90": quantile(step_s, 0.9),
+        "tokens_per_s": rates.tokens_per_s,
+        "tokens_per_s_per_device": rates.tokens_per_s_per_device,
+    }
+    return values | ({"mfu": rates.mfu} if rates.mfu is not None else {})
 
 
 def _all_reduce(group: str, size: int, calls: int, total: int) -> CollectiveProfile:

@@ -16,13 +16,12 @@ from shardwise.checkpoint.dcp.load import Loaded
 from shardwise.engine.mesh import world
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
-from shardwise.step import StepProfile, throughput_of
+from shardwise.step import StepProfile
 from shardwise.train.checkpoints import RunCheckpoints
-from shardwise.train.clock import quantile
 from shardwise.train.folder import folder_of_rank_0, lock_folder, write_json, write_setup
 from shardwise.train.heartbeat import section, start_heart
 from shardwise.train.loop import Logged, Training, train
-from shardwise.train.measure import StepMeter, control_traffic, measured_profile
+from shardwise.train.measure import StepMeter, control_traffic, measured_profile, step_values
 from shardwise.train.metrics import Tracker, memory_now, open_trackers
 from shardwise.train.profile import StepProfiler, moments_of
 from shardwise.train.start import start
@@ -152,9 +151,7 @@ class _Recorder:
         if world()[0] == 0:
             self._trackers = open_trackers(settings.trackers, folder, training.step)
         device = run.cluster.device
-        # A placeholder is no peak to be measured against.
-        known = device.source.get("peak") != "placeholder"
-        self._peak_flops = device.peak_flops(run.strategy.param_dtype) if known else None
+        self._peak_flops = device.known_peak_flops(run.strategy.param_dtype)
         self.settled: list[float] = []
         self._profiler: StepProfiler | None = None
         moments = moments_of(settings, training.step)
@@ -202,21 +199,7 @@ class _Recorder:
             "learning_rate": line.learning_rate,
             "skipped": float(line.skipped),
         }
-        if settled:
-            median = quantile(settled, 0.5)
-            work = self._predicted.work
-            assert work is not None
-            devices = int(self._predicted.cluster["devices"])
-            rates = throughput_of(work, median, devices, self._peak_flops)
-            values |= {
-                "step_s": median,
-                "step_s_p10": quantile(settled, 0.1),
-                "step_s_p90": quantile(settled, 0.9),
-                "tokens_per_s": rates.tokens_per_s,
-                "tokens_per_s_per_device": rates.tokens_per_s_per_device,
-            }
-            if rates.mfu is not None:
-                values["mfu"] = rates.mfu
+        values |= step_values(self._predicted, settled, self._peak_flops)
         return values | memory_now(self._training.device)
 
     def measured(self) -> StepProfile | None:

@@ -13,7 +13,7 @@ from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import strategy_of
 from shardwise.spec.catalogue import find_device
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
-from shardwise.spec.lookup import Model
+from shardwise.spec.lookup import Model, config_folder
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
@@ -132,8 +132,7 @@ def _pretrained(model: Model) -> bool:
 
 
 def weights_folder(model: Model) -> Path:
-    path = Path(str(getattr(model, "config", "")))
-    return path.parent if path.suffix == ".json" else path
+    return config_folder(str(getattr(model, "config", "")))
 
 
 def _set_threads(settings: TrainSettings, device: torch.device) -> None:

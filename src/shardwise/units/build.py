@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from shardwise.spec.huggingface import to_config
-from shardwise.spec.lookup import Model, ModuleRef
+from shardwise.spec.lookup import Model, ModuleRef, config_folder
 from shardwise.spec.record import SpecError
 
 
@@ -60,8 +59,7 @@ def _from_transformers(model: Any) -> nn.Module:
         if model.config is None:
             config = AutoConfig.for_model(**to_config(model))  # type: ignore[arg-type]
         else:
-            path = Path(model.config)
-            folder = path.parent if path.suffix == ".json" else path
+            folder = config_folder(model.config)
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
         module: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, attn_implementation="sdpa", dtype=torch.float32

@@ -15,7 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.func import functional_call
 
-from shardwise.spec.dtype import DType
+from shardwise.spec.dtype import TORCH_NAMES, DType
 from shardwise.spec.lookup import Model
 from shardwise.spec.record import SpecError
 from shardwise.units.blocks import find_blocks, owners, parameter_names
@@ -24,10 +24,7 @@ from shardwise.units.unit import ModelUnits, Parameter, Unit
 from shardwise.units.watch import ROOT, Watch
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
+    dtype: getattr(torch, name) for dtype, name in TORCH_NAMES.items()
 }
 # More than one sequence: with one, broadcasting takes short cuts that no training run takes.
 TRACED_BATCHES = (2, 3, 5, 7, 11, 13)

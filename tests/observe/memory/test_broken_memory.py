@@ -19,8 +19,15 @@ from shardwise.observe.memory.record import Memory
 from shardwise.observe.memory.snapshot import snapshot_from
 from shardwise.report.memory import print_memory
 from shardwise.spec.record import SpecError
-from tests.observe.memory.build import BACKWARD, FORWARD, block, event, segment, snapshot
-from tests.observe.memory.test_leak import training
+from tests.observe.memory.build import (
+    BACKWARD,
+    FORWARD,
+    block,
+    event,
+    segment,
+    snapshot,
+    training,
+)
 
 SMALL = snapshot(
     [segment([block(1 << 30, 512, frames=FORWARD), block((1 << 30) + 512, 2048, "inactive")]),

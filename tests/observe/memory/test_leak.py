@@ -2,60 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.observe.memory.build import (
-    BACKWARD,
     FORWARD,
+    KEPT,
     MIB,
-    OPTIMIZER,
     PLAIN,
+    STEP_US,
     block,
     event,
-    frame,
     read_one,
     segment,
     snapshot,
+    training,
 )
-
-KEPT = [frame("/home/me/train.py", 33, "log"), frame("/home/me/train.py", 9, "main")]
-STEP_US = 1000
-
-
-def training(
-    steps: int,
-    *,
-    leak: int = 0,
-    optimizer: bool = False,
-    names: bool = False,
-    notes: bool = False,
-    first_only: bool = False,
-) -> dict[str, Any]:
-    """`steps` of forward (4 and 6 MiB), backward (5 MiB, all freed), and `leak` bytes that stay."""
-    events: list[dict[str, Any]] = []
-    marks, blocks = [], []
-    fresh = 0x1_0000_0000
-    for step in range(steps):
-        time = step * STEP_US
-        more = {"user_metadata": f"step {step}"} if notes else {}
-        marks.append({"name": f"ProfilerStep#{step}", "stage": "START", "time_us": time})
-        marks.append({"name": f"ProfilerStep#{step}", "stage": "END", "time_us": time + 900})
-        events.append(event("alloc", 0x1000, 4 * MIB, FORWARD, time + 1, **more))
-        events.append(event("alloc", 0x2000, 6 * MIB, FORWARD, time + 2, **more))
-        if leak and (step == 0 or not first_only):
-            fresh += leak
-            events.append(event("alloc", fresh, leak, KEPT, time + 3, **more))
-            blocks.append(block(fresh, leak, frames=KEPT))
-        events.append(event("alloc", 0x3000, 5 * MIB, BACKWARD, time + 4, **more))
-        for address, size in ((0x2000, 6), (0x1000, 4), (0x3000, 5)):
-            events.append(event("free_requested", address, size * MIB, BACKWARD, time + 5))
-        if optimizer:
-            events.append(event("alloc", 0x4000, 1 * MIB, OPTIMIZER, time + 6))
-            events.append(event("free_requested", 0x4000, 1 * MIB, OPTIMIZER, time + 7))
-    free = block(0x1000, 100 * MIB, "inactive")
-    return snapshot([segment([free, *blocks])], events, external_annotations=marks if names else [])
 
 
 @pytest.mark.parametrize(

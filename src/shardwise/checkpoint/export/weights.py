@@ -26,22 +26,19 @@ from shardwise.checkpoint.format.pieces import DTYPES, Saved
 from shardwise.checkpoint.format.shard import Part, safetensors_header
 from shardwise.checkpoint.format.synced import SyncedFile, whole_folder, write_synced
 from shardwise.checkpoint.verify.findings import Progress
-from shardwise.spec.dtype import DType
+from shardwise.spec.dtype import TORCH_NAMES, DType
 from shardwise.spec.record import SpecError
 
 # What transformers looks for.
 _NAME = "model"
 # What is converted; anything else, such as a count, stays what it is.
-_FLOATS = ("float64", "float32", "float16", "bfloat16")
-_TORCH: dict[DType, str] = {
-    "fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16",
-}  # fmt: skip
+_FLOATS = tuple(TORCH_NAMES.values())
 _PREFIX = f"{state.MODEL}."
 # Elements that are converted at a time.
 _CHUNK = 2**22
 
 
-class Exported(NamedTuple):
+class ExportedWeights(NamedTuple):
     """What was written where."""
 
     step: int
@@ -80,7 +77,7 @@ def export_first(
     dtype: DType | None = None,
     shard_size: int = 5 * 10**9,
     progress: Progress = lambda _: None,
-) -> Exported:
+) -> ExportedWeights:
     """Write the first of these checkpoints that is whole to a new folder; `dtype` None keeps it.
 
     The folder appears when all of it is written and on the device. Raises NotExportedError.
@@ -100,7 +97,7 @@ def export_first(
 
 def _export(
     folder: Folder, to: Path, dtype: DType | None, shard_size: int, progress: Progress
-) -> Exported:
+) -> ExportedWeights:
     try:
         told, saved = open_checkpoint(folder)
     except OSError as error:
@@ -121,7 +118,7 @@ def _export(
             write_synced(unfinished / f"{_NAME}{INDEX}", _index(shards))
     size = sum(part.length for part in parts)
     files = tuple(shards)
-    return Exported(told.step, str(to), size, len(parts), dtypes, files, no_config)
+    return ExportedWeights(told.step, str(to), size, len(parts), dtypes, files, no_config)
 
 
 def parts_of(saved: Saved, dtype: DType | None) -> list[Part]:
@@ -129,7 +126,7 @@ def parts_of(saved: Saved, dtype: DType | None) -> list[Part]:
     found = []
     for name, tensor in saved.tensors.items():
         if name.startswith(_PREFIX):
-            written = _TORCH[dtype] if dtype and tensor.dtype in _FLOATS else tensor.dtype
+            written = TORCH_NAMES[dtype] if dtype and tensor.dtype in _FLOATS else tensor.dtype
             plain = name.removeprefix(_PREFIX)
             found.append(Part(plain, written, (0,) * len(tensor.shape), tensor.shape))
     return found

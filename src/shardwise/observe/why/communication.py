@@ -16,7 +16,7 @@ from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary
 from shardwise.observe.why.losses import Losses
 from shardwise.observe.why.stragglers import Straggler, straggler_of
-from shardwise.observe.why.verdict import Verdict, lost, mean
+from shardwise.observe.why.verdict import Verdict, lost, mean, sentence
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import show_gb, write_bytes
 
@@ -178,7 +178,7 @@ def slow(
             Verdict(
                 cause=f"exposed {operation}",
                 saves_ns=exposed,
-                statement=f"{_capital(operation)} has no compute to hide behind: "
+                statement=f"{sentence(operation)} has no compute to hide behind: "
                 f"{lost(exposed, ranks)}",
                 evidence=_alone(ranks, operation),
                 change=_FEWER_BYTES.get(operation, "start it earlier, or move fewer bytes"),
@@ -204,10 +204,6 @@ def _alone(ranks: list[RankSummary], operation: str) -> str:
     if len(ranks) == 1 and (ranks[0].world_size or 1) > 1:
         text += "; waiting for other ranks may be part of it: give their traces too"
     return text
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _reached(summary: Summary, operation: str, cluster: ClusterSpec | None) -> float | None:

@@ -29,6 +29,11 @@ def ms(nanoseconds: float) -> str:
         f"{value:.3f} ms")  # fmt: skip
 
 
+def sentence(text: str) -> str:
+    """With a capital first letter; the others stay as they are."""
+    return text[:1].upper() + text[1:]
+
+
 def lost(nanoseconds: float, ranks: list[RankSummary]) -> str:
     steps = any(rank.steps for rank in ranks)
     return f"{ms(nanoseconds)} of {'each step' if steps else 'the trace'}"

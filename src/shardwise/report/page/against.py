@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from shardwise.observe.against import against, traffic_terms
 from shardwise.report.compare import compare
-from shardwise.report.estimate import show_seconds
 from shardwise.report.page.bars import badge
 from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.markup import Content, Markup, element, fragment, table
-from shardwise.report.page.subject import Subject, strategy_words
-from shardwise.spec.quantity import show_gb
+from shardwise.report.page.subject import Subject
+from shardwise.report.strategy import strategy_words
+from shardwise.report.words import error_words
+from shardwise.spec.quantity import show_gb, show_seconds, show_whole
 from shardwise.step import relative_error
 
 # From so many on a cloud of points says more than a table, and all terms of all of them too much.
@@ -70,12 +71,8 @@ def _scattered(pairs: Sequence[Subject]) -> Markup:
 def show_error(error: float | None) -> Markup | None:
     if error is None:
         return None
-    if error == 0:
-        return element("span", "exact", class_="good")
-    if abs(error) < 0.0005:
-        return element("span", "0.0%", class_="good")
-    tone = "good" if abs(error) < 0.03 else "fair" if abs(error) < 0.10 else "bad"
-    return element("span", f"{error:+.1%}", class_=tone)
+    told, tone = error_words(error)
+    return element("span", told, class_=tone)
 
 
 def _terms(one: Subject) -> Markup:
@@ -100,14 +97,10 @@ def _profiled(one: Subject) -> Markup | None:
         for t in against(one.simulated, rank).terms
     ]  # fmt: skip
     for term in traffic_terms(one.predicted.traffic if one.predicted else (), rank):
-        show = show_gb if term.name.endswith("bytes") else _count
+        show = show_gb if term.name.endswith("bytes") else show_whole
         rows.append([term.name, show(term.predicted), show(term.measured), show_error(term.error)])
     head = [f"one profiled step of {rank.name}", badge("simulated"), badge("measured"), "error"]
     return table(head, rows)
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
 
 
 def _overview(pairs: Sequence[Subject]) -> Markup:

@@ -11,6 +11,8 @@ from shardwise.report.page.markup import Markup, element, fragment
 WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 84, 40, 16, 58
 COLOURS = 8
+# More would run into each other.
+_MOST_MARKS = 9
 
 
 class Series(NamedTuple):
@@ -78,7 +80,7 @@ class _Scale:
         if low == high:
             low, high = (low / 2, high * 2) if axis.logarithmic and low > 0 else (low, high + 1)
         self._turn: Callable[[float], float] = math.log if axis.logarithmic else float
-        if axis.marks:
+        if 0 < len(axis.marks) <= _MOST_MARKS:
             low, high = min(low, *axis.marks), max(high, *axis.marks)
             self.marks = list(axis.marks)
         else:
@@ -95,9 +97,9 @@ class _Scale:
         return self._begin + share * (self._end - self._begin)
 
 
-def _round_marks(low: float, high: float, about: int = 5) -> list[float]:
+def _round_marks(low: float, high: float) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten that span the values."""
-    raw = (high - low) / about
+    raw = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from shardwise.report.estimate import how, show_seconds
+from shardwise.observe.why.verdict import sentence
 from shardwise.report.page.bars import badge
 from shardwise.report.page.markup import Markup, element
 from shardwise.report.page.subject import Subject
 from shardwise.report.page.sweeps import best_by_value
-from shardwise.report.plan import settings
-from shardwise.spec.quantity import show_count, show_gb, show_gib
+from shardwise.report.plan import nearest_words
+from shardwise.report.strategy import how, settings
+from shardwise.report.words import VERDICTS
+from shardwise.spec.catalogue import coefficient
+from shardwise.spec.quantity import show_count, show_gb, show_gib, show_seconds
 from shardwise.step import StepProfile, relative_error
+
+_MOST_PROBLEMS = 3
 
 
 class Headline(NamedTuple):
@@ -42,14 +47,7 @@ def _plan(one: Subject) -> Headline:
     plan = one.plan
     assert plan is not None
     if plan.winner is None:
-        nearest = plan.rejected[0] if plan.rejected else None
-        told = []
-        if nearest is not None:
-            told.append(
-                f"The nearest is {settings(nearest.strategy, plan.problem.job.seq_len)}: it needs "
-                f"{show_gib(nearest.needed_bytes)}, and a device can safely give "
-                f"{show_gib(plan.limit_bytes)} (predicted)."
-            )
+        told = [f"{nearest_words(plan)} (predicted)."] if plan.rejected else []
         told += [f"With {way.options} it would fit." for way in plan.ways[:3]]
         return Headline("Nothing fits.", [*told, *plan.tips], "bad")
     winner = plan.winner
@@ -77,9 +75,10 @@ def _predicted(one: Subject) -> Headline:
     profile = one.predicted
     if profile is None or profile.memory is None:
         return Headline(one.name, [])
-    words = {"fits": ("It fits.", "good"), "at risk": ("It fits, but at risk.", "fair"),
-             "does not fit": ("It does not fit.", "bad")}  # fmt: skip
-    said, tone = words.get(profile.memory.verdict or "", (one.name, "plain"))
+    said, tone = one.name, "plain"
+    if profile.memory.verdict is not None:
+        words = VERDICTS[profile.memory.verdict]
+        said, tone = f"It {words.alone}.", words.tone
     peak, capacity = profile.memory.peak_allocated_bytes, profile.memory.capacity_bytes
     of = f" of {show_gib(capacity)}" if capacity else ""
     told = [f"Tensors peak at {show_gib(peak)}{of} ({profile.provenance.kind})."]
@@ -129,7 +128,9 @@ def _why_slow(one: Subject) -> Headline:
     traced = one.traced
     assert traced is not None
     health = traced.health
-    rest = against_in_words(one)
+    # What is wrong with a trace is wrong with all that follows.
+    broken = [f"{r.path.name}: {told}." for r in traced.summary.ranks for told in r.problems]
+    rest = [*broken[:_MOST_PROBLEMS], *against_in_words(one)]
     if health.healthy:
         said = f"Healthy: {health.compute:.1%} of the time computes (measured)."
         return Headline(said, rest, "good")
@@ -138,8 +139,7 @@ def _why_slow(one: Subject) -> Headline:
         return Headline(said, rest, "fair")
     first = traced.verdicts[0]
     share = first.saves_ns / health.step_ns
-    evidence = first.evidence[:1].upper() + first.evidence[1:]
-    told = [f"{evidence} (measured).", f"To change: {first.change}.", *rest]
+    told = [f"{sentence(first.evidence)} (measured).", f"To change: {first.change}.", *rest]
     return Headline(f"{first.statement} ({share:.0%}, measured).", told, "fair")
 
 
@@ -207,10 +207,14 @@ def _overlap(one: StepProfile, other: StepProfile) -> bool:
     """Whether their spreads leave open who is faster; they must do the same work to be compared."""
     if one.time is None or other.time is None or one.work is None or other.work is None:
         return False
+    scale = one.work.tokens / other.work.tokens
+    if one.provenance.kind != "measured":
+        # As a plan tells layouts apart: on one machine most of their errors are the same.
+        low, high = coefficient("step-comparison")
+        return 1 + low <= one.time.step_s / (other.time.step_s * scale) <= 1 + high
     mine, theirs = one.time.step_s_spread, other.time.step_s_spread
     if mine is None or theirs is None:
         return False
-    scale = one.work.tokens / other.work.tokens
     return mine[0] <= theirs[1] * scale and theirs[0] * scale <= mine[1]
 
 

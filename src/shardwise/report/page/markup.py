@@ -50,9 +50,7 @@ def _inside(content: Iterable[Content]) -> str:
     return "".join(parts)
 
 
-def table(
-    head: Iterable[Content], rows: Iterable[Iterable[Content]], *, numbers: bool = True, **more: str
-) -> Markup:
+def table(head: Iterable[Content], rows: Iterable[Iterable[Content]]) -> Markup:
     """A table that scrolls by itself where it is too wide; the first column names its rows."""
     columns = [element("th", cell, scope="col") for cell in head]
     body = []
@@ -65,8 +63,7 @@ def table(
         "table",
         element("thead", element("tr", columns)),
         element("tbody", body),
-        class_="numbers" if numbers else None,
-        **more,
+        class_="numbers",
     )
     # Reachable by keyboard: what scrolls must be.
     return element("div", drawn, class_="scroll", tabindex="0", role="region", aria_label="table")

@@ -7,24 +7,13 @@ from collections.abc import Sequence
 from shardwise.report.page.bars import Bar, Limit, bars
 from shardwise.report.page.markup import Markup, element, fragment
 from shardwise.report.page.subject import Subject
+from shardwise.report.words import TERMS, VERDICTS
 from shardwise.spec.quantity import show_gib
 from shardwise.step import StepProfile
 
-# In the order of a bar: what rests first, what comes and goes after it.
-TERMS = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer": "optimizer states",
-    "unsharded_parameters": "gathered parameters",
-    "unsharded_gradients": "unsharded gradients",
-    "reduce_buffers": "reduce buffers",
-    "activations": "activations",
-    "logits": "logits and loss",
-    "working": "activations, logits, new gradients",
-    "other": "token ids and labels",
-}
 # A capacity so far beyond the bars would leave nothing of them to see.
 _FAR = 4.0
+_MOST_RESERVES = 6
 
 
 def memory_section(subjects: Sequence[Subject]) -> Markup | None:
@@ -34,14 +23,15 @@ def memory_section(subjects: Sequence[Subject]) -> Markup | None:
         return None
     rows = [_bar(subject, profile) for subject, profile in profiles]
     most = max(sum(row.parts.values()) for row in rows)
+    # Of different machines no line is true for all.
     capacities = {p.memory.capacity_bytes for _, p in profiles if p.memory} - {None}
-    capacity = max((c for c in capacities if c is not None), default=None)
+    capacity = next(iter(capacities)) if len(capacities) == 1 else None
     near = capacity is not None and capacity <= _FAR * most
     limit = Limit("capacity", capacity) if capacity is not None and near else None
     told = []
     if capacity is not None and not near:
         told.append(f"A device has {show_gib(capacity)}: the fullest takes {most / capacity:.1%}.")
-    for subject, profile in profiles:
+    for subject, profile in profiles if len(subjects) <= _MOST_RESERVES else []:
         told += _reserve(subject, profile, len(subjects) > 1)
     return fragment(
         element("p", "What is alive at the moment when most is, on the fullest device."),
@@ -69,8 +59,7 @@ def _reserve(subject: Subject, profile: StepProfile, several: bool) -> list[str]
     if memory.occupied_bytes is None or memory.verdict is None:
         return []
     low, high = memory.occupied_bytes
-    words = {"fits": "it fits", "at risk": "it is at risk", "does not fit": "it does not fit"}
     return [
         f"{who} allocator reserve and runtime {show_gib(low)} to {show_gib(high)} "
-        f"({profile.provenance.kind}): {words[memory.verdict]}."
+        f"({profile.provenance.kind}): it {VERDICTS[memory.verdict].after}."
     ]

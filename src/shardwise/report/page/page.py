@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from importlib import resources
 
+from shardwise.observe.why.verdict import sentence
 from shardwise.report.page.against import against_section
 from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.headline import about, headline, tiles
@@ -18,6 +19,7 @@ from shardwise.report.page.sweeps import sweep_section
 from shardwise.report.page.time import time_section
 from shardwise.report.page.timeline import timeline_section
 from shardwise.report.page.units import units_section
+from shardwise.spec.quantity import show_whole
 from shardwise.version import __version__
 
 _MEANING = {
@@ -131,7 +133,7 @@ def _causes(subjects: Sequence[Subject]) -> Markup | None:
             element(
                 "li",
                 element("b", f"{v.statement} ({v.saves_ns / one.traced.health.step_ns:.1%})."),
-                f" {v.evidence[:1].upper()}{v.evidence[1:]}. To change: {v.change}.",
+                f" {sentence(v.evidence)}. To change: {v.change}.",
             )
             for v in one.traced.verdicts
         ]
@@ -150,7 +152,7 @@ def _losses(subjects: Sequence[Subject]) -> Markup | None:
     ]  # fmt: skip
     if not lines:
         return None
-    x = Axis("step", lambda v: f"{v:,.0f}")
+    x = Axis("step", show_whole)
     return chart(x, Axis("loss", lambda v: f"{v:.4g}"), lines, "The loss of every logged step.")
 
 

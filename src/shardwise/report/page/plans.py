@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shardwise.planning.plan import Plan
 from shardwise.planning.problem import Problem
 from shardwise.planning.rows import Candidate
 from shardwise.planning.whatif import Point, study
-from shardwise.report.estimate import show_seconds
 from shardwise.report.page.bars import badge
 from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.markup import Content, Markup, element, fragment, table
 from shardwise.report.page.subject import Subject
-from shardwise.report.plan import batch_words, layout_words, ranked, settings
-from shardwise.spec.quantity import show_count
+from shardwise.report.plan import ranked
+from shardwise.report.strategy import batch_words, layout_words, settings
+from shardwise.spec.quantity import GIB, show_count, show_seconds, show_whole
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import show_recompute
 
-GIB = 2**30
 _LAYOUTS = 12
 
 
@@ -154,7 +153,7 @@ def _devices(problem: Problem) -> Markup | None:
         assert point.candidate is not None
         return point.candidate.tokens_per_s / point.problem.cluster.devices
 
-    x = Axis("devices", lambda v: f"{v:,.0f}", True, [at for _, at in told])
+    x = Axis("devices", show_whole, True, [at for _, at in told])
     y = Axis("tokens/s per device, by devices", show_count, from_zero=True)
     return chart(
         x, y, [_line(told, "tokens/s per device", each)],
@@ -169,11 +168,10 @@ def _study(problem: Problem, name: str, values: list[str]) -> list[Point]:
         return []  # one node cannot grow without a network between nodes
 
 
-def _line(told: list[tuple[Point, float]], name: str, value: object) -> Series:
-    assert callable(value)
+def _line(told: list[tuple[Point, float]], name: str, value: Callable[[Point], float]) -> Series:
     return Series(
         name,
-        [(at, float(value(point))) for point, at in told],
+        [(at, value(point)) for point, at in told],
         titles=[
             f"{layout_words(p.candidate.strategy)}, recompute "
             f"{show_recompute(p.candidate.strategy.recompute)}, MFU {p.mfu or 0:.1%}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardwise.api import describe_run, estimate_run, plan_run, replay_run, start_command
 from shardwise.observe.rules import Rules
-from shardwise.observe.run_folder import TRACES, profiled_moments
+from shardwise.observe.run_folder import TRACES, profiled_moments, traces_in
 from shardwise.observe.summary import Summary, summarise
 from shardwise.observe.why.communication import transfers_of
 from shardwise.observe.why.losses import losses_of
@@ -22,12 +22,12 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, read_run
-from shardwise.step import StepProfile, TimeProfile, read_profile, throughput_of
+from shardwise.step import StepProfile, TimeProfile, read_profile, read_profile_file, throughput_of
 
 # Larger JSON than this is a trace, or nothing a person meant.
 _MOST_BYTES = 64 * 2**20
+_LONGEST_NAME = 80
 _UNPROFILED = "No step was profiled"
-_TRACE_SUFFIXES = (".json", ".json.gz")
 
 
 def read_subjects(paths: Sequence[Path]) -> list[Subject]:
@@ -58,21 +58,31 @@ def _is_trace(path: Path) -> bool:
 
 
 def _folder(folder: Path) -> list[Subject]:
-    if (folder / "run.toml").is_file():
+    """A run's folder; else every run, trace and profile in it, and what was left out and why."""
+    plan = folder / "run.toml"
+    if plan.is_file() and (folder / "prediction.json").is_file():
         return [_run_folder(folder, folder.name)]
+    found = _file(plan) if plan.is_file() else []
     inner = sorted(
         file.parent for file in folder.glob("*/**/run.toml")
         if (file.parent / "prediction.json").is_file()
     )  # fmt: skip
-    if inner:
-        return _many(folder, inner)
-    traces = sorted(f for f in folder.iterdir() if f.name.endswith(_TRACE_SUFFIXES))
-    if traces and all(map(_is_trace, traces)):
-        return [_traces(traces, None, folder.name)]
-    profiles = [subject for file in traces for subject in _file(file)]
-    if profiles:
-        return profiles
-    raise SpecError(f"{folder}: neither a run's folder, nor a folder of runs, traces or profiles")
+    found += _many(folder, inner)
+    files = traces_in(folder)
+    traces = [file for file in files if _is_trace(file)]
+    if traces:
+        found.append(_traces(traces, None, folder.name))
+    left = []
+    for file in (file for file in files if file not in traces):
+        try:
+            found += _file(file)
+        except SpecError as error:
+            left.append(f"Left out: {error.problems[0]}.")
+    if not found:
+        raise SpecError(
+            left or f"{folder}: neither a run's folder, nor a folder of runs, traces or profiles"
+        )
+    return [found[0]._replace(notes=(*found[0].notes, *left)), *found[1:]]
 
 
 def _many(folder: Path, runs: list[Path]) -> list[Subject]:
@@ -125,10 +135,10 @@ def one_step(profile: StepProfile) -> float:
 
 def _run_folder(folder: Path, name: str) -> Subject:
     run = read_run(folder / "run.toml").resolved()
-    predicted = _profile_file(folder / "prediction.json")
-    measured = _profile_file(folder / "measurement.json")
+    predicted = _kept(folder / "prediction.json")
+    measured = _kept(folder / "measurement.json")
     moments = profiled_moments(folder / TRACES)
-    traced = _traced(_ranks(moments[-1]), run.cluster) if moments else None
+    traced = _traced(traces_in(moments[-1]), run.cluster) if moments else None
     simulated, notes = _simulated(run)
     if traced is None:
         notes += (f"{_UNPROFILED}; 'shardwise profile {folder / 'run.toml'}' does that.",)
@@ -146,8 +156,8 @@ def _run_folder(folder: Path, name: str) -> Subject:
     )
 
 
-def _profile_file(path: Path) -> StepProfile | None:
-    return read_profile(_json(path), str(path)) if path.is_file() else None
+def _kept(path: Path) -> StepProfile | None:
+    return read_profile_file(path) if path.is_file() else None
 
 
 def _losses(path: Path) -> list[tuple[int, float]]:
@@ -190,7 +200,7 @@ def _told(told: Any, name: str, path: Path) -> Iterator[Subject]:
         return
     if not isinstance(told, Mapping):
         raise SpecError(f"{path}: holds neither profiles nor a plan")
-    name = str(told.get("name") or name)
+    name = _short(str(told.get("name") or name))
     if "provenance" in told:
         profile = read_profile(told, str(path))
         one = Subject(name=name, origin=str(path))
@@ -212,9 +222,14 @@ def _told(told: Any, name: str, path: Path) -> Iterator[Subject]:
         yield _planned(run, name, str(path), chosen=True)
     else:
         raise SpecError(
-            f"{path}: is no StepProfile, plan or list of them; make one with --json, or name the "
-            "run's folder"
+            f"{path}: is no StepProfile, plan or list of them, as estimate, plan and train print "
+            "with --json; else name the run.toml, the run's folder or its traces"
         )
+
+
+def _short(name: str) -> str:
+    """A name that leaves room for an answer."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
 
 
 def _planned(run: RunSpec, name: str, origin: str, chosen: bool = False) -> Subject:
@@ -256,10 +271,6 @@ def _simulated(run: RunSpec) -> tuple[Any, tuple[str, ...]]:
 
 
 # ---- traces ---------------------------------------------------------------------------------
-
-
-def _ranks(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.iterdir() if f.name.endswith(".json.gz") and f.name[0] != ".")
 
 
 def _traces(paths: list[Path], cluster: ClusterSpec | None, name: str = "") -> Subject:
@@ -315,5 +326,7 @@ def _decode(text: bytes, path: Path) -> Any:
 
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise SpecError(f"{path}: is no JSON of ours: it is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: is no JSON: {error}") from None

@@ -51,11 +51,3 @@ class Subject(NamedTuple):
     def profile(self) -> StepProfile | None:
         """What describes it: measured where it was."""
         return self.measured or self.predicted
-
-
-def strategy_words(profile: StepProfile) -> str:
-    """The strategy of a profile in a word or two."""
-    strategy = profile.strategy
-    shard, replicate = strategy.get("shard") or 1, strategy.get("replicate") or 1
-    groups = f" in groups of {shard}" if shard > 1 and replicate > 1 else ""
-    return f"{strategy.get('kind', '?')}{groups}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from shardwise.report.estimate import show_seconds
 from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.markup import Markup, element, fragment
-from shardwise.report.page.subject import Subject, strategy_words
+from shardwise.report.page.subject import Subject
+from shardwise.report.strategy import strategy_words
+from shardwise.spec.quantity import show_seconds, show_whole
 from shardwise.step import StepProfile
 
 
@@ -22,16 +23,12 @@ def _gbps(value: float) -> str:
     return f"{value:g} Gbps"
 
 
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 _QUANTITIES = (
     _Quantity("network per device", lambda p: p.cluster.get("network_gbps"), _gbps),
-    _Quantity("devices", lambda p: p.cluster.get("devices"), _count),
-    _Quantity("sequence length", lambda p: p.job.get("seq_len"), _count),
-    _Quantity("micro-batch", lambda p: p.strategy.get("micro_batch"), _count),
-    _Quantity("micro-batches a step", lambda p: p.strategy.get("accumulate"), _count),
+    _Quantity("devices", lambda p: p.cluster.get("devices"), show_whole),
+    _Quantity("sequence length", lambda p: p.job.get("seq_len"), show_whole),
+    _Quantity("micro-batch", lambda p: p.strategy.get("micro_batch"), show_whole),
+    _Quantity("micro-batches a step", lambda p: p.strategy.get("accumulate"), show_whole),
 )
 # Below so many values a bar says it better.
 _LEAST = 3

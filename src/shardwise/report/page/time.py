@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardwise.observe.why.verdict import mean
-from shardwise.report.estimate import show_seconds
 from shardwise.report.page.bars import Bar, bars
 from shardwise.report.page.markup import Markup, element, fragment
 from shardwise.report.page.subject import Subject, Traced
+from shardwise.spec.quantity import show_seconds
 from shardwise.step import StepProfile
 from shardwise.timeline.breakdown import breakdown
 

@@ -9,6 +9,7 @@ import base64
 import json
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,7 +120,9 @@ def _measured(subject: Subject, of: str, remarks: list[str]) -> Iterator[Step]:
         # Ranks of one run share a clock, so that who waits for whom can be seen.
         offset = int(joined.offset_ns[number]) if joined is not None else 0
         begin = _middle_step(ranks, 0)[0] - offset if joined is not None else window[0]
-        cut = _cut(rank.timeline, window, begin, resting if rank.on_cpu else 0)
+        cut = rank.timeline.cut(window, begin)
+        if rank.on_cpu:
+            cut = replace(cut, memory_bytes=cut.memory_bytes + resting)
         thinned = thin(cut, MOST_OF_ONE)
         merged += len(cut) - len(thinned)
         yield Step(f"{of}{rank.name}", "measured", thinned, window[1] - window[0])
@@ -147,27 +150,6 @@ def _resting(subject: Subject) -> int:
         return 0
     terms = subject.measured.memory.terms
     return terms.get("parameters", 0) + terms.get("optimizer", 0)
-
-
-def _cut(timeline: Timeline, window: tuple[int, int], begin: int, resting: int) -> Timeline:
-    """What lies in a window, on a clock that begins at `begin`."""
-    start, end = window
-    rows = np.flatnonzero((timeline.end_ns > start) & (timeline.start_ns < end))
-    points = (timeline.memory_ns >= start) & (timeline.memory_ns < end)
-    return Timeline(
-        lane=timeline.lane[rows],
-        start_ns=np.clip(timeline.start_ns[rows], start, end) - begin,
-        end_ns=np.clip(timeline.end_ns[rows], start, end) - begin,
-        kind=timeline.kind[rows],
-        name=timeline.name[rows],
-        unit=timeline.unit[rows],
-        bytes=timeline.bytes[rows],
-        lanes=timeline.lanes,
-        names=timeline.names,
-        units=timeline.units,
-        memory_ns=timeline.memory_ns[points] - begin,
-        memory_bytes=timeline.memory_bytes[points] + resting,
-    )
 
 
 def thin(timeline: Timeline, most: int) -> Timeline:

@@ -10,6 +10,7 @@ from shardwise.report.page.bars import badge
 from shardwise.report.page.markup import Content, Markup, element, fragment, table
 from shardwise.report.page.subject import Subject
 from shardwise.report.trace import merged
+from shardwise.report.words import milliseconds
 
 _MOST_ROWS = 200
 _COLUMNS = ("forward", "backward", "copies", "gather forward", "gather backward", "scatter")
@@ -83,5 +84,4 @@ def _cells(unit: UnitTime, steps: int) -> list[str]:
 
 
 def _short(nanoseconds: float) -> str:
-    value = nanoseconds / 1e6
-    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
+    return milliseconds(nanoseconds, ".3g", 99.5)

@@ -17,6 +17,7 @@ from shardwise.stacks.python.parallel import parallel_pieces
 from shardwise.stacks.python.piece import Piece, assemble
 from shardwise.stacks.python.settings import plain_name, settings_piece, train_of
 from shardwise.stacks.python.step import step_pieces
+from shardwise.stacks.torchrun import script_command
 
 NAME = "train.py"
 
@@ -35,7 +36,7 @@ def export(run: RunSpec) -> Exported:
         *loop_pieces(run, written),
     ]
     text = assemble(_description(run, written), pieces)
-    return Exported(NAME, text, losses_of(run, written), _command(run))
+    return Exported(NAME, text, losses_of(run, written), script_command(run, NAME))
 
 
 def _description(run: RunSpec, written: bool) -> str:
@@ -48,16 +49,5 @@ def _description(run: RunSpec, written: bool) -> str:
     if train_of(run).checkpoint.save and strategy.kind != "single":
         needs += "; torch itself needs NumPy to save"
     origin = "Written by `shardwise export`; it trains as `shardwise train` does."
-    return f"Train {plain_name(run)} {ways}.\n\n    {_command(run)}\n\nNeeds {needs}.\n{origin}"
-
-
-def _command(run: RunSpec) -> str:
-    if run.strategy.kind == "single":
-        return f"python {NAME}"
-    nodes, per_node = run.cluster.nodes, run.cluster.devices_per_node
-    if nodes == 1:
-        return f"torchrun --nproc-per-node {per_node} {NAME}"
-    return (
-        f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d "
-        f"--rdzv-endpoint HOST:29400 {NAME}"
-    )
+    command = script_command(run, NAME)
+    return f"Train {plain_name(run)} {ways}.\n\n    {command}\n\nNeeds {needs}.\n{origin}"

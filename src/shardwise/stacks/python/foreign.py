@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from shardwise.spec.families import BLOCKS
 from shardwise.spec.huggingface import to_config
-from shardwise.spec.lookup import ModuleRef
+from shardwise.spec.lookup import ModuleRef, config_folder
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.python.piece import Piece, lines
 from shardwise.stacks.python.settings import data_of, torch_dtype, train_of
-
-# Where the blocks of a family are, where it is not model.layers.
-_BLOCKS = {
-    "gpt2": "transformer.h",
-    "mpt": "transformer.blocks",
-    "opt": "model.decoder.layers",
-    "gpt_neox": "gpt_neox.layers",
-}
 
 
 def blocks_of(run: RunSpec) -> str:
     """The expression for the list of repeated blocks of `model`."""
     if not isinstance(run.model, ModelSpec):
         return "find_blocks(model)"
-    return f"list(model.{_BLOCKS.get(run.model.family, 'model.layers')})"
+    return f"list(model.{BLOCKS[run.model.family].path})"
 
 
 def fills(run: RunSpec) -> bool:
@@ -41,7 +32,7 @@ def foreign_settings(run: RunSpec) -> dict[str, object]:
         vocab["VOCAB"] = model.vocab
     if isinstance(model, ModelSpec) and model.config is None:
         return {**vocab, "CONFIG": to_config(model)}
-    return {**vocab, "CONFIG": _folder(run)}
+    return {**vocab, "CONFIG": str(config_folder(str(model.config)))}
 
 
 def foreign_pieces(run: RunSpec) -> list[Piece]:
@@ -51,11 +42,6 @@ def foreign_pieces(run: RunSpec) -> list[Piece]:
     if not isinstance(run.model, ModelSpec):
         found.append(Piece(FIND_BLOCKS, ("torch:nn",)))
     return found
-
-
-def _folder(run: RunSpec) -> str:
-    path = Path(str(getattr(run.model, "config", "")))
-    return str(path.parent if path.suffix == ".json" else path)
 
 
 def _build(run: RunSpec) -> Piece:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from textwrap import indent
 
 from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
 from shardwise.stacks.python import foreign
 from shardwise.stacks.python.data import knows_vocabulary
 from shardwise.stacks.python.parallel import needs_preparing
@@ -176,16 +177,22 @@ def _skips_sync(run: RunSpec) -> bool:
     return strategy.accumulate > 1 and strategy.kind == "ddp" and strategy.grad_sync != "every"
 
 
-def _micro_batches(run: RunSpec) -> str:
-    strategy = run.strategy
+def sync_calls(strategy: Strategy, model: str) -> list[str]:
+    """What a sharded `model` is told before each micro-batch, of its step the `last` or not."""
     calls = []
     if strategy.accumulate > 1 and strategy.sharded:
         if strategy.grad_sync == "last":
-            calls.append("            model.set_requires_gradient_sync(last)")
+            calls.append(f"{model}.set_requires_gradient_sync(last)")
         if strategy.grad_sync == "local" and strategy.hybrid:
-            calls.append("            model.set_requires_all_reduce(last)")
+            calls.append(f"{model}.set_requires_all_reduce(last)")
         if not strategy.reshard_after_backward:
-            calls.append("            model.set_reshard_after_backward(last)")
+            calls.append(f"{model}.set_reshard_after_backward(last)")
+    return calls
+
+
+def _micro_batches(run: RunSpec) -> str:
+    strategy = run.strategy
+    calls = sync_calls(strategy, "model")
     scaled = "loss_sum(model, ids) * (1 / (ACCUMULATE * MICRO_BATCH * SEQ_LEN))"
     skips = _skips_sync(run)
     differs = skips or bool(calls)
@@ -193,7 +200,7 @@ def _micro_batches(run: RunSpec) -> str:
     return lines(
         f"        for {'number' if differs else '_'} in range(ACCUMULATE):",
         differs and "            last = number == ACCUMULATE - 1",
-        *calls,
+        *(f"            {call}" for call in calls),
         "            ids = next(batches).to(device, non_blocking=True)",
         skips and "            with nullcontext() if last else model.no_sync():",
         strategy.kind != "single"

@@ -6,13 +6,11 @@ the same to the last bit; modules have the names that its checkpoints have.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from shardwise.spec.huggingface import to_config
+from shardwise.spec.huggingface import config_table, to_config
 from shardwise.spec.model import ModelSpec
-from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.python.piece import Piece, lines
 
@@ -26,13 +24,7 @@ def config_of(model: ModelSpec) -> Mapping[str, object]:
     """What transformers would build the model from."""
     if model.config is None:
         return to_config(model)
-    path = Path(model.config)
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        config: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SpecError(f"model.config: cannot read {file}: {error}") from None
-    return config
+    return config_table(Path(model.config))
 
 
 def can_be_written(run: RunSpec) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from shardwise.spec.dtype import DType
+from shardwise.spec.dtype import TORCH_NAMES, DType
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import DataSettings, TrainSettings
 from shardwise.stacks.python.piece import WIDTH, Piece
@@ -95,13 +95,7 @@ def quoted(text: str) -> str:
 
 
 def torch_dtype(dtype: DType) -> str:
-    names: dict[DType, str] = {
-        "fp64": "torch.float64",
-        "fp32": "torch.float32",
-        "bf16": "torch.bfloat16",
-        "fp16": "torch.float16",
-    }
-    return names[dtype]
+    return f"torch.{TORCH_NAMES[dtype]}"
 
 
 def _step_title(run: RunSpec) -> str:

@@ -6,8 +6,9 @@ import ast
 
 from shardwise.spec.record import SpecError
 from shardwise.stacks import fsdp1
-from shardwise.stacks.imported import Imported, Reading
-from shardwise.stacks.script import Call, Script, Symbol, Unknown, shown
+from shardwise.stacks.imported import Imported, Reading, set_optimizer
+from shardwise.stacks.source import Call, Script, Symbol, Unknown, shown
+from shardwise.stacks.torch_values import DTYPES, read_mesh, read_mixed_precision
 
 # What people call the number of micro-batches of a step, and the length of a sequence.
 _ACCUMULATE = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumulation_steps",
@@ -94,8 +95,8 @@ def _fully_shard(script: Script, calls: list[Call], reading: Reading) -> None:
     if len(calls) == 1:
         reading.note("One call of fully_shard in a loop, or of the root alone, is all there is.")
     first = calls[0]
-    fsdp1.mixed_precision(first.get("mp_policy"), reading)
-    fsdp1.read_mesh(first.get("mesh"), reading)
+    read_mixed_precision(first.get("mp_policy"), reading)
+    read_mesh(first.get("mesh"), reading)
     offload = first.get("offload_policy")
     if isinstance(offload, Call):
         reading.strategy["offload"] = offload.name == "CPUOffloadPolicy"
@@ -126,7 +127,7 @@ def _precision(script: Script, reading: Reading) -> None:
     low = None
     for call in script.calls("autocast"):
         given = call.get("dtype", 1)
-        low = fsdp1.DTYPES.get(shown(given), None) if given is not None else "fp16"
+        low = DTYPES.get(shown(given), None) if given is not None else "fp16"
         if low is None:
             reading.lose(f"autocast: {shown(given)} is decided when the script runs.")
         break
@@ -143,7 +144,7 @@ def _precision(script: Script, reading: Reading) -> None:
     elif not sharded:
         reading.strategy.setdefault("param_dtype", "fp32")
     for call in script.calls("from_pretrained", "from_config"):
-        kept = fsdp1.DTYPES.get(shown(call.get("dtype") or call.get("torch_dtype")))
+        kept = DTYPES.get(shown(call.get("dtype") or call.get("torch_dtype")))
         if kept in ("bf16", "fp16"):
             reading.strategy |= {"master_dtype": kept}
             if reading.strategy.get("param_dtype", "fp32") == "fp32" and not low:
@@ -195,16 +196,18 @@ def _optimizer(call: Call, reading: Reading) -> None:
         reading.train["momentum"] = float(momentum)
     reading.job["optimizer"] = kind
     reading.train |= _DEFAULTS.get(call.name, {})
-    names = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "epsilon"}
-    for name, field in names.items():
+
+    def number(name: str) -> float | None:
         value = call.get(name, 1 if name == "lr" else None)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            reading.train[field] = float(value)
-        elif value is not None:
+            return float(value)
+        if value is not None:
             reading.lose(f"{name}: {shown(value)} is decided when the script runs.")
+        return None
+
     betas = call.get("betas")
-    if isinstance(betas, tuple) and len(betas) == 2 and all(isinstance(b, float) for b in betas):
-        reading.train |= {"beta1": betas[0], "beta2": betas[1]}
+    known = isinstance(betas, tuple) and all(isinstance(beta, float) for beta in betas)
+    set_optimizer(reading, number, betas if known else None)
     reading.note(f"{call.name} becomes job.optimizer = {kind}.")
 
 

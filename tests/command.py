@@ -1,0 +1,33 @@
+"""The command as a shell starts it, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMAND = (sys.executable, "-m", "shardwise")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Of a shell of 80 columns that is no rank of a run and finds the modules of tests."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    here = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    return {**kept, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONPATH": here, **more}
+
+
+def shardwise(
+    *words: str, folder: Path | None = None, timeout: float = 300, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in `folder`, with more variables in its environment; it may fail."""
+    return subprocess.run(
+        [*COMMAND, *words],
+        cwd=folder,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
