@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import shardwise
+from benchmarks.scale.pages import measure
 from shardwise.report.page.markup import element
 from shardwise.report.page.page import write_page
 from shardwise.report.page.read import read_subjects
@@ -316,3 +317,11 @@ def test_cutting_takes_memory_along():
     assert (cut.start_ns.tolist(), cut.end_ns.tolist()) == ([0], [8])
     assert (cut.memory_ns.tolist(), cut.memory_bytes.tolist()) == ([3], [2])
     assert timeline.cut((12, 20), begin=2).start_ns.tolist() == [10]
+
+
+@pytest.mark.slow
+def test_many_ranks_make_a_small_page_soon():
+    """Seconds of the CPU: others share the machine."""
+    found = measure(ranks=64, spans=1000)
+    assert found["page_s"] <= 10
+    assert 500_000 < found["page_bytes"] <= 6_000_000

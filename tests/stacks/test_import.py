@@ -15,9 +15,12 @@ import pytest
 from shardwise.spec.dtype import DTYPE_BYTES, TORCH_NAMES
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import run_from_dict
-from shardwise.stacks import fsdp1, torch_script, trainer
-from shardwise.stacks.imports import MAX_BYTES, import_file
+from shardwise.spec.strategy import Strategy
+from shardwise.stacks import accelerate, deepspeed, fsdp1, known_keys, torch_script, trainer
+from shardwise.stacks.imported import Imported
+from shardwise.stacks.imports import MAX_BYTES, import_file, imported_strategy
 from shardwise.stacks.torch_values import DTYPES
+from tests.stacks.runs import large
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "fsdp1_script.py"
@@ -194,6 +197,297 @@ def test_training_arguments() -> None:
     assert (found.strategy["micro_batch"], found.strategy["accumulate"]) == (2, 16)
     assert (found.strategy["offload"], found.strategy["recompute"]) == (True, "full")
     assert found.train == {"learning_rate": 1e-4}
+
+
+def lost(found: Imported, start: str) -> bool:
+    return any(loss.startswith(start) for loss in found.losses)
+
+
+def imported(tmp_path: Path, text: str, name: str = "a.json") -> Imported:
+    (tmp_path / name).write_text(text)
+    return import_file(tmp_path / name)
+
+
+@pytest.mark.parametrize("value", ["NaN", '"nan"', "1e400", '"inf"', "-1", "0", "true"])
+def test_learning_rates_that_no_run_has_are_refused(value: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"learning_rate|no number"):
+        imported(tmp_path, f'{{"fsdp": "full_shard", "learning_rate": {value}}}')
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.json", '{"train_batch_size": 8, "gradient_clipping": -3}', "clip_norm"),
+        ("a.json", '{"train_batch_size": 1e999}', "train_batch_size: must be a whole number"),
+        ("a.json", '{"per_device_train_batch_size": true}', "per_device_train_batch_size"),
+        ("a.json", '{"fsdp": "fullshard"}', "did you mean 'full_shard'"),
+        ("a.json", '{"fsdp": {"a": 1}}', "fsdp: must be true, or words"),
+        ("a.json", '{"train_batch_size": ' + "9" * 5000 + "}", "thousands of digits"),
+        ("a.py", "fully_shard(b, reshard_after_forward=-1)\nfully_shard(m)", "reshard_after"),
+        ("a.py", "fully_shard(b, reshard_after_forward=1)\nfully_shard(m)", "reshard_after"),
+        ("a.py", "fully_shard(m)\nDataLoader(d, batch_size=True)", "batch_size: must be"),
+        ("a.py", "fully_shard(m)\nDataLoader(d, 0)", "batch_size: must be"),
+        ("a.py", "fully_shard(m)\nn = " + "9" * 5000, "thousands of digits"),
+    ],
+)
+def test_values_are_valid_or_refused(name: str, text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=says) as refused:
+        imported(tmp_path, text, name)
+    assert "set_int_max_str_digits" not in str(refused.value)
+
+
+def test_a_huge_hexadecimal_number_is_listed(tmp_path: Path) -> None:
+    found = imported(tmp_path, f"fully_shard(m)\nDataLoader(d, 0x{'f' * 9000})", "a.py")
+    assert lost(found, "micro_batch: batch_size a number of thousands of digits is not a value")
+
+
+def test_misspelled_keys_are_listed() -> None:
+    found = accelerate.read(
+        {
+            "distributed_type": "FSDP",
+            "mixed_precison": "bf16",
+            "fsdp_config": {"fsdp_version": 2, "fsdp_ofload_params": True},
+            "parallelism_config": {"dp_shard_sise": 2},
+        }
+    )
+    for loss in (
+        "mixed_precison: not known here; did you mean 'mixed_precision'?",
+        "fsdp_config.fsdp_ofload_params: not known here; did you mean 'fsdp_offload_params'?",
+        "parallelism_config.parallelism_config_dp_shard_sise: not known here; did you mean "
+        "'parallelism_config_dp_shard_size'?",
+    ):
+        assert loss in found.losses
+    of_zero: dict[str, object] = {"stage": 3, "ofload_param": {"device": "cpu"}}
+    found = deepspeed.read({"zero_optimization": of_zero, "gradient_accumulaton_steps": 4})
+    assert lost(found, "zero_optimization.ofload_param: not known here; did you mean")
+    assert lost(found, "gradient_accumulaton_steps: not known here; did you mean")
+    found = accelerate.read({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stag": 3}})
+    assert lost(found, "deepspeed_config.zero_stag: not known here; did you mean 'zero_stage'?")
+    assert "zero_stage is absent, so its default 2 holds." in found.notes
+    found = trainer.read({"fsdp": "full_shard", "fsdp_config": {"versoin": 2}})
+    assert lost(found, "fsdp_config.versoin: not known here; did you mean 'version'?")
+    found = torch_script.read(HEAD + "FSDP(net, sharding_strategi=1)")
+    assert lost(found, "FSDP.sharding_strategi: not known here; did you mean 'sharding_strategy'?")
+
+
+def test_every_key_that_accelerate_writes_is_known() -> None:
+    import dataclasses
+
+    config = pytest.importorskip("accelerate.commands.config.config_args")
+    fields = {field.name for field in dataclasses.fields(config.ClusterConfig)}
+    assert fields <= {*known_keys.ACCELERATE}
+
+
+def test_every_key_of_zero_is_known() -> None:
+    config = pytest.importorskip("deepspeed.runtime.zero.config").DeepSpeedZeroConfig
+    named = {field.alias or name for name, field in config.model_fields.items()}
+    assert named <= {*known_keys.ZERO}
+
+
+def test_a_default_is_called_a_default() -> None:
+    notes = [
+        *accelerate.read({"distributed_type": "FSDP", "fsdp_config": {"version": 2}}).notes,
+        *deepspeed.read({"train_micro_batch_size_per_gpu": 1}).notes,
+        *trainer.read({"fsdp": True}).notes,
+        *torch_script.read(HEAD + "FSDP(net)").notes,
+    ]
+    for key in (
+        "fsdp_reshard_after_forward",
+        "mixed_precision",
+        "zero_optimization.stage",
+        "gradient_accumulation_steps",
+        "per_device_train_batch_size",
+        "sharding_strategy",
+    ):
+        assert any(note.startswith(f"{key} is absent, so its default ") for note in notes)
+        assert not any(note.startswith(f"{key} becomes") for note in notes)
+
+
+def test_settings_of_the_trainer_without_a_field_are_listed() -> None:
+    found = trainer.read(
+        {
+            "per_device_train_batch_size": 4,
+            "optim": "adafactor",
+            "lr_scheduler_type": "cosine",
+            "warmup_ratio": 0.1,
+            "num_train_epochs": 3,
+            "warmup_steps": 500,
+        }
+    )
+    for key in ("optim", "lr_scheduler_type", "warmup_ratio", "num_train_epochs", "warmup_steps"):
+        assert lost(found, f"{key}: ")
+    assert found.train == {}
+    assert found.job == {}
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["get_policy()", "MixedPrecision(param_dtype=args.dtype)", "MixedPrecision(**settings())"],
+)
+def test_a_policy_that_is_made_at_run_time_settles_no_dtype(given: str) -> None:
+    found = torch_script.read(f"{HEAD}\nFSDP(net, mixed_precision={given})\nx = autocast('cuda')")
+    assert not {"param_dtype", "reduce_dtype"} & set(found.strategy)
+    assert any("decided when the script runs" in loss for loss in found.losses)
+
+
+def test_settings_in_an_unknown_dictionary_are_not_defaults() -> None:
+    found = torch_script.read(f"{HEAD}\nFSDP(net, **json.load(file))")
+    assert found.strategy == {"kind": "zero3"}
+    assert lost(found, "sharding_strategy: ")
+    assert lost(found, "mixed precision: ")
+
+
+def test_constants_are_not_decided_at_run_time() -> None:
+    body = "FSDP(net, mixed_precision=MixedPrecision(param_dtype=torch.float8_e4m3fn))"
+    found = torch_script.read(HEAD + body)
+    assert lost(found, "param_dtype: float8_e4m3fn is not a value that is known here")
+    two = "FSDP(a, sharding_strategy=ShardingStrategy.NO_SHARD)\n"
+    found = torch_script.read(f"{HEAD}{two}FSDP(b, sharding_strategy=ShardingStrategy.FULL_SHARD)")
+    assert lost(found, "sharding_strategy: it differs from call to call")
+
+
+def test_precision_that_is_automatic_is_not_guessed() -> None:
+    automatic: dict[str, object] = {
+        "zero_optimization": {"stage": 2},
+        "bf16": {"enabled": "auto"},
+        "train_micro_batch_size_per_gpu": "auto",
+    }
+    found = deepspeed.read(automatic)
+    assert not {"param_dtype", "reduce_dtype"} & set(found.strategy)
+    assert lost(found, "bf16.enabled: auto")
+    # The Trainer says what it is, but only where it is left to it.
+    found = trainer.read({"deepspeed": automatic, "bf16": True})
+    assert found.strategy["param_dtype"] == "bf16"
+    fixed = {**automatic, "bf16": {"enabled": False}, "fp16": {"enabled": True}}
+    found = trainer.read({"deepspeed": fixed, "bf16": True})
+    assert found.strategy["param_dtype"] == "fp16"
+    assert lost(found, "bf16: the settings of deepspeed decide")
+
+
+def test_two_precisions_are_one_too_many() -> None:
+    both: dict[str, object] = {"bf16": {"enabled": True}, "fp16": {"enabled": True}}
+    assert lost(deepspeed.read(both), "bf16 and fp16: both")
+    assert lost(trainer.read({"bf16": True, "fp16": True, "fsdp": ""}), "bf16 and fp16: both")
+
+
+@pytest.mark.parametrize(
+    ("replicate", "shard", "processes", "fields", "loses"),
+    [
+        (8, 1, 8, {"kind": "ddp"}, False),
+        (1, 8, 8, {"kind": "zero3"}, False),
+        (2, 4, 8, {"kind": "zero3", "replicate": 2, "shard": 4}, False),
+        (1, 4, 8, {"kind": "zero3", "shard": 4}, True),
+        (2, 2, 8, {"kind": "zero3", "shard": 2}, True),
+        (1, 4, None, {"kind": "zero3", "shard": 4}, False),
+    ],
+)
+def test_degrees_of_accelerate(
+    replicate: int, shard: int, processes: int | None, fields: dict[str, object], loses: bool
+) -> None:
+    table = {
+        "distributed_type": "FSDP",
+        "num_processes": processes,
+        "fsdp_config": {"fsdp_version": 2},
+        "parallelism_config": {
+            "parallelism_config_dp_replicate_size": replicate,
+            "parallelism_config_dp_shard_size": shard,
+        },
+    }
+    found = accelerate.read(table)
+    names = ("kind", "replicate", "shard")
+    assert {name: found.strategy[name] for name in names if name in found.strategy} == fields
+    assert lost(found, "parallelism_config: ") is loses
+    resolved = Strategy.read(imported_strategy(found, 8)).resolve(8, 8)
+    assert (resolved.shard or 1) == shard
+
+
+def test_a_cluster_of_another_size_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    (tmp_path / "a.yaml").write_text(f"{FSDP_YAML}num_processes: 16\nnum_machines: 2\n")
+    words = ("import", "a.yaml", "--model", "gpt2", "--cluster")
+    told = "The file runs 16 processes, --cluster has 8: degrees and the global batch follow"
+    assert told in shardwise(*words, "8xH100-SXM", folder=tmp_path).stdout
+    same = shardwise(*words, "2x8xH100-SXM@400Gbps", folder=tmp_path)
+    assert "--cluster has" not in same.stdout
+
+
+@pytest.mark.parametrize(("processes", "machines"), [(2, 4), (7, 2)])
+def test_processes_that_machines_cannot_share(
+    processes: int, machines: int, tmp_path: Path
+) -> None:
+    pytest.importorskip("yaml")
+    text = f"distributed_type: MULTI_CPU\nnum_processes: {processes}\nnum_machines: {machines}\n"
+    with pytest.raises(SpecError, match="cannot be shared equally"):
+        imported(tmp_path, text, "a.yaml")
+
+
+def test_a_script_without_a_batch_says_so() -> None:
+    found = torch_script.read(HEAD + "FSDP(net)")
+    assert not {"micro_batch", "accumulate"} & set(found.strategy)
+    assert lost(found, "micro_batch: ")
+    assert lost(found, "accumulate: ")
+
+
+def test_what_an_optimizer_is_given_at_run_time_is_no_default() -> None:
+    found = torch_script.read(
+        f"{HEAD}FSDP(net)\ntorch.optim.AdamW(p, lr=rate(), betas=pair())\n"
+        "torch.nn.utils.clip_grad_norm_(p, 0.5, 2.0)"
+    )
+    # The second argument is the norm, the third its kind; 0.01 is torch's own decay.
+    assert found.train == {"weight_decay": 0.01, "clip_norm": 0.5, "schedule": "constant"}
+    assert lost(found, "lr: ")
+    assert lost(found, "betas: ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "cluster", "stack", "says"),
+    [
+        ("single", "1xH100-SXM", "python", 'strategy = "single"'),
+        ("ddp", "8xH100-SXM", "lightning", "Lightning's Trainer is not read"),
+    ],
+)
+def test_own_exports_are_not_misjudged(
+    kind: str, cluster: str, stack: str, says: str, tmp_path: Path
+) -> None:
+    text = f'model = "gpt2"\ncluster = "{cluster}"\nstrategy = "{kind}"\n'
+    (tmp_path / "run.toml").write_text(text)
+    words = ("export", "run.toml", "--to", stack, "-o", "train.py")
+    assert shardwise(*words, folder=tmp_path).returncode == 0
+    with pytest.raises(SpecError, match=says) as refused:
+        import_file(tmp_path / "train.py")
+    assert "TrainingArguments" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "zero2", "zero3"])
+def test_own_scripts_come_back(kind: str, tmp_path: Path) -> None:
+    settings = f'kind = "{kind}"\nmicro_batch = 2\naccumulate = 3\n'
+    train = "learning_rate = 2e-4\nweight_decay = 0.2\nclip_norm = 0.5\n"
+    text = f'model = "gpt2"\ncluster = "8xH100-SXM"\n[strategy]\n{settings}[train]\n{train}'
+    (tmp_path / "run.toml").write_text(text)
+    words = ("export", "run.toml", "--to", "python", "-o", "train.py")
+    assert shardwise(*words, folder=tmp_path).returncode == 0
+    found = import_file(tmp_path / "train.py")
+    fields = {name: found.strategy[name] for name in ("kind", "micro_batch", "accumulate")}
+    assert fields == {"kind": kind, "micro_batch": 2, "accumulate": 3}
+    wanted = {"learning_rate": 2e-4, "weight_decay": 0.2, "clip_norm": 0.5}
+    assert wanted.items() <= found.train.items()
+    assert "schedule" not in found.train
+    assert not any("not known here" in loss for loss in found.losses)
+
+
+def test_a_share_of_all_blocks_or_none_has_a_name() -> None:
+    for share, loses in ((0.0, False), (1.0, False), (0.5, True)):
+        strategy = {"kind": "zero3", "param_dtype": "fp32", "recompute": share}
+        written = accelerate.export(large(strategy=strategy))
+        assert any(loss.startswith("recompute") for loss in written.losses) is loses
+
+
+def test_a_bare_no_is_a_word_of_accelerate(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    found = imported(tmp_path, "distributed_type: no\n", "a.yaml")
+    assert (found.strategy["kind"], found.processes) == ("single", 1)
+    with pytest.raises(SpecError, match=r"write a run\.toml"):
+        imported(tmp_path, "distributed_type: TPU\n", "a.yaml")
 
 
 DEEP = 100_000

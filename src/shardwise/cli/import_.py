@@ -38,6 +38,7 @@ def import_(
         import_file,
         imported_cluster,
         imported_run,
+        other_size,
     )
 
     if output is not None:
@@ -56,6 +57,9 @@ def import_(
     problems.raise_if_any()
     if chosen_model is not None and chosen_cluster is not None:
         run = imported_run(imported, chosen_model, chosen_cluster)
+    difference = other_size(imported, chosen_cluster) if chosen_cluster is not None else None
+    if difference is not None:
+        imported = imported._replace(losses=(*imported.losses, difference))
     text = imported_toml(imported, file.name, run)
     if output is not None:
         output.write_text(text, encoding="utf-8")

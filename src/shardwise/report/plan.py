@@ -194,6 +194,9 @@ def _add(table: Table, plan: Plan, name: str, c: Candidate, style: str = "") -> 
 
 
 def _print_notes(out: Console, plan: Plan) -> None:
+    now = next((b for b in plan.baselines if b.name == "now"), None)
+    if now is not None and plan.winner is not None and now.strategy == plan.winner.strategy:
+        out.print("The first row is what runs now.")
     alike = plan.indistinguishable()
     low, high = plan.comparison
     if alike > 1:

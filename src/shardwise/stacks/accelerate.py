@@ -10,10 +10,19 @@ from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.run import RunSpec
-from shardwise.stacks import deepspeed, fsdp1
+from shardwise.stacks import deepspeed, fsdp1, known_keys
 from shardwise.stacks.differences import Rule, losses
 from shardwise.stacks.exported import Exported
-from shardwise.stacks.imported import Imported, Reading, flag, section, whole, word
+from shardwise.stacks.imported import (
+    Imported,
+    Reading,
+    flag,
+    list_unknown,
+    plain,
+    section,
+    whole,
+    word,
+)
 
 NAME = "accelerate.yaml"
 PRECISION = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
@@ -196,7 +205,10 @@ def read(table: Mapping[str, object]) -> Imported:
 
 def _strategy(table: Mapping[str, object]) -> Reading:
     reading = Reading("an accelerate configuration")
-    kind = word(table, "distributed_type", "NO")
+    # YAML reads a bare `no` as false.
+    given = table.get("distributed_type")
+    kind = "NO" if given is False else word(table, "distributed_type", "NO")
+    list_unknown(reading, table, known_keys.ACCELERATE)
     reading.machines = whole(table, "num_machines") or 1
     reading.processes = whole(table, "num_processes") if table.get("num_processes") != -1 else None
     reading.cpu = flag(table, "use_cpu", otherwise=False) or kind == "MULTI_CPU"
@@ -207,27 +219,69 @@ def _strategy(table: Mapping[str, object]) -> Reading:
         reading.note(f"{kind} becomes kind ddp.")
     elif kind == "NO":
         reading.strategy["kind"] = "single"
-        reading.processes = 1
-        reading.note("distributed_type NO becomes kind single.")
+        reading.processes = reading.machines = 1
+        _say(reading, "distributed_type", given, "NO", "kind single")
     elif kind == "DEEPSPEED":
         _read_deepspeed(table, reading)
     else:
         known = ("FSDP", "DEEPSPEED", "NO", *_REPLICATED)
-        hint = did_you_mean(kind, known) or "; it is no data parallelism of PyTorch"
+        hint = did_you_mean(kind, known) or (
+            "; it is no data parallelism of PyTorch on GPUs or CPUs: write a run.toml for a "
+            "cluster of those, or import a file with FSDP, MULTI_GPU or DEEPSPEED"
+        )
         raise SpecError(f"distributed_type: {kind[:40]!r} has no counterpart here{hint}")
     if kind != "DEEPSPEED":
         _read_precision(table, reading)
-    backend = word(section(table, "dynamo_config"), "dynamo_backend", "NO")
+    _read_unused(table, kind, reading)
+    accumulate = whole(table, "gradient_accumulation_steps")
+    if accumulate:
+        reading.strategy["accumulate"] = accumulate
+        reading.note(f"gradient_accumulation_steps becomes accumulate = {accumulate}.")
+    dynamo = _named(section(table, "dynamo_config"), "dynamo_")
+    list_unknown(reading, dynamo, _with("dynamo_", known_keys.DYNAMO), "dynamo_config.")
+    backend = word(dynamo, "dynamo_backend", "NO")
     if backend != "NO":
         reading.strategy["compile"] = True
         reading.note(f"dynamo_backend {backend} becomes compile = true.")
     return reading
 
 
+def _say(reading: Reading, key: str, given: object, holds: str, becomes: str) -> None:
+    """That a setting becomes something, or that its default does."""
+    if given is None:
+        reading.note(f"{key} is absent, so its default {holds} becomes {becomes}.")
+    else:
+        reading.note(f"{key} {holds} becomes {becomes}.")
+
+
+def _named(table: Mapping[str, object], prefix: str) -> dict[str, object]:
+    """The settings under their full names; accelerate takes both."""
+    return {
+        name if name.startswith(prefix) else f"{prefix}{name}": value
+        for name, value in table.items()
+    }
+
+
+def _with(prefix: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{prefix}{name}" for name in names)
+
+
+def _read_unused(table: Mapping[str, object], kind: str, reading: Reading) -> None:
+    """Sections that accelerate itself does not look at, or that have no counterpart."""
+    for owner, key in (("FSDP", "fsdp_config"), ("DEEPSPEED", "deepspeed_config")):
+        if table.get(key) and kind != owner:
+            reading.lose(f"{key}: it means nothing where distributed_type is {kind}.")
+    if table.get("parallelism_config") and kind != "FSDP":
+        reading.lose(f"parallelism_config: it is not read where distributed_type is {kind}.")
+    for key in ("fp8_config", "megatron_lm_config"):
+        if table.get(key):
+            reading.lose(f"{key}: it has no counterpart here.")
+
+
 def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
     written = table.get("mixed_precision")
     # YAML reads a bare `no` as false.
-    given = "no" if written in (None, False) else str(written).lower()
+    given = "no" if written is None or written is False else plain(written).lower()
     if given not in PRECISION:
         raise SpecError(f"mixed_precision: {given[:40]!r} is not one of {', '.join(PRECISION)}")
     if given == "fp8":
@@ -236,25 +290,30 @@ def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
     sharded = reading.strategy["kind"] not in ("ddp", "single")
     reduce = dtype if sharded else "fp32"
     reading.strategy = {"param_dtype": dtype, "reduce_dtype": reduce, **reading.strategy}
-    reading.note(
-        f"mixed_precision {given} becomes param_dtype = {dtype}, reduce_dtype = {reduce}"
-        + (", the dtype in which accelerate reduces." if sharded and dtype != "fp32" else ".")
-    )
+    same = ", the dtype in which accelerate reduces" if sharded and dtype != "fp32" else ""
+    becomes = f"param_dtype = {dtype}, reduce_dtype = {reduce}{same}"
+    _say(reading, "mixed_precision", written, given, becomes)
 
 
 def _read_fsdp(table: Mapping[str, object], reading: Reading) -> None:
-    settings = {
-        name if name.startswith("fsdp_") else f"fsdp_{name}": value
-        for name, value in section(table, "fsdp_config").items()
-    }
+    settings = _named(section(table, "fsdp_config"), "fsdp_")
+    list_unknown(reading, settings, _with("fsdp_", known_keys.FSDP), "fsdp_config.")
     version = whole(settings, "fsdp_version") or 1
+    if version > 2:
+        raise SpecError(f"fsdp_version: must be 1 or 2, not {version}")
+    if settings.get("fsdp_version") is None:
+        reading.note("fsdp_version is absent, so its default 1 holds.")
     if version == 1:
         _read_fsdp1(settings, reading)
     else:
         keeps = flag(settings, "fsdp_reshard_after_forward", otherwise=True)
         reading.strategy["kind"] = "zero3" if keeps else "zero2"
-        said = "true" if keeps else "false"
-        reading.note(f"fsdp_reshard_after_forward {said} becomes kind {reading.strategy['kind']}.")
+        said = settings.get("fsdp_reshard_after_forward")
+        becomes = f"kind {reading.strategy['kind']}"
+        _say(reading, "fsdp_reshard_after_forward", said, str(keeps).lower(), becomes)
+        for name in ("sharding_strategy", "backward_prefetch", "forward_prefetch"):
+            if settings.get(f"fsdp_{name}") is not None:
+                reading.lose(f"fsdp_{name}: accelerate reads it with fsdp_version 1 only.")
     reading.strategy |= {"grad_sync": "last", "reshard_after_backward": True}
     if version == 1 and reading.strategy["kind"] in ("zero2", "ddp"):
         # FSDP1 keeps what it gathered while gradients are not reduced.
@@ -264,6 +323,8 @@ def _read_fsdp(table: Mapping[str, object], reading: Reading) -> None:
     )
     if reading.strategy["kind"] != "ddp":
         reading.strategy["offload"] = flag(settings, "fsdp_offload_params", otherwise=False)
+    elif flag(settings, "fsdp_offload_params", otherwise=False):
+        reading.lose("fsdp_offload_params: without sharding nothing is offloaded here.")
     recompute = flag(settings, "fsdp_activation_checkpointing", otherwise=False)
     reading.strategy["recompute"] = "full" if recompute else "none"
     _read_units(settings, reading)
@@ -271,15 +332,20 @@ def _read_fsdp(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _read_fsdp1(settings: Mapping[str, object], reading: Reading) -> None:
-    given = word(settings, "fsdp_sharding_strategy", "FULL_SHARD")
+    key = "fsdp_sharding_strategy"
+    if settings.get(key) is None and settings.get("fsdp_reshard_after_forward") is not None:
+        # Where newer versions of accelerate write it, for FSDP1 too.
+        key = "fsdp_reshard_after_forward"
+    given = word(settings, key, "FULL_SHARD")
+    given = {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}.get(given, given)
     name = SHARDING[int(given) - 1] if given in ("1", "2", "3", "4", "5") else given
     name = {"HYBRID_SHARD_ZERO2": "_HYBRID_SHARD_ZERO2"}.get(name, name)
     if name not in fsdp1.SHARDING:
         raise SpecError(
-            f"fsdp_sharding_strategy: {name[:40]!r} is not one of {', '.join(SHARDING)}"
+            f"{key}: {name[:40]!r} is not one of {', '.join(SHARDING)}"
             f"{did_you_mean(name, SHARDING)}"
         )
-    fsdp1.set_sharding(reading, name)
+    fsdp1.set_sharding(reading, name, absent=key if settings.get(key) is None else "")
     if reading.strategy["kind"] == "ddp":
         return
     prefetch = word(settings, "fsdp_backward_prefetch", "NO_PREFETCH")
@@ -291,7 +357,8 @@ def _read_fsdp1(settings: Mapping[str, object], reading: Reading) -> None:
             f"fsdp_backward_prefetch: {prefetch[:40]!r} is not one of BACKWARD_PRE, BACKWARD_POST, "
             "NO_PREFETCH"
         )
-    fsdp1.set_prefetch(reading, prefetch)
+    absent = settings.get("fsdp_backward_prefetch") is None
+    fsdp1.set_prefetch(reading, prefetch, absent="fsdp_backward_prefetch" if absent else "")
     if flag(settings, "fsdp_forward_prefetch", otherwise=False):
         reading.strategy["forward_prefetch"] = 1
         reading.note("fsdp_forward_prefetch becomes forward_prefetch = 1: one unit ahead.")
@@ -319,15 +386,50 @@ def _read_units(settings: Mapping[str, object], reading: Reading) -> None:
         reading.lose(f"fsdp_ignored_modules: {fsdp1.LOST['ignored_modules']}.")
 
 
-def _read_degrees(settings: Mapping[str, object], reading: Reading) -> None:
+def _read_degrees(table: Mapping[str, object], reading: Reading) -> None:
+    if not table:
+        return
+    prefix = "parallelism_config_"
+    settings = _named(table, prefix)
+    list_unknown(reading, settings, _with(prefix, known_keys.PARALLELISM), "parallelism_config.")
     replicate, shard = whole(settings, _REPLICATE) or 1, whole(settings, _SHARD) or 1
-    if replicate > 1 and shard > 1:
-        reading.strategy |= {"replicate": replicate, "shard": shard}
-        reading.note(f"parallelism_config becomes replicate = {replicate}, shard = {shard}.")
+    others = 1
     for axis in ("tp", "cp", "sp"):
-        size = whole(settings, f"parallelism_config_{axis}_size") or 1
+        size = whole(settings, f"{prefix}{axis}_size") or 1
+        others *= size
         if size > 1:
             reading.lose(f"{axis}_size = {size}: data parallelism is all that is planned here.")
+    _set_degrees(replicate, shard, others, reading)
+
+
+def _set_degrees(replicate: int, shard: int, others: int, reading: Reading) -> None:
+    said, count = f"dp_replicate_size {replicate} x dp_shard_size {shard}", reading.processes
+    if replicate > 1 or shard > 1:
+        reading.strategy.pop("within_node", None)
+    if count is not None and replicate * shard > 1 and replicate * shard * others != count:
+        reading.lose(
+            f"parallelism_config: {said} are not the {count} processes of the file; groups keep "
+            "their size, and how many there are follows from the cluster."
+        )
+        if shard > 1 and shard < count:
+            reading.strategy["shard"] = shard
+        return
+    if shard > 1 and replicate > 1:
+        reading.strategy |= {"replicate": replicate, "shard": shard}
+        reading.note(f"parallelism_config becomes replicate = {replicate}, shard = {shard}.")
+    elif shard > 1 and (count is None or others > 1):
+        reading.strategy["shard"] = shard
+        reading.note(f"parallelism_config becomes shard = {shard}.")
+    elif shard > 1:
+        reading.note(f"parallelism_config: dp_shard_size {shard} shards over every process.")
+    elif replicate > 1:
+        for name in ("reshard_after_backward", "offload"):
+            reading.strategy.pop(name, None)
+        reading.strategy["kind"] = "ddp"
+        # Units and their gathers are not there where nothing is sharded.
+        reading.notes = [note for note in reading.notes if not note.startswith("fsdp_")]
+        reading.losses = [loss for loss in reading.losses if "fsdp_auto_wrap_policy" not in loss]
+        reading.note(f"parallelism_config: {said} shards nothing and becomes kind ddp.")
 
 
 def _read_deepspeed(table: Mapping[str, object], reading: Reading) -> None:
@@ -341,13 +443,23 @@ def _read_deepspeed(table: Mapping[str, object], reading: Reading) -> None:
         f"offload_{part}": {"device": settings.get(f"offload_{part}_device", "none")}
         for part in ("optimizer", "param")
     }
-    precision = str(table.get("mixed_precision") or "no").lower()
+    list_unknown(reading, settings, known_keys.ACCELERATE_DEEPSPEED, "deepspeed_config.")
+    if settings.get("zero_stage") is None:
+        reading.note("zero_stage is absent, so its default 2 holds.")
+    precision = plain(table.get("mixed_precision") or "no").lower()
+    if precision not in PRECISION:
+        raise SpecError(f"mixed_precision: {precision[:40]!r} is not one of {', '.join(PRECISION)}")
+    if precision == "fp8":
+        reading.lose("mixed_precision fp8: matmuls are in bf16 here.")
+        precision = "bf16"
+    if settings.get("gradient_accumulation_steps") is None:
+        reading.lose("accumulate: gradient_accumulation_steps of the script is not in this file.")
     inside = deepspeed.read(
         {
             "zero_optimization": {"stage": settings.get("zero_stage", 2), **devices},
             "gradient_accumulation_steps": settings.get("gradient_accumulation_steps", "auto"),
-            "gradient_clipping": settings.get("gradient_clipping", "auto"),
+            **{key: settings[key] for key in ("gradient_clipping",) if key in settings},
             **({precision: {"enabled": True}} if precision in ("bf16", "fp16") else {}),
         }
     )
-    reading.take(inside, but=("micro_batch",))
+    reading.take(inside, but=("micro_batch", "accumulate"))

@@ -12,15 +12,20 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
+from shardwise.stacks import known_keys
 from shardwise.stacks.differences import Rule, losses
 from shardwise.stacks.exported import Exported
 from shardwise.stacks.imported import (
     Imported,
     Reading,
     flag,
+    list_unknown,
+    plain,
+    quoted,
     real,
     section,
     set_optimizer,
+    set_warmup,
     whole,
 )
 
@@ -34,6 +39,17 @@ OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, object]]] = {
     "sgd": ("SGD", {}),
     "momentum": ("SGD", {}),
 }
+_OPTIMIZER_PARAMS = ("lr", "betas", "eps", "weight_decay", "momentum", "bias_correction",
+                     "torch_adam", "fused")  # fmt: skip
+_SCHEDULER_PARAMS = ("total_num_steps", "warmup_num_steps", "warmup_type", "cos_min_ratio",
+                     "warmup_min_ratio", "warmup_min_lr", "warmup_max_lr",
+                     "last_batch_iteration")  # fmt: skip
+_QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients",
+              "zero_quantized_nontrainable_weights")  # fmt: skip
+_WITHOUT_COUNTERPART = ("prescale_gradients", "gradient_predivide_factor", "compression_training",
+                        "sparse_attention", "sparse_gradients", "amp", "progressive_layer_drop",
+                        "curriculum_learning", "data_efficiency", "eigenvalue", "hybrid_engine",
+                        "compile")  # fmt: skip
 _AUTOCAST = {low: TORCH_NAMES[low] for low in ("bf16", "fp16")}
 
 _HYBRID = "DeepSpeed shards over all devices (MiCS, its hybrid sharding, was removed)"
@@ -242,6 +258,13 @@ def read(table: Mapping[str, object]) -> Imported:
 def _read(table: Mapping[str, object]) -> Reading:
     reading = Reading("a DeepSpeed configuration")
     zero = section(table, "zero_optimization")
+    list_unknown(reading, table, known_keys.DEEPSPEED)
+    list_unknown(reading, zero, known_keys.ZERO, "zero_optimization.")
+    for part in ("offload_optimizer", "offload_param"):
+        where = f"zero_optimization.{part}."
+        list_unknown(reading, section(zero, part), known_keys.OFFLOAD, where)
+    for name in ("bf16", "bfloat16", "fp16", "torch_autocast"):
+        list_unknown(reading, section(table, name), known_keys.PRECISION, f"{name}.")
     _read_stage(zero, reading)
     _read_batch(table, reading)
     _read_precision(table, reading)
@@ -250,9 +273,14 @@ def _read(table: Mapping[str, object]) -> Reading:
     for key in ("pipeline", "tensor_parallel", "sequence_parallel_size", "expert_parallel"):
         if table.get(key):
             reading.lose(f"{key}: data parallelism is all that is planned here.")
-    for key in ("zero_quantized_weights", "zero_quantized_gradients"):
+    for key in _QUANTIZED:
         if flag(zero, key, otherwise=False):
             reading.lose(f"{key}: nothing is quantized here.")
+    if zero.get("zenflow"):
+        reading.lose("zenflow: the optimizer's step is not delayed here.")
+    for key in _WITHOUT_COUNTERPART:
+        if table.get(key) not in (None, False, 1, 1.0) or table.get(key) is True:
+            reading.lose(f"{key}: it has no counterpart here.")
     if table.get("activation_checkpointing"):
         reading.lose(
             "activation_checkpointing: it configures what the script may or may not call; set "
@@ -262,12 +290,16 @@ def _read(table: Mapping[str, object]) -> Reading:
 
 
 def _read_stage(zero: Mapping[str, object], reading: Reading) -> None:
-    stage = zero.get("stage", 0)
+    given = zero.get("stage")
+    stage = 0 if given is None else given
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        raise SpecError(f"zero_optimization.stage: must be 0, 1, 2 or 3, not {str(stage)[:40]!r}")
+        raise SpecError(f"zero_optimization.stage: must be 0, 1, 2 or 3, not {quoted(stage)}")
     kind = KINDS[int(stage)]
     reading.strategy["kind"] = kind
-    reading.note(f"ZeRO stage {stage} becomes kind {kind}.")
+    if given is None:
+        reading.note(f"zero_optimization.stage is absent, so its default 0 becomes kind {kind}.")
+    else:
+        reading.note(f"ZeRO stage {int(stage)} becomes kind {kind}.")
     group = whole(zero, "zero_hpz_partition_size", "zero_optimization.") or 1
     if kind == "zero3" and group > 1:
         reading.strategy["reshard_after_forward"] = group
@@ -276,7 +308,9 @@ def _read_stage(zero: Mapping[str, object], reading: Reading) -> None:
             "gathers from that many devices."
         )
     mics = zero.get("mics_shard_size", -1)
-    if isinstance(mics, int) and mics > 0:
+    if isinstance(mics, int) and mics > 0 and kind != "zero3":
+        reading.lose("mics_shard_size: it means nothing below stage 3.")
+    elif isinstance(mics, int) and mics > 0:
         reading.strategy["shard"] = mics
         reading.note(f"mics_shard_size becomes shard = {mics}, replicated over the other devices.")
     if kind == "zero3":
@@ -290,6 +324,7 @@ def _read_batch(table: Mapping[str, object], reading: Reading) -> None:
     micro = whole(table, "train_micro_batch_size_per_gpu")
     accumulate = whole(table, "gradient_accumulation_steps")
     if accumulate is None and table.get("gradient_accumulation_steps") != "auto" and micro:
+        # With a batch it follows from the number of devices, which is not in the file.
         accumulate = 1 if batch is None else None
     if micro:
         reading.strategy["micro_batch"] = micro
@@ -298,7 +333,12 @@ def _read_batch(table: Mapping[str, object], reading: Reading) -> None:
         reading.lose("micro_batch: train_micro_batch_size_per_gpu is not a number in this file.")
     if accumulate:
         reading.strategy["accumulate"] = accumulate
-        reading.note(f"gradient_accumulation_steps becomes accumulate = {accumulate}.")
+        if table.get("gradient_accumulation_steps") is None:
+            reading.note(
+                "gradient_accumulation_steps is absent, so its default becomes accumulate = 1."
+            )
+        else:
+            reading.note(f"gradient_accumulation_steps becomes accumulate = {accumulate}.")
     else:
         reading.lose("accumulate: gradient_accumulation_steps is not a number in this file.")
     if batch and micro and accumulate:
@@ -313,38 +353,70 @@ def _read_batch(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
-    low = "fp32"
-    for name, dtype in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
-        enabled = section(table, name).get("enabled", False)
-        if enabled == "auto":
-            reading.lose(f"{name}.enabled: auto is decided when the script runs.")
-        elif flag(section(table, name), "enabled", otherwise=False, where=f"{name}."):
-            low = dtype
+    chosen, automatic = _enabled(table, reading)
+    low = chosen[0] if chosen else "fp32"
     autocast = section(table, "torch_autocast")
-    if flag(autocast, "enabled", otherwise=False, where="torch_autocast."):
+    by_autocast = flag(autocast, "enabled", otherwise=False, where="torch_autocast.")
+    if automatic and not chosen and not by_autocast:
+        reading.lose("param_dtype, reduce_dtype: the file does not settle them; set them yourself.")
+        return
+    if by_autocast:
         names = {long: short for short, long in _AUTOCAST.items()}
-        given = str(autocast.get("dtype", "bfloat16")).rpartition(".")[2]
+        given = plain(autocast.get("dtype", "bfloat16")).rpartition(".")[2]
         low = names.get(given, given)
         if low not in _AUTOCAST:
             raise SpecError(f"torch_autocast.dtype: {given[:40]!r} is not bfloat16 or float16")
         reading.strategy["reduce_dtype"] = "fp32"
     asked = table.get("communication_data_type")
-    reduce = reading.strategy.get("reduce_dtype", low) if asked is None else str(asked).lower()
+    reduce = reading.strategy.get("reduce_dtype", low) if asked is None else plain(asked).lower()
     if reduce not in ("fp32", "bf16", "fp16"):
-        raise SpecError(f"communication_data_type: {str(asked)[:40]!r} is not fp32, bf16 or fp16")
+        raise SpecError(f"communication_data_type: {plain(asked)[:40]!r} is not fp32, bf16 or fp16")
     reading.strategy |= {"param_dtype": low, "reduce_dtype": reduce}
-    reading.note(f"Precision becomes param_dtype = {low}, reduce_dtype = {reduce}.")
+    if chosen or by_autocast or asked is not None:
+        reading.note(f"Precision becomes param_dtype = {low}, reduce_dtype = {reduce}.")
+    else:
+        reading.note(
+            "No low precision is enabled, so the default becomes param_dtype = fp32, "
+            "reduce_dtype = fp32."
+        )
     for name in ("bf16", "fp16"):
         if flag(section(table, name), f"{name}_master_weights_and_grads", otherwise=False):
             reading.strategy["master_dtype"] = name
             reading.note(f"{name}_master_weights_and_grads becomes master_dtype = {name}.")
 
 
+def _enabled(table: Mapping[str, object], reading: Reading) -> tuple[list[str], bool]:
+    """The low precisions that are on, and whether another may be when the script runs."""
+    chosen, automatic = [], bool(section(table, "amp").get("enabled"))
+    for name, dtype in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
+        if section(table, name).get("enabled") == "auto":
+            automatic = True
+            reading.lose(f"{name}.enabled: auto is decided when the script runs.")
+        elif flag(section(table, name), "enabled", otherwise=False, where=f"{name}."):
+            chosen.append(dtype)
+    if len(set(chosen)) > 1:
+        reading.lose(
+            "bf16 and fp16: both are enabled, which DeepSpeed refuses; read as bf16. Keep one."
+        )
+    return chosen, automatic
+
+
 def _read_offload(zero: Mapping[str, object], reading: Reading) -> None:
     where = {
-        part: str(section(zero, f"offload_{part}").get("device", "none")).lower()
+        part: plain(section(zero, f"offload_{part}").get("device") or "none").lower()
         for part in ("optimizer", "param")
     }
+    # As older files say it.
+    names = {part: f"offload_{part}" for part in where}
+    for old, part in (("cpu_offload", "optimizer"), ("cpu_offload_param", "param"),
+                      ("cpu_offload_params", "param")):  # fmt: skip
+        if flag(zero, old, otherwise=False, where="zero_optimization."):
+            where[part], names[part] = "cpu", old
+    for part, device in where.items():
+        if device not in ("none", "cpu", "nvme"):
+            raise SpecError(
+                f"zero_optimization.offload_{part}.device: {device[:40]!r} is not none, cpu or nvme"
+            )
     used = {part: device for part, device in where.items() if device != "none"}
     if not used:
         return
@@ -352,7 +424,7 @@ def _read_offload(zero: Mapping[str, object], reading: Reading) -> None:
         reading.lose("offload: without ZeRO nothing is offloaded here.")
         return
     reading.strategy["offload"] = True
-    reading.note(f"offload_{' and offload_'.join(used)} becomes offload = true.")
+    reading.note(f"{' and '.join(names[part] for part in used)} becomes offload = true.")
     if len(used) == 1:
         reading.lose(
             "offload: here parameters, gradients and optimizer state are offloaded together, not "
@@ -364,8 +436,11 @@ def _read_offload(zero: Mapping[str, object], reading: Reading) -> None:
 
 def _read_train(table: Mapping[str, object], reading: Reading) -> None:
     clip = real(table, "gradient_clipping")
+    if table.get("gradient_clipping") == "auto":
+        reading.lose("gradient_clipping: auto is decided when the script runs.")
     if clip is None and table.get("optimizer") and "gradient_clipping" not in table:
         clip = 0.0
+        reading.note("gradient_clipping is absent, so its default becomes train.clip_norm = 0.")
     if clip is not None:
         reading.train["clip_norm"] = clip
     optimizer = section(table, "optimizer")
@@ -377,11 +452,11 @@ def _read_train(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _read_optimizer(optimizer: Mapping[str, object], reading: Reading) -> None:
-    name, settings = str(optimizer.get("type", "")), section(optimizer, "params")
+    name, settings = plain(optimizer.get("type", "")), section(optimizer, "params")
     kinds = {theirs.lower(): ours for ours, (theirs, _) in reversed(OPTIMIZERS.items())}
     kind = kinds.get(name.lower())
     if kind is None:
-        reading.lose(f"optimizer {name[:40]}: not known here; adamw is assumed.")
+        reading.lose(f"optimizer {name[:40]}: not known here; set job.optimizer, else it is adamw.")
         return
     if kind == "adam" and flag(settings, "adam_w_mode", otherwise=True):
         kind = "adamw"
@@ -392,24 +467,33 @@ def _read_optimizer(optimizer: Mapping[str, object], reading: Reading) -> None:
         reading.train["momentum"] = momentum
     reading.job["optimizer"] = kind
     reading.note(f"optimizer {name} becomes job.optimizer = {kind}.")
+    for key, value in settings.items():
+        if value == "auto":
+            reading.lose(f"optimizer.params.{key}: auto is decided when the script runs.")
+    more = (*_OPTIMIZER_PARAMS, *(("adam_w_mode",) if kind in ("adam", "adamw") else ()))
+    list_unknown(reading, settings, more, "optimizer.params.")
     set_optimizer(
         reading, lambda key: real(settings, key, "optimizer.params."), settings.get("betas")
     )
 
 
 def _read_scheduler(scheduler: Mapping[str, object], reading: Reading) -> None:
-    name, settings = str(scheduler.get("type", "")), section(scheduler, "params")
+    name, settings = plain(scheduler.get("type", "")), section(scheduler, "params")
     schedules = {"WarmupLR": "constant", "WarmupCosineLR": "cosine"}
     if name not in schedules:
-        reading.lose(f"scheduler {name[:40]}: not known here; a cosine is assumed.")
+        reading.lose(f"scheduler {name[:40]}: not known here; set train.schedule and warmup_steps.")
         return
+    for key, value in settings.items():
+        if value == "auto":
+            reading.lose(f"scheduler.params.{key}: auto is decided when the script runs.")
+    list_unknown(reading, settings, _SCHEDULER_PARAMS, "scheduler.params.")
     reading.train["schedule"] = schedules[name]
     steps = whole(settings, "total_num_steps", "scheduler.params.")
     warmup = whole(settings, "warmup_num_steps", "scheduler.params.")
     if steps is not None:
         reading.train["steps"] = steps
-    if warmup is not None and (steps is None or warmup <= steps):
-        reading.train["warmup_steps"] = warmup
+    if warmup is not None:
+        set_warmup(reading, warmup)
     final = real(settings, "cos_min_ratio", "scheduler.params.")
     if final is not None:
         reading.train["final_learning_rate"] = final

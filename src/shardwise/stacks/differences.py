@@ -31,7 +31,8 @@ def losses(run: RunSpec, there: dict[str, object], rules: Iterable[Rule]) -> lis
     left = {
         name: getattr(ours, name)
         for name in Strategy.model_fields
-        if getattr(ours, name) != getattr(theirs, name) and name not in meaningless(ours)
+        if not _same(name, getattr(ours, name), getattr(theirs, name))
+        and name not in meaningless(ours)
     }
     said = []
     named = {name: _shown(getattr(theirs, name)) for name in Strategy.model_fields}
@@ -53,6 +54,14 @@ def meaningless(strategy: Strategy) -> set[str]:
     else:
         found |= {*_OF_SHARDING}
     return found
+
+
+def _same(name: str, ours: object, theirs: object) -> bool:
+    if name == "recompute":
+        # A share of no blocks, or of all of them, has a name.
+        named = {0.0: "none", 1.0: "full"}
+        ours, theirs = named.get(ours, ours), named.get(theirs, theirs)  # type: ignore[call-overload]
+    return ours == theirs
 
 
 def _shown(value: object) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.stacks.imported import Reading
-from shardwise.stacks.source import Call, Symbol, Unknown, shown
+from shardwise.stacks.imported import Reading, list_unknown
+from shardwise.stacks.source import DIFFERS, Call, Symbol, Unknown, shown, why_not
 from shardwise.stacks.torch_values import read_mesh, read_mixed_precision
 
 # Each sharding strategy: the fields of a Strategy, and what FSDP2 calls it.
@@ -43,13 +43,13 @@ LOST: dict[str, str] = {
     "ignored_parameters": "every parameter is sharded here",
     "process_group": "groups follow from shard and replicate here",
 }
-_DEFAULTS: dict[str, object] = {
-    "sharding_strategy": Symbol("ShardingStrategy.FULL_SHARD"),
-    "backward_prefetch": Symbol("BackwardPrefetch.BACKWARD_PRE"),
-}
+_PREFETCH_DEFAULT = Symbol("BackwardPrefetch.BACKWARD_PRE")
 # In the order of FullyShardedDataParallel's own arguments.
 _POSITIONS = ("module", "process_group", "sharding_strategy", "cpu_offload", "auto_wrap_policy",
               "backward_prefetch", "mixed_precision")  # fmt: skip
+_READ = (*_POSITIONS, "forward_prefetch", "device_mesh", "wrapper_cls")
+# What a dictionary that is made at run time may settle.
+_MAY_BE_GIVEN = (*_POSITIONS[2:], "forward_prefetch", "device_mesh")
 
 
 def table() -> list[tuple[str, str]]:
@@ -81,17 +81,19 @@ def _fields(fields: dict[str, object]) -> str:
     return ", ".join(f"{key} = {shown(value)}" for key, value in fields.items())
 
 
-def set_sharding(reading: Reading, name: str) -> None:
-    """One of the sharding strategies, by its name."""
+def set_sharding(reading: Reading, name: str, absent: str = "") -> None:
+    """One of the sharding strategies, by its name; `absent` names the setting that is not given."""
     fields, words = SHARDING[name]
     reading.strategy |= fields
-    reading.note(f"{name} becomes kind {fields['kind']} ({words}).")
+    said = f"{absent} is absent, so its default {name}" if absent else name
+    reading.note(f"{said} becomes kind {fields['kind']} ({words}).")
 
 
-def set_prefetch(reading: Reading, name: str) -> None:
+def set_prefetch(reading: Reading, name: str, absent: str = "") -> None:
     ahead, words = PREFETCH[name]
     reading.strategy["prefetch"] = ahead
-    sentence = f"backward_prefetch {name} becomes prefetch = {ahead}: {words}."
+    said = f"{absent} is absent, so its default" if absent else f"backward_prefetch {name}"
+    sentence = f"{said} becomes prefetch = {ahead}: {words}."
     (reading.lose if name == "BACKWARD_POST" else reading.note)(sentence)
 
 
@@ -109,6 +111,7 @@ def read_wrapped(calls: list[Call], reading: Reading) -> None:
     for name, why in OBSOLETE.items():
         if name in settings:
             reading.note(f"{name}: {why}.")
+    list_unknown(reading, settings, (*_READ, *OBSOLETE, *LOST), "FSDP.")
     for name, why in LOST.items():
         if name in settings and settings[name] is not None:
             reading.lose(f"{name}: {why}.")
@@ -120,29 +123,29 @@ def _settings(calls: list[Call], reading: Reading) -> dict[str, Any]:
         given = {**dict(zip(_POSITIONS, call.args, strict=False)), **call.keywords}
         if call.more:
             reading.lose("Some settings of FSDP come from a dictionary made when the script runs.")
+            given = {**dict.fromkeys(_MAY_BE_GIVEN, Unknown("what that dictionary holds")), **given}
         for name, value in given.items():
             differs = name in found and name != "module" and found[name] != value
-            found[name] = Unknown("what differs between calls of FSDP") if differs else value
+            found[name] = DIFFERS if differs else value
     return found
 
 
 def _sharding(settings: dict[str, Any], reading: Reading) -> None:
-    value = settings.get("sharding_strategy", _DEFAULTS["sharding_strategy"])
-    name = shown(value) if isinstance(value, Symbol) else "FULL_SHARD"
-    if isinstance(value, Unknown) or name not in SHARDING:
-        reading.lose(
-            f"sharding_strategy: {shown(value)} is decided when the script runs; read as the "
-            "default, FULL_SHARD."
-        )
-        name = "FULL_SHARD"
-    set_sharding(reading, name)
+    value = settings.get("sharding_strategy")
+    if value is None:
+        set_sharding(reading, "FULL_SHARD", absent="sharding_strategy")
+    elif isinstance(value, Symbol) and value.last in SHARDING:
+        set_sharding(reading, value.last)
+    else:
+        reading.lose(f"sharding_strategy: {why_not(value)}; read as its default, FULL_SHARD.")
+        reading.strategy |= SHARDING["FULL_SHARD"][0]
 
 
 def _prefetch(settings: dict[str, Any], reading: Reading) -> None:
-    value = settings.get("backward_prefetch", _DEFAULTS["backward_prefetch"])
+    value = settings.get("backward_prefetch", _PREFETCH_DEFAULT)
     name = shown(value)
     if name not in PREFETCH:
-        reading.lose(f"backward_prefetch: {name} is decided when the script runs.")
+        reading.lose(f"backward_prefetch: {why_not(value)}.")
     elif "backward_prefetch" in settings:
         set_prefetch(reading, name)
     forward = settings.get("forward_prefetch", False)
@@ -151,7 +154,7 @@ def _prefetch(settings: dict[str, Any], reading: Reading) -> None:
         if forward:
             reading.note("forward_prefetch becomes forward_prefetch = 1: one unit ahead.")
     else:
-        reading.lose(f"forward_prefetch: {shown(forward)} is decided when the script runs.")
+        reading.lose(f"forward_prefetch: {why_not(forward)}.")
 
 
 def _units(policy: Any, calls: int, reading: Reading) -> None:
@@ -191,10 +194,11 @@ def _policy(policy: Any) -> tuple[str, str]:
 def _offload(value: Any, reading: Reading) -> None:
     if value is None:
         return
-    offloaded = value.get("offload_params", 0) if isinstance(value, Call) else value
+    ours = isinstance(value, Call) and value.name == "CPUOffload" and not value.more
+    offloaded = value.get("offload_params", 0) if ours else value
     if isinstance(offloaded, bool) or offloaded is None:
         reading.strategy["offload"] = bool(offloaded)
         if offloaded:
             reading.note("CPUOffload becomes offload = true.")
     else:
-        reading.lose(f"cpu_offload: {shown(offloaded)} is decided when the script runs.")
+        reading.lose(f"cpu_offload: {why_not(offloaded)}.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from shardwise.spec.record import SpecError
+from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.spec.train import TrainSettings
 
 
 class Imported(NamedTuple):
@@ -77,6 +79,33 @@ def set_optimizer(reading: Reading, number: Callable[[str], float | None], betas
             reading.train[field] = value
     if isinstance(betas, (list, tuple)) and len(betas) == 2:
         reading.train |= {"beta1": betas[0], "beta2": betas[1]}
+    elif betas not in (None, "auto"):
+        raise SpecError(f"betas: must be two numbers, not {quoted(betas)}")
+
+
+def set_warmup(reading: Reading, warmup: int) -> None:
+    """The steps of a warm-up, which a run must be long enough for."""
+    given = reading.train.get("steps")
+    steps = given if isinstance(given, int) else TrainSettings.model_fields["steps"].default
+    if warmup <= steps:
+        reading.train["warmup_steps"] = warmup
+    elif "steps" in reading.train:
+        reading.lose(f"warmup_steps: {warmup} are more than the {steps} steps of the run.")
+    else:
+        reading.lose(
+            f"warmup_steps: {warmup}, but how many steps there are is not in the file; set "
+            "train.steps and train.warmup_steps."
+        )
+
+
+def list_unknown(
+    reading: Reading, table: Iterable[str], known: Iterable[str], where: str = ""
+) -> None:
+    """A loss for every key that no reader knows: it may be a setting, misspelled."""
+    choices = tuple(known)
+    for key in table:
+        if key not in choices:
+            reading.lose(f"{where}{key[:60]}: not known here{did_you_mean(key, choices) or '.'}")
 
 
 def section(table: Mapping[str, object], key: str) -> Mapping[str, object]:
@@ -85,7 +114,7 @@ def section(table: Mapping[str, object], key: str) -> Mapping[str, object]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise SpecError(f"{key}: must be a table, not {str(found)[:40]!r}")
+        raise SpecError(f"{key}: must be a table, not {quoted(found)}")
     return found
 
 
@@ -94,11 +123,11 @@ def whole(table: Mapping[str, object], key: str, where: str = "") -> int | None:
     found = table.get(key)
     if found is None or found == "auto":
         return None
-    number = int(found) if isinstance(found, str) and found.isdigit() else found
-    if isinstance(number, float) and number.is_integer():
-        number = int(number)
+    digits = isinstance(found, str) and found.isascii() and found.isdigit() and len(found) < 20
+    exact = isinstance(found, float) and found.is_integer()
+    number = int(found) if digits or exact else found  # type: ignore[call-overload]
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 2**20:
-        raise SpecError(f"{where}{key}: must be a whole number of at least 1, not {_shown(found)}")
+        raise SpecError(f"{where}{key}: must be a whole number of at least 1, not {quoted(found)}")
     return number
 
 
@@ -109,9 +138,12 @@ def real(table: Mapping[str, object], key: str, where: str = "") -> float | None
         return None
     try:
         # YAML reads 1e-4 as a text.
-        return float(found)  # type: ignore[arg-type]
+        number = math.nan if isinstance(found, bool) else float(found)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        raise SpecError(f"{where}{key}: must be a number, not {_shown(found)}") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise SpecError(f"{where}{key}: must be a finite number, not {quoted(found)}")
+    return number
 
 
 def flag(table: Mapping[str, object], key: str, otherwise: bool, where: str = "") -> bool:
@@ -122,16 +154,29 @@ def flag(table: Mapping[str, object], key: str, otherwise: bool, where: str = ""
     if isinstance(found, bool):
         return found
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    if str(found).lower() in words:
-        return words[str(found).lower()]
-    raise SpecError(f"{where}{key}: must be true or false, not {_shown(found)}")
+    given = plain(found).lower()
+    if given in words:
+        return words[given]
+    raise SpecError(f"{where}{key}: must be true or false, not {quoted(found)}")
 
 
 def word(table: Mapping[str, object], key: str, otherwise: str) -> str:
     """A text, in capitals."""
     found = table.get(key)
-    return otherwise if found is None else str(found).upper()
+    return otherwise if found is None else plain(found).upper()
 
 
-def _shown(value: object) -> str:
-    return repr(value)[:60]
+def plain(value: object) -> str:
+    """A value as a text; Python refuses to write out numbers of thousands of digits."""
+    try:
+        return str(value)
+    except ValueError:
+        return "a number of thousands of digits"
+
+
+def quoted(value: object) -> str:
+    """A value in a sentence, cut where it is long."""
+    try:
+        return repr(value)[:60]
+    except ValueError:
+        return plain(value)

@@ -9,7 +9,7 @@ from typing import Any
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import Model
-from shardwise.spec.record import Problems, SpecError
+from shardwise.spec.record import Problems, Record, SpecError
 from shardwise.spec.run import RunSpec, default_seq_len
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
@@ -22,10 +22,36 @@ _KNOWN = (
     "an accelerate YAML, a DeepSpeed JSON, TrainingArguments as JSON or YAML, or a Python script "
     "with FSDP or DDP"
 )
+_SECTIONS: dict[type[Record], str] = {Strategy: "strategy", Job: "job", TrainSettings: "train"}
 
 
 def import_file(path: Path) -> Imported:
-    """Read a file of another stack, whatever it is."""
+    """Read a file of another stack, whatever it is. What it says is valid, with or without more."""
+    imported = _import(path)
+    problems = Problems()
+    for record, fields in (
+        (Strategy, imported.strategy),
+        # A file need not say how long a sequence is.
+        (Job, {"seq_len": 1, **imported.job}),
+        (TrainSettings, imported.train),
+    ):
+        with problems.collect():
+            record.read(fields, where=_SECTIONS[record])
+    _check_machines(imported, problems)
+    problems.raise_if_any()
+    return imported
+
+
+def _check_machines(imported: Imported, problems: Problems) -> None:
+    count, machines = imported.processes, imported.machines
+    if count is not None and count % machines:
+        problems.found.append(
+            f"num_processes: {count} processes cannot be shared equally by {machines} machines; "
+            "num_processes counts those of all machines, and must be a multiple of num_machines"
+        )
+
+
+def _import(path: Path) -> Imported:
     text = _text(path)
     kind = path.suffix.lower()
     try:
@@ -82,7 +108,14 @@ def _json(text: str, path: Path) -> object:
     except SpecError:
         raise
     except ValueError as error:
-        raise SpecError(f"import: {path} is not valid JSON: {error}") from None
+        raise SpecError(f"import: {path} is not valid JSON: {_reason(error)}") from None
+
+
+def _reason(error: ValueError) -> str:
+    """Without the advice that Python gives to programmers about long numbers."""
+    if "set_int_max_str_digits" in str(error):
+        return "it holds a number of thousands of digits"
+    return str(error)
 
 
 def _yaml(text: str, path: Path) -> object:
@@ -116,7 +149,7 @@ def _yaml(text: str, path: Path) -> object:
     except ValueError as error:
         if isinstance(error, SpecError):
             raise
-        raise SpecError(f"import: {path} is not valid YAML: {error}") from None
+        raise SpecError(f"import: {path} is not valid YAML: {_reason(error)}") from None
 
 
 def _check_keys(node: Any, path: Path) -> None:
@@ -188,6 +221,17 @@ def imported_strategy(imported: Imported, devices: int) -> dict[str, object]:
     if fields["kind"] in ("single", "ddp"):
         fields["kind"] = "single" if devices == 1 else "ddp"
     return fields
+
+
+def other_size(imported: Imported, cluster: ClusterSpec) -> str | None:
+    """What to say where the file starts another number of processes than the cluster has."""
+    count, devices = imported.processes, cluster.devices
+    if count is None or count == devices:
+        return None
+    return (
+        f"The file runs {count} processes, --cluster has {devices}: degrees and the global batch "
+        "follow the cluster."
+    )
 
 
 def imported_run(imported: Imported, model: Model, cluster: ClusterSpec) -> RunSpec:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from shardwise.spec.record import SpecError
+from shardwise.stacks.imported import plain
 
 # Deeper than anybody writes settings.
 _DEPTH = 40
@@ -17,6 +19,10 @@ class Unknown(NamedTuple):
     """A value that is decided when the script runs."""
 
     source: str
+
+
+# What several calls of the same function are given, each in its own way.
+DIFFERS = Unknown("a value that differs from call to call")
 
 
 class Symbol(NamedTuple):
@@ -67,6 +73,11 @@ class Script:
         try:
             self.tree = ast.parse(text)
         except SyntaxError as error:
+            if "set_int_max_str_digits" in str(error):
+                line = error.lineno or 1
+                raise SpecError(
+                    f"import: line {line} holds a number of thousands of digits"
+                ) from None
             raise SpecError(
                 f"import: line {error.lineno or 1} is not valid Python: {error.msg}"
             ) from None
@@ -191,7 +202,9 @@ class Script:
                 keywords |= found.keywords
             else:
                 more = True
-        args = tuple(self.value(argument, depth + 1) for argument in node.args)
+        # Behind what a star spreads, nobody knows which argument is which.
+        placed = itertools.takewhile(lambda part: not isinstance(part, ast.Starred), node.args)
+        args = tuple(self.value(argument, depth + 1) for argument in placed)
         called = self.value(node.func, depth + 1)
         origin = called.path if isinstance(called, Symbol) else ""
         return Call(self._name(node.func), args, keywords, more, origin)
@@ -248,4 +261,15 @@ def shown(value: object) -> str:
         return f"{value.name}(...)"
     if isinstance(value, (tuple, dict)):
         return "an expression"
-    return str(value)[:60]
+    return plain(value)[:60]
+
+
+def why_not(value: object) -> str:
+    """Why a value is not taken over: only running the script tells it, or it is not known here."""
+    if value == DIFFERS:
+        return "it differs from call to call"
+    settled = isinstance(value, (bool, int, float, str, bytes)) or (
+        isinstance(value, Symbol) and value.path.startswith("torch.")
+    )
+    ending = "is not a value that is known here" if settled else "is decided when the script runs"
+    return f"{shown(value)} {ending}"

@@ -6,15 +6,17 @@ import ast
 
 from shardwise.spec.record import SpecError
 from shardwise.stacks import fsdp1
-from shardwise.stacks.imported import Imported, Reading, set_optimizer
-from shardwise.stacks.source import Call, Script, Symbol, Unknown, shown
+from shardwise.stacks.imported import Imported, Reading, list_unknown, quoted, set_optimizer
+from shardwise.stacks.source import DIFFERS, Call, Script, Symbol, Unknown, shown, why_not
 from shardwise.stacks.torch_values import DTYPES, read_mesh, read_mixed_precision
 
 # What people call the number of micro-batches of a step, and the length of a sequence.
 _ACCUMULATE = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumulation_steps",
-               "grad_accum_steps", "accumulate_steps", "accum_steps", "grad_accum")  # fmt: skip
+               "grad_accum_steps", "accumulate_steps", "accum_steps", "grad_accum",
+               "accumulate")  # fmt: skip
 _SEQ_LEN = ("seq_len", "seq_length", "sequence_length", "block_size", "max_seq_len",
             "max_seq_length", "context_length")  # fmt: skip
+_MICRO_BATCH = ("micro_batch", "micro_batch_size")
 _OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd", "Lion": "lion"}
 # What torch takes where the script says nothing.
 _DEFAULTS = {
@@ -22,9 +24,30 @@ _DEFAULTS = {
     "Adam": {"learning_rate": 1e-3, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999},
     "SGD": {"learning_rate": 1e-3, "weight_decay": 0.0},
 }
+# The arguments of an optimizer, and the fields of [train] that they are.
+_FIELDS = {
+    "lr": ("learning_rate",),
+    "weight_decay": ("weight_decay",),
+    "eps": ("epsilon",),
+    "betas": ("beta1", "beta2"),
+}
+_WITH_DDP = "a script with DDP"
 _SCHEDULES = ("LambdaLR", "CosineAnnealingLR", "OneCycleLR", "LinearLR", "SequentialLR", "StepLR",
               "get_scheduler", "get_cosine_schedule_with_warmup",
               "get_linear_schedule_with_warmup")  # fmt: skip
+_LIGHTNING = (
+    "the strategy of Lightning's Trainer is not read: write it into a run.toml, such as "
+    'strategy = "ddp" for DDPStrategy'
+)
+# What fully_shard and DDP are given that is read, or that changes no plan.
+_FULLY_SHARD = ("module", "mesh", "reshard_after_forward", "mp_policy", "offload_policy",
+                "shard_placement_fn", "ignored_params", "dp_mesh_dims")  # fmt: skip
+_DDP = ("module", "device_ids", "output_device", "dim", "broadcast_buffers", "init_sync",
+        "process_group", "bucket_cap_mb", "find_unused_parameters", "check_reduction",
+        "gradient_as_bucket_view", "static_graph", "delay_all_reduce_named_params",
+        "param_to_hook_all_reduce", "mixed_precision", "device_mesh",
+        "skip_all_reduce_unused_params", "bucket_cap_mb_list", "batched_grad_copy",
+        "forward_sync_buffers")  # fmt: skip
 _RECOMPUTE = ("apply_activation_checkpointing", "checkpoint_wrapper",
               "gradient_checkpointing_enable")  # fmt: skip
 
@@ -43,7 +66,7 @@ def read(text: str) -> Imported:
         reading = Reading("a script with FSDP2")
         _fully_shard(script, new, reading)
     elif replicated:
-        reading = Reading("a script with DDP")
+        reading = Reading(_WITH_DDP)
         _ddp(replicated, reading)
     else:
         raise SpecError(_nothing_found(script))
@@ -62,16 +85,25 @@ def _wraps_with_fsdp(call: Call) -> bool:
 
 
 def _nothing_found(script: Script) -> str:
-    for name, instead in (
-        ("Accelerator", "the YAML that accelerate is configured with"),
-        ("Trainer", "its TrainingArguments as JSON or YAML, or the accelerate YAML"),
-        ("initialize", "the JSON that DeepSpeed is configured with"),
+    for name, module, instead in (
+        ("Accelerator", "accelerate", "import the YAML that accelerate is configured with"),
+        (
+            "Trainer",
+            "transformers",
+            "import its TrainingArguments as JSON or YAML, or the accelerate YAML",
+        ),
+        ("initialize", "deepspeed", "import the JSON that DeepSpeed is configured with"),
+        ("Trainer", "lightning", _LIGHTNING),
+        ("Trainer", "pytorch_lightning", _LIGHTNING),
     ):
-        if script.uses(name):
-            return f"import: the script calls {name} and shards nothing itself; import {instead}"
+        if any(call.origin.partition(".")[0] == module for call in script.calls(name)):
+            return (
+                f"import: the script calls {name} of {module} and shards nothing itself; {instead}"
+            )
     return (
         "import: the script calls none of FullyShardedDataParallel, fully_shard and "
-        "DistributedDataParallel; give the file in which the model is wrapped"
+        "DistributedDataParallel; give the file in which the model is wrapped, or, where one "
+        'device is all that it uses, write strategy = "single" into a run.toml'
     )
 
 
@@ -79,39 +111,68 @@ def _fully_shard(script: Script, calls: list[Call], reading: Reading) -> None:
     # The root is sharded last, and often keeps its parameters whatever the blocks do.
     blocks = calls[:-1] or calls
     values = {shown(call.get("reshard_after_forward")) for call in blocks}
-    value = blocks[0].get("reshard_after_forward") if len(values) == 1 else Unknown("differs")
+    value = blocks[0].get("reshard_after_forward")
+    if len(values) > 1:
+        value = DIFFERS
+    if any(call.more for call in calls):
+        reading.lose(
+            "Some settings of fully_shard come from a dictionary made when the script runs."
+        )
+        value = Unknown("what that dictionary holds") if value is None else value
     if value is None or isinstance(value, (bool, int)):
         kept = value is False
         reading.strategy["kind"] = "zero2" if kept else "zero3"
         if isinstance(value, int) and not isinstance(value, bool):
             reading.strategy["reshard_after_forward"] = value
-        said = "true, its default," if value is None else shown(value)
+        said = "is absent, so its default true" if value is None else shown(value)
         reading.note(f"reshard_after_forward {said} becomes kind {reading.strategy['kind']}.")
     else:
         reading.strategy["kind"] = "zero3"
-        reading.lose(
-            f"reshard_after_forward: {shown(value)} is decided when the script runs; read as true."
-        )
+        reading.lose(f"reshard_after_forward: {why_not(value)}; read as true.")
     if len(calls) == 1:
         reading.note("One call of fully_shard in a loop, or of the root alone, is all there is.")
     first = calls[0]
-    read_mixed_precision(first.get("mp_policy"), reading)
+    _others_of_fully_shard(calls, reading)
+    policy = first.get("mp_policy")
+    if policy is None and first.more:
+        policy = Unknown("what that dictionary holds")
+    read_mixed_precision(policy, reading)
     read_mesh(first.get("mesh"), reading)
     offload = first.get("offload_policy")
-    if isinstance(offload, Call):
+    if isinstance(offload, Call) and offload.name in ("CPUOffloadPolicy", "OffloadPolicy"):
         reading.strategy["offload"] = offload.name == "CPUOffloadPolicy"
         reading.note(f"{offload.name} becomes offload = {shown(reading.strategy['offload'])}.")
     elif offload is not None:
-        reading.lose(f"offload_policy: {shown(offload)} is decided when the script runs.")
+        reading.lose(f"offload_policy: {why_not(offload)}.")
     if script.uses("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"):
         reading.lose("The script chooses what is prefetched itself; here prefetch counts units.")
+
+
+def _others_of_fully_shard(calls: list[Call], reading: Reading) -> None:
+    for call in calls:
+        list_unknown(reading, call.keywords, _FULLY_SHARD, "fully_shard.")
+        for name, why in (
+            ("ignored_params", "every parameter is sharded here"),
+            ("shard_placement_fn", "parameters are sharded along their first dimension here"),
+        ):
+            if call.get(name) is not None:
+                reading.lose(f"{name}: {why}.")
 
 
 def _ddp(calls: list[Call], reading: Reading) -> None:
     reading.strategy["kind"] = "ddp"
     reading.note("DistributedDataParallel becomes kind ddp.")
+    for call in calls:
+        list_unknown(reading, call.keywords, _DDP, "DistributedDataParallel.")
+    for name in ("mixed_precision", "process_group", "device_mesh", "bucket_cap_mb_list"):
+        if calls[0].get(name) is not None:
+            reading.lose(f"{name}: it has no counterpart here.")
+    if calls[0].more:
+        reading.lose("Some settings of DDP come from a dictionary made when the script runs.")
     bucket = calls[0].get("bucket_cap_mb")
-    if isinstance(bucket, (int, float)) and bucket > 0:
+    if bucket is not None and not _is_number(bucket):
+        reading.lose(f"bucket_cap_mb: {why_not(bucket)}.")
+    elif bucket is not None:
         reading.strategy["ddp_bucket_mib"] = bucket
         reading.note(f"bucket_cap_mb becomes ddp_bucket_mib = {bucket}.")
     if calls[0].get("gradient_as_bucket_view") is not True:
@@ -124,14 +185,13 @@ def _ddp(calls: list[Call], reading: Reading) -> None:
 
 def _precision(script: Script, reading: Reading) -> None:
     """Autocast, and a model that is loaded in a low precision."""
-    low = None
-    for call in script.calls("autocast"):
-        given = call.get("dtype", 1)
-        low = DTYPES.get(shown(given), None) if given is not None else "fp16"
-        if low is None:
-            reading.lose(f"autocast: {shown(given)} is decided when the script runs.")
-        break
     sharded = reading.strategy.get("kind") != "ddp"
+    if reading.what != _WITH_DDP and "param_dtype" not in reading.strategy:
+        # It has a policy, which only running the script tells.
+        return
+    low, known = _autocast(script, reading)
+    if not known:
+        return
     if low and reading.strategy.get("param_dtype", "fp32") == "fp32":
         reading.strategy |= {"param_dtype": low, "reduce_dtype": "fp32"}
         if sharded:
@@ -153,28 +213,47 @@ def _precision(script: Script, reading: Reading) -> None:
             break
 
 
+def _autocast(script: Script, reading: Reading) -> tuple[str | None, bool]:
+    """The dtype of the first autocast, if there is one, and whether the script settles it."""
+    for call in script.calls("autocast"):
+        given, enabled = call.get("dtype", 1), call.get("enabled")
+        if enabled is False:
+            continue
+        if enabled not in (None, True):
+            reading.lose(f"autocast(enabled): {why_not(enabled)}; set param_dtype.")
+            return None, False
+        if given is None:
+            device = call.get("device_type", 0)
+            low = "bf16" if device == "cpu" else "fp16"
+            where = "CPUs" if device == "cpu" else "GPUs"
+            reading.note(f"autocast's dtype is absent, so its default on {where} holds, {low}.")
+            return low, True
+        if shown(given) not in DTYPES:
+            reading.lose(f"autocast: {why_not(given)}; set param_dtype.")
+            return None, False
+        return DTYPES[shown(given)], True
+    return None, True
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _loop(script: Script, reading: Reading) -> None:
     """What the loop around the model says: batch, optimizer, clipping, recomputation."""
-    for call in script.calls("DataLoader"):
-        size = call.get("batch_size", 1)
-        if isinstance(size, int) and size > 0:
-            reading.strategy["micro_batch"] = size
-            reading.note(f"DataLoader(batch_size={size}) becomes micro_batch = {size}.")
-        elif size is not None:
-            reading.lose(f"batch_size: {shown(size)} is decided when the script runs.")
-        break
+    _micro_batch(script, reading)
     for call in script.calls(*_OPTIMIZERS):
         _optimizer(call, reading)
-        reading.train |= {"schedule": "constant", "clip_norm": 0.0}
-        if script.uses(*_SCHEDULES):
+        if script.uses(*_SCHEDULES) or _sets_rates(script):
             reading.lose("The schedule of the learning rate is the script's; set train.schedule.")
+        else:
+            reading.train["schedule"] = "constant"
+        reading.train["clip_norm"] = 0.0
         break
-    for call in script.calls("clip_grad_norm_"):
-        norm = call.args[-1] if call.args else call.get("max_norm")
-        if isinstance(norm, (int, float)) and norm > 0:
-            reading.train["clip_norm"] = float(norm)
-            reading.note(f"clip_grad_norm_ becomes train.clip_norm = {norm}.")
-        break
+    for call in script.calls("clip_grad_norm_", "clip_grads_with_norm_", "Trainer"):
+        if call.name != "Trainer" or call.get("gradient_clip_val") is not None:
+            _clipping(call, reading)
+            break
     by_hand = any(c.origin.startswith("torch.utils.") for c in script.calls("checkpoint"))
     if by_hand or script.uses(*_RECOMPUTE):
         reading.strategy["recompute"] = "full"
@@ -188,6 +267,51 @@ def _loop(script: Script, reading: Reading) -> None:
         reading.note(f"{found[0]} = {found[1]} becomes job.seq_len.")
 
 
+def _micro_batch(script: Script, reading: Reading) -> None:
+    for call in script.calls("DataLoader"):
+        size = call.get("batch_size", 1)
+        whole_batches = "batch_size" in call.keywords and size is None
+        if call.more or call.get("batch_sampler") is not None or whole_batches:
+            break
+        if size is None:
+            reading.strategy["micro_batch"] = 1
+            reading.note("DataLoader's batch_size is absent, so its default is micro_batch = 1.")
+        elif isinstance(size, (bool, float, str)) or (isinstance(size, int) and size < 1):
+            raise SpecError(
+                f"batch_size: must be a whole number of at least 1, not {quoted(size)}; correct it "
+                "in the script's DataLoader"
+            )
+        elif isinstance(size, int) and size <= 2**20:
+            reading.strategy["micro_batch"] = size
+            reading.note(f"DataLoader(batch_size={size}) becomes micro_batch = {size}.")
+        else:
+            reading.lose(f"micro_batch: batch_size {why_not(size)}.")
+        return
+    found = _number(script, _MICRO_BATCH)
+    if found and 1 <= found[1] <= 2**20:
+        reading.strategy["micro_batch"] = found[1]
+        reading.note(f"{found[0]} = {found[1]} becomes micro_batch = {found[1]}.")
+        return
+    reading.lose("micro_batch: no DataLoader with a batch_size is in this script.")
+
+
+def _clipping(call: Call, reading: Reading) -> None:
+    """Of torch's function the norm is the second argument, of a model's method the first."""
+    function = call.origin.startswith("torch.") or (
+        len(call.args) > 1 and not _is_number(call.args[0])
+    )
+    norm = call.get("max_norm", 1 if function else 0)
+    if call.name == "Trainer":
+        norm = call.get("gradient_clip_val")
+    if _is_number(norm):
+        reading.train["clip_norm"] = float(norm)
+        said = "gradient_clip_val" if call.name == "Trainer" else call.name
+        reading.note(f"{said} becomes train.clip_norm = {norm}.")
+    else:
+        reading.train.pop("clip_norm", None)
+        reading.lose(f"clip_norm: {why_not(norm)}; set train.clip_norm.")
+
+
 def _optimizer(call: Call, reading: Reading) -> None:
     kind = _OPTIMIZERS[call.name]
     momentum = call.get("momentum")
@@ -195,20 +319,71 @@ def _optimizer(call: Call, reading: Reading) -> None:
         kind = "momentum"
         reading.train["momentum"] = float(momentum)
     reading.job["optimizer"] = kind
-    reading.train |= _DEFAULTS.get(call.name, {})
+    defaults = {} if call.more else _DEFAULTS.get(call.name, {})
+    reading.train |= defaults
+    if call.more:
+        reading.lose(f"Some settings of {call.name} are made when the script runs.")
 
     def number(name: str) -> float | None:
         value = call.get(name, 1 if name == "lr" else None)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if _is_number(value):
             return float(value)
         if value is not None:
-            reading.lose(f"{name}: {shown(value)} is decided when the script runs.")
+            reading.train.pop(_FIELDS[name][0], None)
+            reading.lose(f"{name}: {why_not(value)}; set train.{_FIELDS[name][0]}.")
         return None
 
     betas = call.get("betas")
-    known = isinstance(betas, tuple) and all(isinstance(beta, float) for beta in betas)
+    known = isinstance(betas, tuple) and all(_is_number(beta) for beta in betas)
+    if betas is not None and not known:
+        for field in _FIELDS["betas"]:
+            reading.train.pop(field, None)
+        reading.lose(f"betas: {why_not(betas)}; set train.beta1 and train.beta2.")
     set_optimizer(reading, number, betas if known else None)
+    grouped = _decay_of_groups(call, reading)
+    absent = [
+        name
+        for name, fields in _FIELDS.items()
+        if fields[0] in defaults
+        and call.get(name, 1 if name == "lr" else None) is None
+        and not (grouped and name == "weight_decay")
+    ]
+    if absent:
+        reading.note(
+            f"{' and '.join(absent)} of {call.name}: absent, so torch's default"
+            f"{'s hold' if len(absent) > 1 else ' holds'}."
+        )
     reading.note(f"{call.name} becomes job.optimizer = {kind}.")
+
+
+def _sets_rates(script: Script) -> bool:
+    """Whether it changes learning rates by hand: `group["lr"] = ...`."""
+    return any(
+        isinstance(target, ast.Subscript)
+        and isinstance(target.slice, ast.Constant)
+        and target.slice.value == "lr"
+        for node in ast.walk(script.tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    )
+
+
+def _decay_of_groups(call: Call, reading: Reading) -> bool:
+    """Whether groups of parameters have a weight decay of their own; here matrices share one."""
+    groups = call.get("params", 0)
+    if not isinstance(groups, tuple):
+        return False
+    given = [g["weight_decay"] for g in groups if isinstance(g, dict) and "weight_decay" in g]
+    if not given:
+        return False
+    decays = {value for value in given if _is_number(value) and value != 0}
+    if len(decays) == 1 and all(map(_is_number, given)):
+        reading.train["weight_decay"] = float(decays.pop())
+        reading.note("The weight_decay of a group becomes train.weight_decay.")
+    elif any(given):
+        reading.train.pop("weight_decay", None)
+        reading.lose("weight_decay: groups of parameters have their own; set train.weight_decay.")
+    return True
 
 
 def _accumulation(script: Script, reading: Reading) -> None:
@@ -217,6 +392,8 @@ def _accumulation(script: Script, reading: Reading) -> None:
     if found and found[1] > 0:
         reading.strategy["accumulate"] = found[1]
         reading.note(f"{found[0]} = {found[1]} becomes accumulate = {found[1]}.")
+    else:
+        reading.lose("accumulate: no number of micro-batches of a step is in this script.")
     kind = reading.strategy["kind"]
     if script.uses("set_requires_all_reduce"):
         reading.strategy["grad_sync"] = "local"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.spec.dtype import TORCH_NAMES, DType
-from shardwise.stacks.imported import Reading
-from shardwise.stacks.source import Call, Symbol, shown
+from shardwise.stacks.imported import Reading, list_unknown
+from shardwise.stacks.source import Call, Symbol, shown, why_not
 
 # By every name that torch has for them.
 DTYPES: dict[str, DType] = {
@@ -17,30 +17,54 @@ DTYPES: dict[str, DType] = {
 }
 
 
+_POLICIES = ("MixedPrecision", "MixedPrecisionPolicy")
+_POLICY_FIELDS = ("param_dtype", "reduce_dtype", "buffer_dtype", "keep_low_precision_grads",
+                  "cast_forward_inputs", "cast_root_forward_inputs", "output_dtype",
+                  "_module_classes_to_ignore")  # fmt: skip
+
+
 def read_mixed_precision(value: Any, reading: Reading) -> None:
     """The dtypes of a MixedPrecision or MixedPrecisionPolicy; without one, all is fp32."""
     if value is None:
         reading.strategy |= {"param_dtype": "fp32", "reduce_dtype": "fp32"}
         reading.note("Without mixed precision, parameters and gradients move in fp32.")
         return
-    if not isinstance(value, Call) or value.more:
-        reading.lose(f"mixed precision: {shown(value)} is decided when the script runs.")
+    if not isinstance(value, Call) or value.more or value.name not in _POLICIES:
+        reading.lose(f"mixed precision: {why_not(value)}; set param_dtype and reduce_dtype.")
         return
     param = _dtype(value.get("param_dtype", 0), "param_dtype", "fp32", reading)
     reduce = _dtype(value.get("reduce_dtype", 1), "reduce_dtype", param, reading)
-    reading.strategy |= {"param_dtype": param, "reduce_dtype": reduce}
-    reading.note(f"{value.name} becomes param_dtype = {param}, reduce_dtype = {reduce}.")
+    found = {"param_dtype": param, "reduce_dtype": reduce}
+    known = {name: dtype for name, dtype in found.items() if dtype is not None}
+    if known:
+        reading.strategy |= known
+        said = ", ".join(f"{name} = {dtype}" for name, dtype in known.items())
+        reading.note(f"{value.name} becomes {said}.")
     if value.get("buffer_dtype") is not None:
         reading.note("buffer_dtype: FSDP2 leaves buffers in the dtype they have.")
+    _others(value, reading)
 
 
-def _dtype(value: Any, key: str, otherwise: str, reading: Reading) -> str:
+def _others(policy: Call, reading: Reading) -> None:
+    """What else a policy says."""
+    if policy.get("keep_low_precision_grads") not in (None, False):
+        reading.lose("keep_low_precision_grads: gradients are kept in the master's dtype here.")
+    if policy.get("output_dtype") is not None:
+        reading.lose("output_dtype: outputs keep the dtype in which they are computed here.")
+    for name in ("cast_forward_inputs", "cast_root_forward_inputs"):
+        if policy.get(name) not in (None, True):
+            reading.note(f"{name}: a model here is given tokens, which are not cast.")
+    list_unknown(reading, policy.keywords, _POLICY_FIELDS, f"{policy.name}.")
+
+
+def _dtype(value: Any, key: str, otherwise: str | None, reading: Reading) -> str | None:
+    """The dtype that a script names; None where only running it tells."""
     if value is None:
         return otherwise
     if isinstance(value, Symbol) and value.last in DTYPES:
         return DTYPES[value.last]
-    reading.lose(f"{key}: {shown(value)} is decided when the script runs; read as {otherwise}.")
-    return otherwise
+    reading.lose(f"{key}: {why_not(value)}; set it yourself.")
+    return None
 
 
 def read_mesh(value: Any, reading: Reading) -> None:
@@ -50,10 +74,10 @@ def read_mesh(value: Any, reading: Reading) -> None:
     shape = value.get("mesh_shape", 1) if isinstance(value, Call) else value
     sizes = shape if isinstance(shape, tuple) else ()
     if not all(isinstance(size, int) and size > 0 for size in sizes) or len(sizes) not in (1, 2):
-        reading.lose(
-            f"The mesh of {shown(shape)} is decided when the script runs; shard and replicate "
-            "follow from the cluster."
-        )
+        fixed = sizes and all(isinstance(size, int) for size in sizes)
+        why = "has no counterpart here" if fixed else "is decided when the script runs"
+        said = " x ".join(map(shown, sizes)) if sizes else shown(shape)
+        reading.lose(f"The mesh of {said} {why}; shard and replicate follow from the cluster.")
         return
     replicate, shard = sizes if len(sizes) == 2 else (1, sizes[0])
     reading.strategy.pop("within_node", None)

@@ -4,12 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwise.spec.record import SpecError
-from shardwise.stacks import accelerate, deepspeed, fsdp1
-from shardwise.stacks.imported import Imported, Reading, flag, real, section, whole
+from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.stacks import accelerate, deepspeed, fsdp1, known_keys
+from shardwise.stacks.imported import (
+    Imported,
+    Reading,
+    flag,
+    list_unknown,
+    quoted,
+    real,
+    section,
+    set_warmup,
+    whole,
+)
 
 # The words of its `fsdp` option, as accelerate says them.
 _SHARDING = {name.lstrip("_").lower(): name for name in fsdp1.SHARDING}
+_WORDS = (*_SHARDING, "offload", "auto_wrap")
+# What has no field here, or another meaning.
+_LOST = {
+    "lr_scheduler_type": "set train.schedule, which is a cosine or constant",
+    "lr_scheduler_kwargs": "set train.schedule, which is a cosine or constant",
+    "warmup_ratio": "set train.warmup_steps, which counts steps",
+    "num_train_epochs": "set train.steps, which counts steps",
+    "optim_args": "set the optimizer's settings in [train]",
+    "ddp_bucket_cap_mb": "set strategy.ddp_bucket_mib",
+    "ddp_find_unused_parameters": "every parameter must take part in a step here",
+    "auto_find_batch_size": "shardwise plan finds the batch instead",
+    "label_smoothing_factor": "the loss is a plain cross entropy here",
+    "neftune_noise_alpha": "nothing is added to embeddings here",
+    "use_liger_kernel": "the model's own kernels run here",
+    "parallelism_config": "set shard and replicate yourself",
+    "accelerator_config": "it has no counterpart here",
+}
+# What a nested DeepSpeed configuration takes from these where it says "auto".
+_AUTO = {
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.weight_decay": "weight_decay",
+    "gradient_clipping": "max_grad_norm",
+    "scheduler.params.total_num_steps": "max_steps",
+    "scheduler.params.warmup_num_steps": "warmup_steps",
+}
+_OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw",
+               "sgd": "sgd"}  # fmt: skip
 
 
 def is_trainer(table: Mapping[str, object]) -> bool:
@@ -18,14 +55,40 @@ def is_trainer(table: Mapping[str, object]) -> bool:
 
 def read(table: Mapping[str, object]) -> Imported:
     """What they settle; how many processes there are is the launcher's business."""
-    low = next((name for name in ("bf16", "fp16") if flag(table, name, otherwise=False)), "no")
-    if table.get("deepspeed"):
-        inside = _deepspeed(table["deepspeed"])
-    else:
-        inside = accelerate.read({**_launched(table), "mixed_precision": low})
     reading = Reading("TrainingArguments")
-    reading.take(inside, but=("micro_batch", "accumulate"))
+    low = [name for name in ("bf16", "fp16") if flag(table, name, otherwise=False)]
+    if len(low) > 1:
+        reading.lose("bf16 and fp16: both are true, which the Trainer refuses; read as bf16.")
+    if table.get("deepspeed"):
+        inside = _deepspeed(table["deepspeed"], low[0] if low else None)
+    else:
+        launched = _launched(table, reading)
+        inside = accelerate.read({**launched, "mixed_precision": low[0] if low else None})
+    # What DeepSpeed leaves to the Trainer is told here.
+    automatic = (f"{theirs}: auto" for theirs, key in _AUTO.items() if table.get(key) is not None)
+    reading.take(inside, but=("micro_batch", "accumulate", *automatic))
+    reading.notes = [_in_its_words(note) for note in reading.notes if not _of_batch(note)]
+    if table.get("deepspeed") and low and low[0] != inside.strategy.get("param_dtype"):
+        reading.lose(f"{low[0]}: the settings of deepspeed decide, and do not enable it.")
     _batch(table, reading)
+    for field in ("micro_batch", "accumulate"):
+        theirs, ours = inside.strategy.get(field), reading.strategy.get(field)
+        if theirs is not None and theirs != ours:
+            reading.lose(
+                f"{field}: deepspeed says {theirs} and TrainingArguments {ours}, which the Trainer "
+                f"refuses; read as {ours}."
+            )
+    _train(table, reading)
+    if flag(table, "gradient_checkpointing", otherwise=False):
+        reading.strategy["recompute"] = "full"
+        reading.note("gradient_checkpointing becomes recompute = full: every block.")
+    if flag(table, "torch_compile", otherwise=False):
+        reading.strategy["compile"] = True
+        reading.note("torch_compile becomes compile = true, block by block.")
+    return reading.done()
+
+
+def _train(table: Mapping[str, object], reading: Reading) -> None:
     names = {"learning_rate": "learning_rate", "weight_decay": "weight_decay",
              "max_grad_norm": "clip_norm", "adam_beta1": "beta1", "adam_beta2": "beta2",
              "adam_epsilon": "epsilon"}  # fmt: skip
@@ -36,53 +99,136 @@ def read(table: Mapping[str, object]) -> Imported:
     for key, field in (("max_steps", "steps"), ("warmup_steps", "warmup_steps")):
         count = whole(table, key) if table.get(key) not in (0, -1) else None
         if count is not None:
-            reading.train[field] = count
-    if flag(table, "gradient_checkpointing", otherwise=False):
-        reading.strategy["recompute"] = "full"
-        reading.note("gradient_checkpointing becomes recompute = full: every block.")
-    if flag(table, "torch_compile", otherwise=False):
-        reading.strategy["compile"] = True
-        reading.note("torch_compile becomes compile = true, block by block.")
-    return reading.done()
+            if field == "steps":
+                reading.train[field] = count
+            else:
+                set_warmup(reading, count)
+    _optimizer(table, reading)
+    for key, why in _LOST.items():
+        if table.get(key) not in (None, False, 0):
+            reading.lose(f"{key}: {why}.")
+
+
+def _optimizer(table: Mapping[str, object], reading: Reading) -> None:
+    name = table.get("optim")
+    if name is None:
+        return
+    kind = _OPTIMIZERS.get(str(name)) if isinstance(name, str) else None
+    if kind is None:
+        reading.lose(f"optim: {quoted(name)} is not known here; set job.optimizer.")
+        return
+    reading.job["optimizer"] = kind
+    reading.note(f"optim {name} becomes job.optimizer = {kind}.")
 
 
 def _batch(table: Mapping[str, object], reading: Reading) -> None:
-    # 8 is the Trainer's own.
-    micro = whole(table, "per_device_train_batch_size") or 8
-    accumulate = whole(table, "gradient_accumulation_steps") or 1
-    reading.strategy |= {"micro_batch": micro, "accumulate": accumulate}
-    reading.note(f"per_device_train_batch_size becomes micro_batch = {micro}.")
-    reading.note(f"gradient_accumulation_steps becomes accumulate = {accumulate}.")
+    # 8 and 1 are the Trainer's own.
+    for key, field, default in (
+        ("per_device_train_batch_size", "micro_batch", 8),
+        ("gradient_accumulation_steps", "accumulate", 1),
+    ):
+        count = whole(table, key)
+        if table.get(key) == "auto":
+            reading.lose(f"{field}: {key} is not a number in this file.")
+        elif count is None:
+            reading.strategy[field] = default
+            reading.note(f"{key} is absent, so its default becomes {field} = {default}.")
+        else:
+            reading.strategy[field] = count
+            reading.note(f"{key} becomes {field} = {count}.")
 
 
-def _deepspeed(given: object) -> Imported:
+def _deepspeed(given: object, low: str | None) -> Imported:
+    """Its own bf16 and fp16 decide; "auto" is what the Trainer is told."""
     if not isinstance(given, dict):
-        raise SpecError(f"deepspeed: the settings are in {str(given)[:80]}; import that file")
-    return deepspeed.read(given)
+        raise SpecError(f"deepspeed: the settings are in {quoted(given)}; import that file")
+    settings = dict(given)
+    for name in ("bf16", "fp16"):
+        if section(settings, name).get("enabled") == "auto":
+            settings[name] = {**section(settings, name), "enabled": name == low}
+    return deepspeed.read(settings)
 
 
-def _launched(table: Mapping[str, object]) -> dict[str, object]:
+def _of_batch(note: str) -> bool:
+    return note.startswith(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"))
+
+
+def _in_its_words(note: str) -> str:
+    """A note about accelerate's settings, in the words of the file that they were made of."""
+    for theirs, here in (
+        ("mixed_precision is absent, so its default no", "Without bf16 or fp16 the default fp32"),
+        ("mixed_precision bf16", "bf16 true"),
+        ("mixed_precision fp16", "fp16 true"),
+        ("MULTI_GPU becomes", "Without fsdp or deepspeed the Trainer runs DDP, which becomes"),
+    ):
+        if note.startswith(theirs):
+            return here + note.removeprefix(theirs)
+    return note
+
+
+def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object]:
     """The configuration of accelerate that the Trainer makes of its own options."""
-    given = table.get("fsdp")
-    words = given if isinstance(given, list) else str(given or "").split()
-    if given is True:
-        words = ["full_shard", "auto_wrap"]
-    if not words or given is False:
+    words = _words(table.get("fsdp"))
+    if not words:
+        if table.get("fsdp_config"):
+            reading.lose("fsdp_config: it means nothing where fsdp is absent.")
         return {"distributed_type": "MULTI_GPU"}
-    settings = {**section(table, "fsdp_config")}
-    sharding = [_SHARDING[word] for word in map(str, words) if word in _SHARDING]
-    version = whole(settings, "version") or whole(settings, "fsdp_version") or 1
+    settings = {
+        key.removeprefix("fsdp_"): value for key, value in section(table, "fsdp_config").items()
+    }
+    list_unknown(reading, settings, known_keys.TRAINER_FSDP, "fsdp_config.")
+    if flag(settings, "xla", otherwise=False):
+        reading.lose("fsdp_config.xla: PyTorch's own FSDP is planned here, on GPUs or CPUs.")
+    sharding = [_SHARDING[word] for word in words if word in _SHARDING]
+    version = whole(settings, "version") or _version(sharding, reading)
+    offloaded = flag(settings, "cpu_offload", otherwise=False)
+    wraps = "TRANSFORMER_BASED_WRAP" if "auto_wrap" in words else None
     config: dict[str, object] = {
         "fsdp_version": version,
-        "fsdp_offload_params": "offload" in words,
-        "fsdp_activation_checkpointing": settings.get("activation_checkpointing", False),
-        "fsdp_backward_prefetch": settings.get("backward_prefetch"),
-        "fsdp_forward_prefetch": settings.get("forward_prefetch"),
-        "fsdp_reshard_after_forward": settings.get("reshard_after_forward"),
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP" if "auto_wrap" in words else None,
-        "fsdp_transformer_layer_cls_to_wrap": settings.get("transformer_layer_cls_to_wrap"),
-        "fsdp_sharding_strategy": sharding[0] if sharding else None,
+        "fsdp_offload_params": "offload" in words or offloaded,
+        "fsdp_auto_wrap_policy": settings.get("auto_wrap_policy", wraps),
+        "fsdp_sharding_strategy": sharding[0] if sharding and version == 1 else None,
     }
-    if version == 2 and config["fsdp_reshard_after_forward"] is None:
-        config["fsdp_reshard_after_forward"] = sharding[:1] != ["SHARD_GRAD_OP"]
+    for name in ("activation_checkpointing", "backward_prefetch", "forward_prefetch",
+                 "reshard_after_forward", "transformer_layer_cls_to_wrap", "min_num_params",
+                 *fsdp1.OBSOLETE):  # fmt: skip
+        if name in settings:
+            config[f"fsdp_{name}"] = settings[name]
+    if version == 2 and config.get("fsdp_reshard_after_forward") is None and sharding:
+        if sharding[0] not in ("FULL_SHARD", "SHARD_GRAD_OP"):
+            reading.lose(f"fsdp: {sharding[0]} is known to FSDP1 only; read as FULL_SHARD.")
+        keeps = sharding[0] == "SHARD_GRAD_OP"
+        config["fsdp_reshard_after_forward"] = not keeps
+        reading.note(
+            f"fsdp {sharding[0].lower()} is fsdp_reshard_after_forward {str(not keeps).lower()}."
+        )
     return {"distributed_type": "FSDP", "fsdp_config": config}
+
+
+def _words(given: object) -> list[str]:
+    """What `fsdp` asks for; a misspelled word must not shard in another way."""
+    if given is None or given is False:
+        return []
+    if given is True:
+        return ["auto_wrap"]
+    words = given.split() if isinstance(given, str) else given
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise SpecError(f"fsdp: must be true, or words such as 'full_shard', not {quoted(given)}")
+    for word in words:
+        if word not in _WORDS:
+            raise SpecError(
+                f"fsdp: {word[:40]!r} is not one of {', '.join(_WORDS)}{did_you_mean(word, _WORDS)}"
+            )
+    return words
+
+
+def _version(sharding: list[str], reading: Reading) -> int:
+    """Which FSDP runs where the file does not say: transformers 5 takes the second."""
+    old = any(name not in ("FULL_SHARD", "SHARD_GRAD_OP") for name in sharding)
+    version = 1 if old else 2
+    reading.note(
+        "fsdp_config.version is absent, so FSDP1 is assumed, which alone knows this sharding."
+        if old
+        else "fsdp_config.version is absent, so the default of transformers 5 holds: FSDP2."
+    )
+    return version
