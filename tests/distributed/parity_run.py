@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from shardwise.engine.mesh import resolve_for_world
+from shardwise.engine.mesh import join, leave, resolve_for_world, world
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
 from shardwise.spec import ModelSpec, Strategy
@@ -35,11 +34,11 @@ def train(case: dict[str, Any]) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = parallelize(build(spec, device="cpu", attention="sdpa").double(), strategy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, size = world()
     data = torch.Generator().manual_seed(1)
     for _ in range(STEPS):
         batch = torch.randint(0, spec.vocab, (GLOBAL_SEQUENCES, SEQ_LEN), generator=data)
-        mine = batch.chunk(world)[rank].chunk(strategy.accumulate)
+        mine = batch.chunk(size)[rank].chunk(strategy.accumulate)
         for index, ids in enumerate(mine):
             with micro_batch(model, last=index == strategy.accumulate - 1):
                 loss = model(input_ids=ids, labels=ids).loss / strategy.accumulate
@@ -53,16 +52,19 @@ def train(case: dict[str, Any]) -> list[torch.Tensor]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    join(torch.device("cpu"))
+    # What the imports left need not be searched again in every case.
+    gc.freeze()
     for case in json.loads(Path(sys.argv[1]).read_text()):
         parameters = train(case)
         gc.collect()
-        if dist.get_rank() == 0:
+        if world()[0] == 0:
             flat = torch.cat([p.flatten() for p in parameters])
             torch.save(flat, case["file"])
             digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
             print("RESULT " + json.dumps({"digest": digest}), flush=True)
-    dist.destroy_process_group()
+    gc.unfreeze()
+    leave()
 
 
 if __name__ == "__main__":

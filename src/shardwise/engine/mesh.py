@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -11,6 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 
+# In which a thread on a busy machine lets go of what it holds.
+_SETTLE_S = 0.1
 REPLICATE, SHARD = "replicate", "shard"
 
 
@@ -46,6 +51,9 @@ def join(device: torch.device) -> None:
         torch.cuda.set_device(device)
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
+    # Gloo's threads outlive their group, for DTensor keeps every mesh it has seen. One that still
+    # holds the tensors of the last collective when the interpreter ends would abort the process.
+    atexit.register(time.sleep, _SETTLE_S)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     device_id = device if device.type == "cuda" else None
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -63,6 +71,14 @@ def join(device: torch.device) -> None:
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
     )
+
+
+def leave() -> None:
+    """Leave the process group, if there is one; nothing may hold a model any more."""
+    if dist.is_initialized():
+        # A model that outlives its process group can hang in the group's destructor.
+        gc.collect()
+        dist.destroy_process_group()
 
 
 def resolve_for_world(strategy: Strategy) -> Strategy:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-import torch.distributed as dist
-
 from shardwise.api import estimate_run
 from shardwise.checkpoint.dcp.load import Loaded
-from shardwise.engine.mesh import world
+from shardwise.engine.mesh import leave, world
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
 from shardwise.step import StepProfile
@@ -58,10 +55,7 @@ class Result(NamedTuple):
 def run_training(run: RunSpec, folder: Path, display: Display | None = None) -> Result:
     """Train what `run` describes on the processes that are running; all ranks call this."""
     result = _train(run, folder, display)
-    if dist.is_initialized():
-        # A model that outlives its process group can hang in the group's destructor.
-        gc.collect()
-        dist.destroy_process_group()
+    leave()
     return result
 
 

@@ -6,13 +6,12 @@ import warnings
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from shardwise.calibrate.machine.collectives import Collective, groups, measure_collectives
 from shardwise.calibrate.machine.compute import Compute, measure_compute
 from shardwise.calibrate.machine.contention import measure_contention
 from shardwise.calibrate.machine.timing import Step
-from shardwise.engine.mesh import host_memory, join, local_device, processes_per_node, world
+from shardwise.engine.mesh import host_memory, join, leave, local_device, processes_per_node, world
 
 
 class Machine(NamedTuple):
@@ -54,8 +53,7 @@ def measure_machine(step: Step) -> Machine:
         collectives=collectives,
         contention=contention,
     )
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    leave()
     return found
 
 

@@ -15,11 +15,28 @@ from shardwise.stacks.python.step import changes_rate, is_fused
 
 
 def loop_pieces(run: RunSpec, written: bool) -> list[Piece]:
-    """`main`, and the call of it."""
-    return [_main(run, written), Piece('if __name__ == "__main__":\n    main()')]
+    """`train`, where there are processes what ends them, and the call."""
+    if run.strategy.kind == "single":
+        return [_train(run, written), Piece('if __name__ == "__main__":\n    train()')]
+    return [
+        _train(run, written),
+        Piece(_MAIN.strip("\n"), ("gc",)),
+        Piece('if __name__ == "__main__":\n    main()'),
+    ]
 
 
-def _main(run: RunSpec, written: bool) -> Piece:
+_MAIN = """
+def main() -> None:
+    train()
+    # A model that outlives its process group can hang in the group's destructor.
+    gc.collect()
+    # A thread of Gloo that still holds tensors when Python ends aborts it: here they let go.
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+def _train(run: RunSpec, written: bool) -> Piece:
     train, strategy = train_of(run), run.strategy
     alone = strategy.kind == "single"
     start, start_imports = _start(run)
@@ -27,7 +44,7 @@ def _main(run: RunSpec, written: bool) -> Piece:
     saves = train.checkpoint.save
     arguments = "0, 1" if alone else "rank, world"
     code = lines(
-        "def main() -> None:",
+        "def train() -> None:",
         start,
         build,
         "    optimizer = make_optimizer(model)",
@@ -61,9 +78,8 @@ def _main(run: RunSpec, written: bool) -> Piece:
         if (step + 1) % SAVE_EVERY == 0 and step + 1 < STEPS:
             save(model, optimizer, step + 1)
 """,
-        (saves or not alone) and "\n",
+        saves and "\n",
         saves and "    save(model, optimizer, STEPS)",
-        not alone and "    dist.destroy_process_group()",
     )
     imports = ["torch", "json", "time", *start_imports, *build_imports]
     if strategy.kind == "ddp" and _skips_sync(run):
