@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -11,18 +13,19 @@ import pytest
 from shardwise.spec.train import RestartSettings
 from shardwise.train import heartbeat
 from shardwise.train.heartbeat import Beat, beat, read_beats, section, start_heart
+from shardwise.train.supervisor import Supervisor
 from shardwise.train.watch import Watch
 
 NOBODY = 2**22 + 1  # larger than any process number
 
 
-def say(folder: Path, rank: int, step: int, what: str, ago: float, allowed: float) -> None:
+def say(
+    folder: Path, rank: int, step: int, what: str, ago: float, allowed: float, pid: int = NOBODY
+) -> None:
     """As a rank would that entered a section so long ago and is killed after so long."""
     now = time.monotonic()
     since = now - ago
-    one = Beat(
-        rank, NOBODY, step, -1, -1, 0, 0.0, since, since + allowed / 3, since + allowed, what
-    )
+    one = Beat(rank, pid, step, -1, -1, 0, 0.0, since, since + allowed / 3, since + allowed, what)
     data = heartbeat._LAYOUT.pack(*one[:-1], what.encode())
     (folder / f"rank-{rank}").write_bytes(data)
 
@@ -48,6 +51,32 @@ def test_it_is_told_once_and_killed_later(tmp_path: Path) -> None:
     say(tmp_path, 0, 8, "step", ago=0, allowed=30)
     assert watch.look() == (None, [])
     assert not watch.worried
+
+
+def test_whoever_was_killed_for_a_hang_is_told_as_hanging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process that is dying is no longer stopped, and may be looked at before it has ended."""
+    monkeypatch.setattr("shardwise.train.watch._STOPPED_S", 0.1)
+    beats = tmp_path / "beats"
+    beats.mkdir()
+    supervisor = Supervisor(beats, tmp_path, 2, RestartSettings())
+    supervisor.begin()
+    with subprocess.Popen(["sleep", "60"]) as stopped:
+        say(beats, 0, 7, "step", ago=0, allowed=30)
+        say(beats, 1, 7, "step", ago=0, allowed=30, pid=stopped.pid)
+        stopped.send_signal(signal.SIGSTOP)
+        until = time.monotonic() + 30
+        while os.waitid(os.P_PID, stopped.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            assert time.monotonic() < until
+            supervisor.look()
+            time.sleep(0.05)
+        supervisor.look()
+    supervisor.failed({0: -9, 1: -9})
+    assert supervisor.again()
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert f"rank 1 (process {stopped.pid}) is stopped by a signal in step 7" in told
+    assert told.endswith("starting again")
 
 
 def test_those_who_wait_for_a_slow_one_wait_as_long_as_it_may(tmp_path: Path) -> None:

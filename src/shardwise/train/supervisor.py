@@ -34,6 +34,7 @@ class Supervisor:
         # Attempts since the last step that was saved.
         self._saved, self._in_vain = -1, 0
         self._hang: Hang | None = None
+        self._killed = False
         self._failures: dict[int, int] = {}
         self._recovery: dict[str, Any] | None = None
         self._detected = 0.0
@@ -43,10 +44,13 @@ class Supervisor:
         """Processes are about to be started."""
         self._watch.begin()
         self._attempt += 1
-        self._hang, self._failures = None, {}
+        self._hang, self._killed, self._failures = None, False, {}
 
     def look(self) -> None:
         """At processes that are all alive: does each go on?"""
+        if self._killed:
+            # They have only to end, and on the way look as if they no longer hung.
+            return
         hang, doomed = self._watch.look()
         if not self._watch.worried:
             self._hang = None
@@ -54,6 +58,7 @@ class Supervisor:
             self._hang = hang
             self.say(f"{hang.sentence}; stacks are in {self._write_stacks(hang)}")
         kill(doomed)
+        self._killed = bool(doomed)
         if self._recovery is not None:
             self._follow(self._recovery)
 
