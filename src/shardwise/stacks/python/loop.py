@@ -15,24 +15,22 @@ from shardwise.stacks.python.step import changes_rate, is_fused
 
 
 def loop_pieces(run: RunSpec, written: bool) -> list[Piece]:
-    """`train`, where there are processes what ends them, and the call."""
-    if run.strategy.kind == "single":
-        return [_train(run, written), Piece('if __name__ == "__main__":\n    train()')]
-    return [
-        _train(run, written),
-        Piece(_MAIN.strip("\n"), ("gc",)),
-        Piece('if __name__ == "__main__":\n    main()'),
-    ]
+    """`train`, the call of it and, where there are processes, what ends them."""
+    alone = run.strategy.kind == "single"
+    gloo = not alone and on_cpu(run)
+    call = lines(
+        'if __name__ == "__main__":\n    train()',
+        not alone and _DONE,
+        # A thread of Gloo that still holds tensors when Python ends would abort it.
+        gloo and "    dist.barrier()  # while it waits, threads let go of their last tensors",
+        not alone and "    dist.destroy_process_group()",
+    )
+    return [_train(run, written), Piece(call, () if alone else ("gc",))]
 
 
-_MAIN = """
-def main() -> None:
-    train()
+_DONE = """
     # A model that outlives its process group can hang in the group's destructor.
     gc.collect()
-    # A thread of Gloo that still holds tensors when Python ends aborts it: here they let go.
-    dist.barrier()
-    dist.destroy_process_group()
 """
 
 
