@@ -22,6 +22,7 @@ LLAMA = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": False,
     "hidden_act": "silu",
+    "rope_theta": 500000.0,
 }
 
 
@@ -40,6 +41,22 @@ def test_a_config_is_the_preset_it_came_from(tmp_path: Path) -> None:
 def test_every_preset_survives_the_trip_through_a_config(name: str) -> None:
     model = catalogue.model(name)
     assert same(from_config(to_config(model)), model)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in catalogue.model_names() if catalogue.model(name).rope_theta]
+)
+def test_transformers_turns_positions_by_the_angles_of_a_preset(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = catalogue.model(name)
+    config = transformers.AutoConfig.for_model(**to_config(model))
+    assert config.rope_parameters["rope_theta"] == model.rope_theta
+
+
+def test_angles_are_read_where_newer_configurations_have_them() -> None:
+    newer = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
+    model = from_config({**newer, "rope_parameters": {"rope_theta": 7e4, "rope_type": "default"}})
+    assert model.rope_theta == 7e4
 
 
 def test_defaults_a_config_may_leave_out() -> None:

@@ -35,7 +35,7 @@ RUNS: dict[str, RunSpec] = {
             "checkpoint": {"every": 20, "keep": 1, "background": False},
         },
     ),
-    "tied": tiny(model={"tied": True}, strategy={"recompute": "selective"}),
+    "tied": tiny(model={"tied": True, "rope_theta": 7e4}, strategy={"recompute": "selective"}),
     "hybrid": large(
         strategy={"kind": "hsdp", "micro_batch": 2, "accumulate": 4, "recompute": 0.5},
         train={"steps": 60, "schedule": "constant", "checkpoint": False, "trackers": ["wandb"]},
@@ -77,6 +77,8 @@ def test_the_model_has_the_same_parameters(understood: dict[str, Any]) -> None:
         expected = estimate_run(run).model["parameters"]
         assert understood[name]["parameters"] == expected, name
         assert understood[name]["tied"] == run.model.tied, name  # type: ignore[union-attr]
+        theta = run.model.rope_theta or 10_000  # type: ignore[union-attr]
+        assert understood[name]["theta"] == theta, name
 
 
 @pytest.mark.slow
@@ -173,7 +175,7 @@ def test_what_it_cannot_say_is_told() -> None:
                 "blocks_per_unit", "recompute", "reduce_dtype")  # fmt: skip
     assert keys(run) == {
         *(f"strategy.{setting}" for setting in settings),
-        *("strategy", "job.optimizer", "data", "data.tokenizer", "train.non_finite"),
+        *("model", "strategy", "job.optimizer", "data", "data.tokenizer", "train.non_finite"),
         *("train.checkpoint.minutes", "train.checkpoint.to", "train.checkpoint.keep"),
     }
 
@@ -197,7 +199,7 @@ def test_what_it_can_say_is_not() -> None:
         data={"tokenizer": "tokenizer.json"},
         train={"checkpoint": {"every": 100}},
     )
-    assert keys(run) == {"data"}
+    assert keys(run) == {"model", "data"}
 
 
 @pytest.mark.parametrize("model", ["gpt2", "gemma-2-9b", "qwen2.5-7b", "mixtral-8x7b", "olmo-2-7b"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torchtitan.config import ConfigManager
+from torchtitan.models.common.rope import RoPE
 
 
 def learning_rates(config: Any, steps: int) -> list[float]:
@@ -36,6 +37,7 @@ def read(module: str) -> dict[str, Any]:
     with torch.device("meta"):
         model = spec.model.build()
     parameters = {id(p): p.numel() for p in model.parameters()}
+    [theta] = {module.config.theta for module in model.modules() if isinstance(module, RoPE)}
     policy = config.activation_checkpoint
     return {
         "training": dataclasses.asdict(config.training),
@@ -48,6 +50,7 @@ def read(module: str) -> dict[str, Any]:
         "flavor": spec.flavor,
         "assets": config.hf_assets_path,
         "parameters": sum(parameters.values()),
+        "theta": theta,
         "tied": spec.model.enable_weight_tying,
         "learning_rates": learning_rates(config, min(config.training.steps, 60)),
     }

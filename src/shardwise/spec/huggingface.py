@@ -79,6 +79,7 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
+_THETA_OF = {"gpt_neox": "rotary_emb_base"}
 # What the formulas do not describe; a configuration that asks for it must not be half-read.
 _REFUSED = {
     ("opt", "do_layer_norm_before"): True,
@@ -145,6 +146,8 @@ def from_config(config: Mapping[str, object], name: str = "custom") -> ModelSpec
     for key, biases in _BIASES_OF.get(family, {}).items():
         fields |= {bias: bool(config.get(key, False)) for bias in biases}
     fields |= _activation(config)
+    if FAMILIES[family].get("positions", "rope") == "rope":
+        fields |= _rope_theta(config, family)
     if family in _WINDOWED | _ALTERNATING and config.get("sliding_window"):
         fields["window"] = config["sliding_window"]
         if family in _ALTERNATING:
@@ -179,6 +182,13 @@ def _activation(config: Mapping[str, object]) -> dict[str, object]:
     return {}
 
 
+def _rope_theta(config: Mapping[str, object], family: str) -> dict[str, object]:
+    nested = config.get("rope_parameters")
+    given = nested.get("rope_theta") if isinstance(nested, dict) else None
+    theta = given or config.get(_THETA_OF.get(family, "rope_theta"))
+    return {"rope_theta": theta} if theta is not None else {}
+
+
 def _global_every(config: Mapping[str, object]) -> dict[str, object]:
     pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
     if isinstance(pattern, int):
@@ -209,6 +219,8 @@ def to_config(model: ModelSpec) -> dict[str, object]:
         config["hidden_act"] = names[model.activation]
     for key, biases in _BIASES_OF.get(model.family, {}).items():
         config[key] = getattr(model, biases[0])
+    if model.rope_theta is not None:
+        config[_THETA_OF.get(model.family, "rope_theta")] = model.rope_theta
     if model.family in _WINDOWED | _ALTERNATING:
         config["sliding_window"] = model.window
     if model.family in _ALTERNATING:

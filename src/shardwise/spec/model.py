@@ -55,6 +55,8 @@ class ModelSpec(Record):
     mlp: Literal["plain", "gated", "gated_fused"] = "gated"
     activation: Activation = "silu"
     positions: Literal["learned", "rope", "alibi"] = "rope"
+    # The base of the rotary angles; what the family has where none is given.
+    rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     position_offset: Annotated[int, Field(ge=0)] = 0
     attention_bias: StrictBool = False
     output_bias: StrictBool = False
@@ -105,6 +107,8 @@ class ModelSpec(Record):
             problems.append("experts_per_token cannot exceed experts")
         if self.experts is not None and self.mlp == "plain":
             problems.append("experts are modelled with a gated mlp only")
+        if self.rope_theta is not None and self.positions != "rope":
+            problems.append(f"rope_theta goes with rope positions, not with {self.positions} ones")
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -29,6 +29,7 @@ _FLAVORS: dict[str, dict[tuple[int, ...], str]] = {
         (94, 4096, 64, 4, 1536, 151936): "235B-A22B",
     },
 }
+_THETAS = {"llama3": 500_000, "qwen3": 1_000_000}
 _TIED = ("1B", "3B", "0.6B", "1.7B", "4B")
 _STRUCTURE = (
     *("norm", "norm_parameters", "layout", "qkv", "qk_norm", "mlp", "activation", "positions"),
@@ -42,10 +43,8 @@ def write_model(model: Model) -> tuple[str, str]:
     if not isinstance(model, ModelSpec):
         raise SpecError("model: torchtitan trains its own models; name a Llama or a Qwen3 instead")
     library = "qwen3" if model.family in ("qwen3", "qwen3_moe") else "llama3"
-    sizes = (model.layers, model.hidden, model.heads, model.kv_heads, model.ffn, model.vocab)
-    flavor = _FLAVORS[library].get(sizes)
-    as_published = flavor is not None and model.tied == (flavor in _TIED)
-    if as_published and _is_plain(model, model.family if library == "qwen3" else "llama"):
+    flavor = _flavor(model, library)
+    if flavor is not None:
         body = f'def model_spec():\n    return model_registry("{flavor}")\n'
         return body, f"from torchtitan.models.{library} import model_registry"
     if not _is_plain(model, "llama") or model.head_dim * model.heads != model.hidden:
@@ -54,9 +53,27 @@ def write_model(model: Model) -> tuple[str, str]:
             "any size and Qwen3 as published. Export it to python instead"
         )
     tables = "_EMBEDDING_SKIP_INIT" if model.tied else "_EMBEDDING_INIT"
-    return _CUSTOM.format(**model.model_dump(), tables=tables), _CUSTOM_IMPORTS.format(
-        tables=tables
+    values = {**model.model_dump(), "tables": tables, "theta": model.rope_theta or 10_000.0}
+    return _CUSTOM.format(**values), _CUSTOM_IMPORTS.format(tables=tables)
+
+
+def stretches(model: Model) -> bool:
+    """Whether the flavor that is written scales the angles of its positions, as Llama 3.1 does."""
+    return isinstance(model, ModelSpec) and _flavor(model, "llama3") is not None
+
+
+def _flavor(model: ModelSpec, library: str) -> str | None:
+    """What torchtitan calls this very model, if it has it."""
+    sizes = (model.layers, model.hidden, model.heads, model.kv_heads, model.ffn, model.vocab)
+    flavor = _FLAVORS[library].get(sizes)
+    family = model.family if library == "qwen3" else "llama"
+    same = (
+        flavor is not None
+        and model.tied == (flavor in _TIED)
+        and model.rope_theta == _THETAS[library]
+        and _is_plain(model, family)
     )
+    return flavor if same else None
 
 
 _CUSTOM_IMPORTS = """\
@@ -91,7 +108,7 @@ def model_spec():
             n_heads={heads},
             n_kv_heads={kv_heads},
             hidden_dim={ffn},
-            rope=ComplexRoPE.Config(dim={head_dim}, max_seq_len={max_positions}, theta=500000),
+            rope=ComplexRoPE.Config(dim={head_dim}, max_seq_len={max_positions}, theta={theta}),
             attn_backend="flex",
         ),
     )

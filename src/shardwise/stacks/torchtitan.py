@@ -12,7 +12,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import CheckpointSettings, DataSettings, TrainSettings
 from shardwise.stacks.exported import Exported
 from shardwise.stacks.quoting import comment
-from shardwise.stacks.titan_model import VERSION, write_model
+from shardwise.stacks.titan_model import VERSION, stretches, write_model
 from shardwise.stacks.torchrun import torchrun
 from shardwise.stacks.trackers import trackers_of
 
@@ -258,6 +258,11 @@ def _run_losses(run: RunSpec, train: TrainSettings, data: DataSettings) -> list[
         found.append(
             f"job.optimizer: {run.job.optimizer} is AdamW there, which keeps two states for each "
             "parameter"
+        )
+    if stretches(run.model):
+        found.append(
+            "model: positions of published Llamas are stretched there as those of Llama 3.1 are; "
+            "here they are those of Llama 3"
         )
     where = ", ".join(data.path) or data.source or "made-up tokens"
     found.append(
