@@ -266,6 +266,9 @@ def test_misspelled_keys_are_listed() -> None:
     assert "zero_stage is absent, so its default 2 holds." in found.notes
     found = trainer.read({"fsdp": "full_shard", "fsdp_config": {"versoin": 2}})
     assert lost(found, "fsdp_config.versoin: not known here; did you mean 'version'?")
+    found = trainer.read({"fsdp": "full_shard", "gradient_accumulaton_steps": 8})
+    assert lost(found, "gradient_accumulaton_steps: not known here; did you mean")
+    assert found.strategy["accumulate"] == 1
     found = torch_script.read(HEAD + "FSDP(net, sharding_strategi=1)")
     assert lost(found, "FSDP.sharding_strategi: not known here; did you mean 'sharding_strategy'?")
 
@@ -276,6 +279,14 @@ def test_every_key_that_accelerate_writes_is_known() -> None:
     config = pytest.importorskip("accelerate.commands.config.config_args")
     fields = {field.name for field in dataclasses.fields(config.ClusterConfig)}
     assert fields <= {*known_keys.ACCELERATE}
+
+
+def test_every_training_argument_is_known() -> None:
+    import dataclasses
+
+    arguments = pytest.importorskip("transformers").TrainingArguments
+    fields = {field.name for field in dataclasses.fields(arguments)}
+    assert fields <= {*known_keys.TRAINER}
 
 
 def test_every_key_of_zero_is_known() -> None:

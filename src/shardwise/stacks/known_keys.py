@@ -86,6 +86,40 @@ PRECISION = (
     "lower_precision_safe_modules",
 )  # fmt: skip
 
+TRAINER = (
+    # Read, or told to be lost.
+    "accelerator_config", "adam_beta1", "adam_beta2", "adam_epsilon", "auto_find_batch_size",
+    "bf16", "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "deepspeed", "fp16", "fsdp",
+    "fsdp_config", "gradient_accumulation_steps", "gradient_checkpointing",
+    "label_smoothing_factor", "learning_rate", "lr_scheduler_kwargs", "lr_scheduler_type",
+    "max_grad_norm", "max_steps", "neftune_noise_alpha", "num_train_epochs", "optim", "optim_args",
+    "parallelism_config", "per_device_train_batch_size", "torch_compile", "use_liger_kernel",
+    "warmup_ratio", "warmup_steps", "weight_decay",
+    # About data, evaluation, logging and saving.
+    "average_tokens_across_devices", "batch_eval_metrics", "bf16_full_eval", "data_seed",
+    "dataloader_drop_last", "dataloader_in_order", "dataloader_multiprocessing_context",
+    "dataloader_num_workers", "dataloader_persistent_workers", "dataloader_pin_memory",
+    "dataloader_prefetch_factor", "disable_tqdm", "do_eval", "do_predict", "do_train",
+    "enable_jit_checkpoint", "eval_accumulation_steps", "eval_delay", "eval_do_concat_batches",
+    "eval_on_start", "eval_steps", "eval_strategy", "eval_use_gather_object",
+    "evaluation_strategy", "fp16_full_eval", "greater_is_better", "group_by_length",
+    "hub_always_push", "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy",
+    "hub_token", "ignore_data_skip", "include_for_metrics", "include_num_input_tokens_seen",
+    "include_tokens_per_second", "label_names", "length_column_name", "load_best_model_at_end",
+    "log_level", "log_level_replica", "log_on_each_node", "logging_dir", "logging_first_step",
+    "logging_nan_inf_filter", "logging_steps", "logging_strategy", "metric_for_best_model",
+    "output_dir", "overwrite_output_dir", "past_index", "per_device_eval_batch_size",
+    "prediction_loss_only", "project", "push_to_hub", "remove_unused_columns", "report_to",
+    "restore_callback_states_from_checkpoint", "resume_from_checkpoint", "run_name",
+    "save_on_each_node", "save_only_model", "save_safetensors", "save_steps", "save_strategy",
+    "save_total_limit", "seed", "skip_memory_metrics", "trackio_bucket_id", "trackio_space_id",
+    "trackio_static_space_id", "train_sampling_strategy", "use_cache",
+    # About how it is started and what runs it.
+    "ddp_backend", "ddp_broadcast_buffers", "ddp_static_graph", "ddp_timeout", "debug",
+    "full_determinism", "gradient_checkpointing_kwargs", "liger_kernel_config", "local_rank",
+    "no_cuda", "optim_target_modules", "tf32", "torch_compile_backend", "torch_compile_mode",
+    "torch_empty_cache_steps", "use_cpu", "use_mps_device",
+)  # fmt: skip
 # Of TrainingArguments' fsdp_config, beside those of accelerate's.
 TRAINER_FSDP = (*FSDP, "cpu_offload", "xla", "xla_fsdp_v2", "xla_fsdp_settings",
                 "xla_fsdp_grad_ckpt")  # fmt: skip

@@ -56,6 +56,8 @@ def is_trainer(table: Mapping[str, object]) -> bool:
 def read(table: Mapping[str, object]) -> Imported:
     """What they settle; how many processes there are is the launcher's business."""
     reading = Reading("TrainingArguments")
+    # A script may have arguments of its own in the same file; told, they do no harm.
+    list_unknown(reading, table, known_keys.TRAINER)
     low = [name for name in ("bf16", "fp16") if flag(table, name, otherwise=False)]
     if len(low) > 1:
         reading.lose("bf16 and fp16: both are true, which the Trainer refuses; read as bf16.")
