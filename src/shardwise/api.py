@@ -98,7 +98,7 @@ def plan_run(
 
 def _current(path: Path, described: RunSpec) -> Strategy:
     """The strategy of a file, for the model, the cluster and the batch of a run."""
-    from shardwise.stacks.imports import import_file, imported_strategy
+    from shardwise.stacks.read.imports import import_file, imported_strategy
 
     devices = described.cluster.devices
     if path.suffix == ".toml":

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.stacks.accelerate import export
+from shardwise.stacks.write.accelerate import export
 from tests.distributed.launch import output_of, results
 from tests.stacks.runs import tiny
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardwise.spec.run import RunSpec, write_run
-from shardwise.stacks.lightning import export
+from shardwise.stacks.write.lightning import export
 from tests.command import ROOT, shardwise
 from tests.distributed.launch import results, torchrun
 from tests.distributed.runs import losses

@@ -10,7 +10,8 @@ import pytest
 
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
-from shardwise.stacks import accelerate
+from shardwise.stacks.read import accelerate
+from shardwise.stacks.write.accelerate import export
 from tests.stacks.runs import large, tiny
 
 pytest.importorskip("accelerate")
@@ -24,7 +25,7 @@ def launched(run: RunSpec, folder: Path) -> dict[str, str]:
     from accelerate.utils.launch import prepare_multi_gpu_env
 
     file = folder / "accelerate.yaml"
-    file.write_text(accelerate.export(run).text)
+    file.write_text(export(run).text)
     given = ["--config_file", str(file), "--main_process_ip", "localhost", "train.py"]
     args, _, _ = _validate_launch_command(launch_command_parser().parse_args(given))
     made: dict[str, str] = prepare_multi_gpu_env(args)
@@ -68,7 +69,7 @@ def test_gradients_are_reduced_in_the_dtype_of_mixed_precision() -> None:
 
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy="bf16")
     assert plugin.mixed_precision_policy.reduce_dtype is torch.bfloat16
-    losses = accelerate.export(large(strategy={"kind": "zero3"})).losses
+    losses = export(large(strategy={"kind": "zero3"})).losses
     assert any("reduce_dtype = fp32" in loss and "in bf16 there" in loss for loss in losses)
 
 
@@ -76,7 +77,7 @@ def test_ddp_there_holds_gradients_twice() -> None:
     from accelerate import DistributedDataParallelKwargs
 
     assert DistributedDataParallelKwargs().gradient_as_bucket_view is False
-    assert any("4 bytes more" in x for x in accelerate.export(large(strategy="ddp")).losses)
+    assert any("4 bytes more" in x for x in export(large(strategy="ddp")).losses)
 
 
 def test_accelerate_reads_every_file(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_accelerate_reads_every_file(tmp_path: Path) -> None:
     runs = {"MULTI_GPU": large(strategy="ddp"), "MULTI_CPU": tiny(), "NO": single}
     for kind, run in runs.items():
         file = tmp_path / f"{kind}.yaml"
-        file.write_text(accelerate.export(run).text)
+        file.write_text(export(run).text)
         found = load_config_from_file(str(file))
         assert found.distributed_type.value == kind
         assert (found.num_processes, found.num_machines) == (run.cluster.devices, run.cluster.nodes)

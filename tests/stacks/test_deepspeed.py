@@ -9,7 +9,8 @@ import pytest
 
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
-from shardwise.stacks import deepspeed
+from shardwise.stacks.read import deepspeed
+from shardwise.stacks.write.deepspeed import export
 from tests.stacks.runs import large
 
 torch = pytest.importorskip("torch")
@@ -18,7 +19,7 @@ runtime = pytest.importorskip("deepspeed.runtime.config")
 
 def parsed(run: RunSpec) -> Any:
     """What DeepSpeed makes of it. This process is alone, so its batch is that of one device."""
-    table = json.loads(deepspeed.export(run).text)
+    table = json.loads(export(run).text)
     micro, accumulate = run.strategy.micro_batch, run.strategy.accumulate
     assert table["train_batch_size"] == micro * accumulate * run.cluster.devices
     return runtime.DeepSpeedConfig({**table, "train_batch_size": micro * accumulate})
@@ -50,7 +51,7 @@ def test_integer_reshard_is_hpz() -> None:
 def test_hybrid_sharding_was_removed_there() -> None:
     run = large(strategy="hsdp")
     assert parsed(run).zero_config.zero_hpz_partition_size == 8
-    loss = next(x for x in deepspeed.export(run).losses if x.startswith("shard = 8, replicate = 2"))
+    loss = next(x for x in export(run).losses if x.startswith("shard = 8, replicate = 2"))
     assert "MiCS" in loss
     with pytest.raises(runtime.DeepSpeedConfigError, match="MiCS"):
         runtime.DeepSpeedConfig(
@@ -70,7 +71,7 @@ def test_offload() -> None:
     assert (three.offload_param.device, three.offload_optimizer.device) == ("cpu", "cpu")
     two = large(strategy={"kind": "zero2", "offload": True})
     assert parsed(two).zero_config.offload_param is None
-    assert any("parameters stay on the device" in loss for loss in deepspeed.export(two).losses)
+    assert any("parameters stay on the device" in loss for loss in export(two).losses)
 
 
 def test_master_in_bf16() -> None:
@@ -87,7 +88,7 @@ def test_learning_rates_are_at_most_one_step_behind(schedule: str) -> None:
     settings = {"steps": 200, "warmup_steps": 20, "schedule": schedule, "learning_rate": 1e-3}
     run = large(train=settings)
     assert run.train is not None
-    scheduler = json.loads(deepspeed.export(run).text)["scheduler"]
+    scheduler = json.loads(export(run).text)["scheduler"]
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
     theirs = getattr(lr_schedules, scheduler["type"])(optimizer, **scheduler["params"])
     for step in range(200):
@@ -102,7 +103,7 @@ def test_optimizers_come_back(optimizer: str) -> None:
     job = {"seq_len": 128, "optimizer": optimizer}
     run = large(job=job, train={"learning_rate": 2e-4, "clip_norm": 0.5, "beta2": 0.99})
     assert parsed(run).gradient_clipping == 0.5
-    back = deepspeed.read(json.loads(deepspeed.export(run).text))
+    back = deepspeed.read(json.loads(export(run).text))
     assert back.job == {"optimizer": optimizer}
     assert back.train["learning_rate"] == 2e-4
     assert back.train["clip_norm"] == 0.5

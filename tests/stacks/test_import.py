@@ -16,10 +16,11 @@ from shardwise.spec.dtype import DTYPE_BYTES, TORCH_NAMES
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import run_from_dict
 from shardwise.spec.strategy import Strategy
-from shardwise.stacks import accelerate, deepspeed, fsdp1, known_keys, torch_script, trainer
-from shardwise.stacks.imported import Imported
-from shardwise.stacks.imports import MAX_BYTES, import_file, imported_strategy
-from shardwise.stacks.torch_values import DTYPES
+from shardwise.stacks.read import accelerate, deepspeed, fsdp1, known_keys, torch_script, trainer
+from shardwise.stacks.read.imported import Imported
+from shardwise.stacks.read.imports import MAX_BYTES, import_file, imported_strategy
+from shardwise.stacks.read.torch_values import DTYPES
+from shardwise.stacks.write.accelerate import export
 from tests.stacks.runs import large
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -489,7 +490,7 @@ def test_own_scripts_come_back(kind: str, tmp_path: Path) -> None:
 def test_a_share_of_all_blocks_or_none_has_a_name() -> None:
     for share, loses in ((0.0, False), (1.0, False), (0.5, True)):
         strategy = {"kind": "zero3", "param_dtype": "fp32", "recompute": share}
-        written = accelerate.export(large(strategy=strategy))
+        written = export(large(strategy=strategy))
         assert any(loss.startswith("recompute") for loss in written.losses) is loses
 
 

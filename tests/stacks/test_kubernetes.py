@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shardwise.spec.run import RunSpec, run_from_dict
-from shardwise.stacks.kubernetes import export
+from shardwise.stacks.write.kubernetes import export
 from tests.distributed.launch import ROOT, free_port
 from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardwise.spec.run import RunSpec
-from shardwise.stacks.lightning import export
+from shardwise.stacks.write.lightning import export
 from tests.stacks.runs import HOSTILE_NAME, large, tiny
 
 RUNS = {

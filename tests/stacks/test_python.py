@@ -14,7 +14,7 @@ import pytest
 
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, run_from_dict
-from shardwise.stacks.exports import export_run
+from shardwise.stacks.write.exports import export_run
 
 MODEL: dict[str, Any] = {
     "name": "small",
@@ -345,7 +345,7 @@ def test_blocks_are_found_where_the_trainer_finds_them() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from shardwise.spec.families import FAMILIES
-    from shardwise.stacks.python.foreign import blocks_of
+    from shardwise.stacks.write.python.foreign import blocks_of
     from shardwise.units.blocks import find_blocks
     from shardwise.units.build import build_module
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardwise.stacks.quoting import comment, slug, yaml_block, yaml_text
+from shardwise.stacks.write.quoting import comment, slug, yaml_block, yaml_text
 from tests.stacks.runs import HOSTILE
 
 yaml = pytest.importorskip("yaml")

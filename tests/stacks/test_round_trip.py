@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
-from shardwise.stacks import accelerate, deepspeed
-from shardwise.stacks.exported import Exported
-from shardwise.stacks.imported import Imported
+from shardwise.stacks.read import accelerate as from_accelerate
+from shardwise.stacks.read import deepspeed as from_deepspeed
+from shardwise.stacks.read.imported import Imported
+from shardwise.stacks.write import accelerate as to_accelerate
+from shardwise.stacks.write import deepspeed as to_deepspeed
+from shardwise.stacks.write.exported import Exported
 from tests.stacks.runs import large
 
 yaml = pytest.importorskip("yaml")
@@ -30,11 +33,11 @@ SHARDING = {"reshard_after_forward", "reshard_after_backward", "prefetch", "forw
 
 def there_and_back(run: RunSpec, stack: str) -> tuple[Exported, Imported]:
     if stack == "accelerate":
-        written = accelerate.export(run)
+        written = to_accelerate.export(run)
         table: Mapping[str, object] = yaml.safe_load(written.text)
-        return written, accelerate.read(table)
-    written = deepspeed.export(run)
-    return written, deepspeed.read(json.loads(written.text))
+        return written, from_accelerate.read(table)
+    written = to_deepspeed.export(run)
+    return written, from_deepspeed.read(json.loads(written.text))
 
 
 def differing(run: RunSpec, back: Imported) -> set[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.spec.run import RunSpec, write_run
-from shardwise.stacks.slurm import export
+from shardwise.stacks.write.slurm import export
 from tests.distributed.launch import ROOT
 from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
 

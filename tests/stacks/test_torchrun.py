@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwise.spec.lookup import find_cluster
-from shardwise.stacks.torchrun import script_command, torchrun
+from shardwise.stacks.write.torchrun import script_command, torchrun
 from tests.stacks.runs import large, tiny
 
 

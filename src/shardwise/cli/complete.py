@@ -32,7 +32,7 @@ def clusters(incomplete: str) -> list[str]:
 
 
 def stacks(incomplete: str) -> list[str]:
-    from shardwise.stacks.exports import STACKS
+    from shardwise.stacks.write.exports import STACKS
 
     return _that_begin(STACKS, incomplete)
 

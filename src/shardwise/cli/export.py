@@ -32,7 +32,7 @@ def export(
     """
     from shardwise.cli.values import lowered
     from shardwise.spec.run import read_run
-    from shardwise.stacks.exports import export_run
+    from shardwise.stacks.write.exports import export_run
 
     written = export_run(read_run(run).resolved(), lowered(to) or "")
     if output is not None:

@@ -33,7 +33,7 @@ def import_(
     from shardwise.report.imported import imported_toml, told
     from shardwise.spec.lookup import find_cluster, find_model
     from shardwise.spec.record import Problems
-    from shardwise.stacks.imports import (
+    from shardwise.stacks.read.imports import (
         ask_for_cluster,
         import_file,
         imported_cluster,

@@ -114,7 +114,7 @@ def _tell_of_current(current: Path | None) -> None:
     """What of another stack's file could not be carried over, and so is not in the comparison."""
     if current is None or current.suffix == ".toml":
         return
-    from shardwise.stacks.imports import import_file
+    from shardwise.stacks.read.imports import import_file
 
     for loss in import_file(current).losses:
         typer.echo(f"note: {current.name}: {loss}", err=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.spec.run import RunSpec, write_run
-from shardwise.stacks.imported import Imported
+from shardwise.stacks.read.imported import Imported
 
 
 def imported_toml(imported: Imported, name: str, run: RunSpec | None) -> str:

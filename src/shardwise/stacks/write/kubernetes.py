@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec, write_run
-from shardwise.stacks.cluster_job import (
+from shardwise.stacks.write.cluster_job import (
     gpu_variables,
     job_name,
     local_files,
@@ -12,8 +12,8 @@ from shardwise.stacks.cluster_job import (
     saves,
     saves_far_away,
 )
-from shardwise.stacks.exported import Exported
-from shardwise.stacks.quoting import comment, yaml_block, yaml_text
+from shardwise.stacks.write.exported import Exported
+from shardwise.stacks.write.quoting import comment, yaml_block, yaml_text
 
 NAME = "run.yaml"
 PORT = 29400

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec
-from shardwise.stacks.exported import Exported
-from shardwise.stacks.python import foreign, model
-from shardwise.stacks.python.data import data_pieces, data_settings, knows_vocabulary
-from shardwise.stacks.python.loop import loop_pieces
-from shardwise.stacks.python.losses import losses_of
-from shardwise.stacks.python.parallel import parallel_pieces
-from shardwise.stacks.python.piece import Piece, assemble
-from shardwise.stacks.python.settings import plain_name, settings_piece, train_of
-from shardwise.stacks.python.step import step_pieces
-from shardwise.stacks.torchrun import script_command
+from shardwise.stacks.write.exported import Exported
+from shardwise.stacks.write.python import foreign, model
+from shardwise.stacks.write.python.data import data_pieces, data_settings, knows_vocabulary
+from shardwise.stacks.write.python.loop import loop_pieces
+from shardwise.stacks.write.python.losses import losses_of
+from shardwise.stacks.write.python.parallel import parallel_pieces
+from shardwise.stacks.write.python.piece import Piece, assemble
+from shardwise.stacks.write.python.settings import plain_name, settings_piece, train_of
+from shardwise.stacks.write.python.step import step_pieces
+from shardwise.stacks.write.torchrun import script_command
 
 NAME = "train.py"
 

@@ -8,8 +8,8 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import DataSettings
-from shardwise.stacks.python.piece import Piece
-from shardwise.stacks.python.settings import Code, data_of, quoted
+from shardwise.stacks.write.python.piece import Piece
+from shardwise.stacks.write.python.settings import Code, data_of, quoted
 
 
 def data_settings(run: RunSpec) -> dict[str, object]:

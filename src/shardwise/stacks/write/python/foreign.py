@@ -7,8 +7,8 @@ from shardwise.spec.huggingface import to_config
 from shardwise.spec.lookup import ModuleRef, config_folder
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
-from shardwise.stacks.python.piece import Piece, lines
-from shardwise.stacks.python.settings import data_of, torch_dtype, train_of
+from shardwise.stacks.write.python.piece import Piece, lines
+from shardwise.stacks.write.python.settings import data_of, torch_dtype, train_of
 
 
 def blocks_of(run: RunSpec) -> str:

@@ -10,11 +10,11 @@ from shardwise.spec.lookup import config_folder
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import CheckpointSettings, DataSettings, TrainSettings
-from shardwise.stacks.exported import Exported
-from shardwise.stacks.quoting import comment
-from shardwise.stacks.titan_model import VERSION, stretches, write_model
-from shardwise.stacks.torchrun import torchrun
-from shardwise.stacks.trackers import trackers_of
+from shardwise.stacks.write.exported import Exported
+from shardwise.stacks.write.quoting import comment
+from shardwise.stacks.write.titan_model import VERSION, stretches, write_model
+from shardwise.stacks.write.torchrun import torchrun
+from shardwise.stacks.write.trackers import trackers_of
 
 NAME = "torchtitan_run.py"
 # Steps between saves where the run counts minutes.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.stacks.imported import Reading, list_unknown
-from shardwise.stacks.source import DIFFERS, Call, Symbol, Unknown, shown, why_not
-from shardwise.stacks.torch_values import read_mesh, read_mixed_precision
+from shardwise.stacks.read.imported import Reading, list_unknown
+from shardwise.stacks.read.source import DIFFERS, Call, Symbol, Unknown, shown, why_not
+from shardwise.stacks.read.torch_values import read_mesh, read_mixed_precision
 
 # Each sharding strategy: the fields of a Strategy, and what FSDP2 calls it.
 SHARDING: dict[str, tuple[dict[str, object], str]] = {

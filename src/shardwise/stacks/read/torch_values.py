@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.spec.dtype import TORCH_NAMES, DType
-from shardwise.stacks.imported import Reading, list_unknown
-from shardwise.stacks.source import Call, Symbol, shown, why_not
+from shardwise.stacks.read.imported import Reading, list_unknown
+from shardwise.stacks.read.source import Call, Symbol, shown, why_not
 
 # By every name that torch has for them.
 DTYPES: dict[str, DType] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwise.stacks import fsdp1
+from shardwise.stacks.read import fsdp1
 
 ACCELERATE = (
     # Read.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
-from shardwise.stacks.python.piece import Piece, lines
-from shardwise.stacks.python.settings import on_cpu, torch_dtype, train_of
+from shardwise.stacks.write.python.piece import Piece, lines
+from shardwise.stacks.write.python.settings import on_cpu, torch_dtype, train_of
 
 
 def step_pieces(run: RunSpec, written: bool) -> list[Piece]:

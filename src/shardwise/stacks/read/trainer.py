@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.spec.record import SpecError, did_you_mean
-from shardwise.stacks import accelerate, deepspeed, fsdp1, known_keys
-from shardwise.stacks.imported import (
+from shardwise.stacks.read import accelerate, deepspeed, fsdp1, known_keys
+from shardwise.stacks.read.imported import (
     Imported,
     Reading,
     flag,

@@ -7,7 +7,7 @@ from importlib import import_module
 
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.run import RunSpec
-from shardwise.stacks.exported import Exported
+from shardwise.stacks.write.exported import Exported
 
 # Each is the function `export` in the module of its name.
 STACKS = ("accelerate", "torchtitan", "deepspeed", "lightning", "python", "slurm", "kubernetes")
@@ -19,5 +19,5 @@ def export_run(run: RunSpec, stack: str) -> Exported:
         raise SpecError(
             f"to: {stack[:40]!r} is not one of {', '.join(STACKS)}{did_you_mean(stack, STACKS)}"
         )
-    export: Callable[[RunSpec], Exported] = import_module(f"shardwise.stacks.{stack}").export
+    export: Callable[[RunSpec], Exported] = import_module(f"shardwise.stacks.write.{stack}").export
     return export(run)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from shardwise.spec.dtype import TORCH_NAMES, DType
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import DataSettings, TrainSettings
-from shardwise.stacks.python.piece import WIDTH, Piece
+from shardwise.stacks.write.python.piece import WIDTH, Piece
 
 OUTPUT = "trained"
 

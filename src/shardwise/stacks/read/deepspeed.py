@@ -1,21 +1,14 @@
-"""A run as the JSON of DeepSpeed, and back. Checked against DeepSpeed 0.19."""
+"""The JSON of DeepSpeed, as the run that it describes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any
 
 from shardwise.spec.dtype import TORCH_NAMES
 from shardwise.spec.job import Optimizer
-from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
-from shardwise.spec.run import RunSpec
-from shardwise.spec.train import TrainSettings
-from shardwise.stacks import known_keys
-from shardwise.stacks.differences import Rule, losses
-from shardwise.stacks.exported import Exported
-from shardwise.stacks.imported import (
+from shardwise.stacks.read import known_keys
+from shardwise.stacks.read.imported import (
     Imported,
     Reading,
     flag,
@@ -29,7 +22,6 @@ from shardwise.stacks.imported import (
     whole,
 )
 
-NAME = "deepspeed.json"
 KINDS = ("ddp", "zero1", "zero2", "zero3")
 # DeepSpeed's Adam decays weights as AdamW does unless it is told otherwise.
 OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, object]]] = {
@@ -50,212 +42,11 @@ _WITHOUT_COUNTERPART = ("prescale_gradients", "gradient_predivide_factor", "comp
                         "sparse_attention", "sparse_gradients", "amp", "progressive_layer_drop",
                         "curriculum_learning", "data_efficiency", "eigenvalue", "hybrid_engine",
                         "compile")  # fmt: skip
-_AUTOCAST = {low: TORCH_NAMES[low] for low in ("bf16", "fp16")}
-
-_HYBRID = "DeepSpeed shards over all devices (MiCS, its hybrid sharding, was removed)"
-_HPZ = (
-    "; zero_hpz_partition_size keeps a second copy of the parameters in each group, so that only "
-    "gathers of the forward and reductions cross groups"
-)
-_RULES = (
-    Rule(("kind",), "as it keeps parameters gathered it is {kind} there"),
-    Rule(
-        ("param_dtype", "master_dtype"),
-        "DeepSpeed computes in fp32, bf16 or fp16 over an fp32 master; there it is {param_dtype}",
-    ),
-    Rule(
-        ("reduce_dtype",),
-        "gradients are reduced in {reduce_dtype} there",
-    ),
-    Rule(
-        ("reshard_after_forward",),
-        "parameters are gathered again from groups of {reshard_after_forward}",
-    ),
-    Rule(
-        ("grad_sync",),
-        "a stage decides it: 0 and 1 reduce in the last micro-batch, 2 and 3 in every one",
-    ),
-    Rule(
-        ("reshard_after_backward",),
-        "stage 3 frees parameters after each backward, the other stages never",
-    ),
-    Rule(
-        ("prefetch", "forward_prefetch"),
-        "DeepSpeed counts elements, not units: stage3_prefetch_bucket_size, in both directions",
-    ),
-    Rule(("blocks_per_unit",), "there are no units: parameters are gathered module by module"),
-    Rule(
-        ("recompute",),
-        "activation_checkpointing only configures what a model calls itself; call "
-        "model.gradient_checkpointing_enable() in your script",
-    ),
-    Rule(("compile",), "call engine.compile() in your script"),
-    Rule(
-        ("ddp_bucket_mib",),
-        "DeepSpeed all-reduces once the backward is over, in buckets of its own",
-    ),
-)
-
-
-def export(run: RunSpec) -> Exported:
-    """The JSON that `deepspeed --deepspeed_config` takes."""
-    table = _table(run)
-    stage = table["zero_optimization"]["stage"]
-    hybrid = Rule(("shard", "replicate"), _HYBRID + (_HPZ if stage == 3 else ""))
-    said = losses(run, _read(table).strategy, (hybrid, *_RULES))
-    text = json.dumps(table, indent=2) + "\n"
-    return Exported(NAME, text, (*said, *_beside(run)), _command(run))
-
-
-def _stage(run: RunSpec) -> int:
-    strategy = run.strategy
-    if not strategy.sharded:
-        return 0
-    if strategy.kind == "zero3" and strategy.reshard_after_forward is False:
-        return 2
-    return KINDS.index(strategy.kind)
-
-
-def _table(run: RunSpec) -> dict[str, Any]:
-    strategy = run.strategy
-    samples = strategy.micro_batch * strategy.accumulate * run.cluster.devices
-    table: dict[str, Any] = {
-        "train_batch_size": samples,
-        "train_micro_batch_size_per_gpu": strategy.micro_batch,
-        "gradient_accumulation_steps": strategy.accumulate,
-        "zero_optimization": _zero(run),
-        **_precision(run),
-    }
-    if run.train is not None:
-        table["gradient_clipping"] = run.train.clip_norm
-        table["optimizer"] = _optimizer(run.job.optimizer, run.train)
-        table["scheduler"] = _scheduler(run.train)
-        table["steps_per_print"] = run.train.log_every
-        # DeepSpeed refuses to shard what it has not tried.
-        if run.job.optimizer in ("sgd", "momentum"):
-            table["zero_allow_untested_optimizer"] = True
-    return table
-
-
-def _zero(run: RunSpec) -> dict[str, Any]:
-    strategy, stage = run.strategy, _stage(run)
-    table: dict[str, Any] = {"stage": stage}
-    if stage:
-        table |= {"overlap_comm": True, "contiguous_gradients": True, "reduce_scatter": True}
-    if stage == 3:
-        group = strategy.reshard_after_forward
-        if strategy.hybrid:
-            table["zero_hpz_partition_size"] = strategy.shard
-        elif isinstance(group, int) and not isinstance(group, bool):
-            table["zero_hpz_partition_size"] = group
-        if isinstance(run.model, ModelSpec):
-            table["stage3_prefetch_bucket_size"] = strategy.prefetch * _block_parameters(run)
-    if strategy.offload:
-        table["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-        if stage == 3:
-            table["offload_param"] = {"device": "cpu", "pin_memory": True}
-    return table
-
-
-def _block_parameters(run: RunSpec) -> int:
-    from shardwise.units.load import load_units
-
-    units = load_units(run.model, run.job.seq_len, run.strategy.but(blocks_per_unit=1))
-    return max(unit.numel for unit in units.blocks)
-
-
-def _precision(run: RunSpec) -> dict[str, Any]:
-    strategy = run.strategy
-    low = strategy.param_dtype
-    if low == strategy.master_dtype == "bf16" and strategy.sharded:
-        kept = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-        reduce = strategy.reduce_dtype
-        return {"bf16": {"enabled": True, **kept}, "communication_data_type": reduce}
-    if low not in _AUTOCAST or strategy.master_dtype != "fp32":
-        return {}
-    if not strategy.sharded:
-        # Parameters stay in fp32, as under DDP here.
-        return {"torch_autocast": {"enabled": True, "dtype": _AUTOCAST[low]}}
-    return {
-        low: {"enabled": True},
-        "communication_data_type": strategy.reduce_dtype,
-        "data_types": {"grad_accum_dtype": "fp32"},
-    }
-
-
-def _optimizer(kind: Optimizer, train: TrainSettings) -> dict[str, Any]:
-    name, more = OPTIMIZERS[kind]
-    settings: dict[str, object] = {"lr": train.learning_rate, "weight_decay": train.weight_decay}
-    if kind in ("sgd", "momentum"):
-        settings["momentum"] = train.momentum if kind == "momentum" else 0.0
-    else:
-        settings["betas"] = [train.beta1, train.beta2]
-    if kind in ("adamw", "adam"):
-        settings["eps"] = train.epsilon
-    return {"type": name, "params": {**settings, **more}}
-
-
-def _scheduler(train: TrainSettings) -> dict[str, Any]:
-    warmup: dict[str, object] = {
-        # DeepSpeed warms up over 2 steps at least.
-        "warmup_num_steps": max(1, train.warmup_steps),
-        "warmup_type": "linear",
-    }
-    if train.schedule == "constant":
-        rates = {"warmup_min_lr": 0.0, "warmup_max_lr": train.learning_rate}
-        return {"type": "WarmupLR", "params": {**rates, **warmup}}
-    settings = {"total_num_steps": train.steps, "cos_min_ratio": train.final_learning_rate}
-    return {"type": "WarmupCosineLR", "params": {**settings, "warmup_min_ratio": 0.0, **warmup}}
-
-
-def _beside(run: RunSpec) -> list[str]:
-    """What no field of a strategy says, but happens differently there."""
-    stage, train = _stage(run), run.train
-    said = []
-    if stage in (1, 2):
-        said.append(
-            "Parameters: they stay whole between steps too, and are gathered after the optimizer's "
-            "step instead of in the forward."
-        )
-        if run.strategy.offload:
-            said.append(
-                "offload: below stage 3 only the optimizer is offloaded, and parameters stay on "
-                "the device."
-            )
-    if stage == 3:
-        said.append(
-            "Units: stage 3 gathers module by module; it leaves up to 1e9 parameters gathered "
-            "(stage3_max_live_parameters) and tensors of less than 1e5 elements unsharded "
-            "(stage3_param_persistence_threshold)."
-        )
-    if train is not None:
-        said.append(
-            "Learning rate: DeepSpeed's warm-up starts from 0, one step behind, and takes 2 steps "
-            "at least."
-        )
-        if train.weight_decay:
-            said.append(
-                "weight_decay: it reaches norms and biases too, unless your script gives groups of "
-                "parameters."
-            )
-        said.append("[train]: steps, seed, checkpoints and data are those of your script.")
-    return said
-
-
-def _command(run: RunSpec) -> str:
-    nodes, processes = run.cluster.nodes, run.cluster.devices_per_node
-    where = f"--num_gpus {processes}"
-    if nodes > 1:
-        where = f"--hostfile hostfile --num_nodes {nodes} --num_gpus {processes}"
-    return f"deepspeed {where} train.py --deepspeed --deepspeed_config {NAME}"
+AUTOCAST = {low: TORCH_NAMES[low] for low in ("bf16", "fp16")}
 
 
 def read(table: Mapping[str, object]) -> Imported:
     """What the JSON of DeepSpeed settles; "auto" is left to whoever calls it."""
-    return _read(table).done()
-
-
-def _read(table: Mapping[str, object]) -> Reading:
     reading = Reading("a DeepSpeed configuration")
     zero = section(table, "zero_optimization")
     list_unknown(reading, table, known_keys.DEEPSPEED)
@@ -286,7 +77,7 @@ def _read(table: Mapping[str, object]) -> Reading:
             "activation_checkpointing: it configures what the script may or may not call; set "
             "recompute yourself."
         )
-    return reading
+    return reading.done()
 
 
 def _read_stage(zero: Mapping[str, object], reading: Reading) -> None:
@@ -361,10 +152,10 @@ def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
         reading.lose("param_dtype, reduce_dtype: the file does not settle them; set them yourself.")
         return
     if by_autocast:
-        names = {long: short for short, long in _AUTOCAST.items()}
+        names = {long: short for short, long in AUTOCAST.items()}
         given = plain(autocast.get("dtype", "bfloat16")).rpartition(".")[2]
         low = names.get(given, given)
-        if low not in _AUTOCAST:
+        if low not in AUTOCAST:
             raise SpecError(f"torch_autocast.dtype: {given[:40]!r} is not bfloat16 or float16")
         reading.strategy["reduce_dtype"] = "fp32"
     asked = table.get("communication_data_type")

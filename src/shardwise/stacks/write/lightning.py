@@ -8,22 +8,22 @@ from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import CheckpointSettings, TrainSettings
-from shardwise.stacks.exported import Exported
-from shardwise.stacks.python import foreign, loop, model
-from shardwise.stacks.python.data import data_pieces, data_settings, knows_vocabulary
-from shardwise.stacks.python.losses import losses_of
-from shardwise.stacks.python.parallel import parallel_pieces
-from shardwise.stacks.python.piece import Piece, assemble, lines
-from shardwise.stacks.python.settings import (
+from shardwise.stacks.write.exported import Exported
+from shardwise.stacks.write.python import foreign, loop, model
+from shardwise.stacks.write.python.data import data_pieces, data_settings, knows_vocabulary
+from shardwise.stacks.write.python.losses import losses_of
+from shardwise.stacks.write.python.parallel import parallel_pieces
+from shardwise.stacks.write.python.piece import Piece, assemble, lines
+from shardwise.stacks.write.python.settings import (
     logged_always,
     on_cpu,
     plain_name,
     settings_piece,
     train_of,
 )
-from shardwise.stacks.python.step import changes_rate, step_pieces
-from shardwise.stacks.torchrun import script_command
-from shardwise.stacks.trackers import trackers_of
+from shardwise.stacks.write.python.step import changes_rate, step_pieces
+from shardwise.stacks.write.torchrun import script_command
+from shardwise.stacks.write.trackers import trackers_of
 
 NAME = "lightning_run.py"
 _PRECISION = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from shardwise.spec.huggingface import config_table, to_config
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
-from shardwise.stacks.python.piece import Piece, lines
+from shardwise.stacks.write.python.piece import Piece, lines
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from shardwise.spec.run import RunSpec
-from shardwise.stacks.cluster_job import (
+from shardwise.stacks.write.cluster_job import (
     gpu_variables,
     job_name,
     runs_folder,
     saves,
     saves_far_away,
 )
-from shardwise.stacks.exported import Exported
-from shardwise.stacks.quoting import comment
+from shardwise.stacks.write.exported import Exported
+from shardwise.stacks.write.quoting import comment
 
 NAME = "run.sbatch"
 # Seconds before the end of the job at which it is told to save: one step and one save must fit.

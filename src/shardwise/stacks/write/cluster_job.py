@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from shardwise.spec.run import RunSpec
-from shardwise.stacks.quoting import slug
+from shardwise.stacks.write.quoting import slug
 
 
 class Variable(NamedTuple):

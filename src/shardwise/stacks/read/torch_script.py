@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 
 from shardwise.spec.record import SpecError
-from shardwise.stacks import fsdp1
-from shardwise.stacks.imported import Imported, Reading, list_unknown, quoted, set_optimizer
-from shardwise.stacks.source import DIFFERS, Call, Script, Symbol, Unknown, shown, why_not
-from shardwise.stacks.torch_values import DTYPES, read_mesh, read_mixed_precision
+from shardwise.stacks.read import fsdp1
+from shardwise.stacks.read.imported import Imported, Reading, list_unknown, quoted, set_optimizer
+from shardwise.stacks.read.source import DIFFERS, Call, Script, Symbol, Unknown, shown, why_not
+from shardwise.stacks.read.torch_values import DTYPES, read_mesh, read_mixed_precision
 
 # What people call the number of micro-batches of a step, and the length of a sequence.
 _ACCUMULATE = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumulation_steps",

@@ -6,12 +6,12 @@ from textwrap import indent
 
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
-from shardwise.stacks.python import foreign
-from shardwise.stacks.python.data import knows_vocabulary
-from shardwise.stacks.python.parallel import needs_preparing
-from shardwise.stacks.python.piece import Piece, lines
-from shardwise.stacks.python.settings import logged_always, on_cpu, torch_dtype, train_of
-from shardwise.stacks.python.step import changes_rate, is_fused
+from shardwise.stacks.write.python import foreign
+from shardwise.stacks.write.python.data import knows_vocabulary
+from shardwise.stacks.write.python.parallel import needs_preparing
+from shardwise.stacks.write.python.piece import Piece, lines
+from shardwise.stacks.write.python.settings import logged_always, on_cpu, torch_dtype, train_of
+from shardwise.stacks.write.python.step import changes_rate, is_fused
 
 
 def loop_pieces(run: RunSpec, written: bool) -> list[Piece]:

@@ -13,7 +13,7 @@ from shardwise.spec.record import Problems, Record, SpecError
 from shardwise.spec.run import RunSpec, default_seq_len
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
-from shardwise.stacks.imported import Imported
+from shardwise.stacks.read.imported import Imported
 
 # A configuration is a few kilobytes, a script rarely a hundred.
 MAX_BYTES = 2**22
@@ -56,7 +56,7 @@ def _import(path: Path) -> Imported:
     kind = path.suffix.lower()
     try:
         if kind == ".py":
-            from shardwise.stacks import torch_script
+            from shardwise.stacks.read import torch_script
 
             return torch_script.read(text)
         if kind == ".toml":
@@ -172,7 +172,7 @@ def _check_keys(node: Any, path: Path) -> None:
 
 
 def _table(found: object, path: Path) -> Imported:
-    from shardwise.stacks import accelerate, deepspeed, trainer
+    from shardwise.stacks.read import accelerate, deepspeed, trainer
 
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise SpecError(f"import: {path} holds no settings; known are {_KNOWN}")

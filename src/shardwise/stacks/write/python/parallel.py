@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
-from shardwise.stacks.python import foreign
-from shardwise.stacks.python.piece import Piece, lines
-from shardwise.stacks.python.settings import on_cpu, torch_dtype
+from shardwise.stacks.write.python import foreign
+from shardwise.stacks.write.python.piece import Piece, lines
+from shardwise.stacks.write.python.settings import on_cpu, torch_dtype
 
 
 def parallel_pieces(run: RunSpec, written: bool) -> list[Piece]:

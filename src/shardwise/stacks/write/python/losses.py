@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec
-from shardwise.stacks.python import foreign
-from shardwise.stacks.python.data import token_folders
-from shardwise.stacks.python.settings import data_of, on_cpu, train_of
+from shardwise.stacks.write.python import foreign
+from shardwise.stacks.write.python.data import token_folders
+from shardwise.stacks.write.python.settings import data_of, on_cpu, train_of
 
 
 def losses_of(run: RunSpec, written: bool) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""Files of other stacks, as the runs that they describe."""
