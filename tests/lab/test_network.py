@@ -22,9 +22,11 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
 # Builds a lab with a process on a host, says so, and waits.
 BUILDER = """
-import subprocess, sys, time
+import signal, subprocess, sys, time
 from benchmarks.lab.network import hosts
 
+# A shell lets what it runs in the background ignore this one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with hosts(2, 1e9, sys.argv[1]) as made:
     sleeper = subprocess.Popen(made[1].command("sleep", "1000"), start_new_session=True)
     time.sleep(0.1)
