@@ -41,36 +41,32 @@ def main() -> None:
     if asked.child:
         child(parts()[asked.child[0]], json.loads(asked.child[1]))
         return
+    if asked.docs and asked.quick:
+        sys.exit("--docs: needs all cases; leave --quick out")
     found = {}
     for name, part in parts().items():
-        if not asked.parts or name in asked.parts:
-            found[name] = run_part(name, part, quick=asked.quick)
+        if asked.parts and name not in asked.parts:
+            continue
+        found[name] = run_part(name, part, quick=asked.quick)
+        measured = [one for one in found[name] if one.runs]
+        if asked.json or not measured:
+            continue
+        table = part.table(measured)
+        print(f"\n{part.title}\n\n{table}", flush=True)
+        if asked.docs:
+            # As soon as it is known: all of them take long.
+            _write(ROOT / "docs" / "scale.md", name, table)
     if asked.json:
         print(json.dumps({name: [asdict(one) for one in each] for name, each in found.items()}))
-        return
-    tables = {
-        name: parts()[name].table([one for one in each if one.runs])
-        for name, each in found.items()
-        if any(one.runs for one in each)
-    }
-    for name, text in tables.items():
-        print(f"\n{parts()[name].title}\n\n{text}")
-    if asked.docs:
-        if asked.quick:
-            sys.exit("--docs: needs all cases; leave --quick out")
-        _write(ROOT / "docs" / "scale.md", tables)
 
 
-def _write(page: Path, tables: dict[str, str]) -> None:
+def _write(page: Path, name: str, table: str) -> None:
     """Between `<!-- measured: NAME -->` and `<!-- end -->`, in the page as it is."""
-    text = page.read_text()
-    for name, table in tables.items():
-        before, begin, after = text.partition(f"<!-- measured: {name} -->\n")
-        _, end, rest = after.partition("<!-- end -->")
-        if not end:
-            sys.exit(f"{page.name} has no place for {name}")
-        text = f"{before}{begin}\n{table}\n{end}{rest}"
-    page.write_text(text)
+    before, begin, after = page.read_text().partition(f"<!-- measured: {name} -->\n")
+    _, end, rest = after.partition("<!-- end -->")
+    if not end:
+        sys.exit(f"{page.name} has no place for {name}")
+    page.write_text(f"{before}{begin}\n{table}\n{end}{rest}")
 
 
 if __name__ == "__main__":
