@@ -209,7 +209,7 @@ def assert_shown(shown: str, printed: str, *, exact: bool) -> None:
 
 def without_numbers(line: str) -> str:
     """What a line says when timings and losses are left out; columns keep their order."""
-    return " ".join(re.sub(r"[-+]?\d[\d.,-]*%?|exact", "#", line).split())
+    return " ".join(re.sub(r"[-+]?\d[\d.,-]*(%| ?[mµ]?s\b)?|exact", "#", line).split())
 
 
 @cache

@@ -38,6 +38,12 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def any_rank(value: bool) -> bool:
+    told = torch.tensor(float(value))
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    return bool(told)
+
+
 def run_case(case: dict[str, Any]) -> dict[str, Any]:
     spec = ModelSpec.model_validate(case["model"])
     strategy = Strategy.model_validate(case["strategy"])
@@ -67,7 +73,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
             peaks: list[int] = []
             # Gloo's threads let go of their tensors a little late when the machine is busy, which
             # can only add to a peak.
-            while len(peaks) < 3 and len(set(peaks)) == len(peaks):
+            while len(peaks) < 3 and any_rank(len(set(peaks)) == len(peaks)):
                 live.reset()
                 step(module, optimizer, ids, strategy)
                 peaks.append(live.peak_bytes)
