@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.lab import network
 from benchmarks.lab.network import hosts, set_rate, sweep
-from benchmarks.lab.transfer import transfer_rate
+from benchmarks.lab.transfer import transfer_rate, transfer_rates
 
 ROOT = Path(__file__).resolve().parents[2]
 REASON = network.available()
@@ -68,14 +68,19 @@ def builder(name: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
             process.kill()
 
 
+def link_rate(sender: network.Host, receiver: network.Host) -> float:
+    """The fastest of some transfers: a busy machine may send less than a link lets pass."""
+    return max(transfer_rates(sender, receiver, 0.5, times=5))
+
+
 def test_links_keep_the_rate_they_are_set_to() -> None:
     with hosts(2, 250e6, own("rate")) as made:
         one, other = made
-        assert transfer_rate(one, other, 0.5) == pytest.approx(250e6, rel=0.1)
-        assert transfer_rate(other, one, 0.5) == pytest.approx(250e6, rel=0.1)
+        assert link_rate(one, other) == pytest.approx(250e6, rel=0.1)
+        assert link_rate(other, one) == pytest.approx(250e6, rel=0.1)
         for rate in (1e9, 2e9):
             set_rate(made, rate)
-            assert transfer_rate(one, other, 0.5) == pytest.approx(rate, rel=0.1)
+            assert link_rate(one, other) == pytest.approx(rate, rel=0.1)
         set_rate(made, None)
         assert transfer_rate(one, other, 0.5, times=1) > 2.5e9
 
@@ -83,7 +88,7 @@ def test_links_keep_the_rate_they_are_set_to() -> None:
 def test_the_receiving_link_limits_too() -> None:
     with hosts(2, None, own("receive")) as (sender, receiver):
         set_rate([receiver], 500e6)
-        assert transfer_rate(sender, receiver, 0.5) == pytest.approx(500e6, rel=0.1)
+        assert link_rate(sender, receiver) == pytest.approx(500e6, rel=0.1)
 
 
 def test_ranks_of_one_host_do_not_pass_its_link() -> None:
