@@ -183,7 +183,8 @@ def _activation(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def _rope_theta(config: Mapping[str, object], family: str) -> dict[str, object]:
-    nested = config.get("rope_parameters")
+    # Where transformers looks first.
+    nested = config.get("rope_scaling") or config.get("rope_parameters")
     given = nested.get("rope_theta") if isinstance(nested, dict) else None
     theta = given or config.get(_THETA_OF.get(family, "rope_theta"))
     return {"rope_theta": theta} if theta is not None else {}

@@ -39,7 +39,7 @@ def can_be_written(run: RunSpec) -> bool:
         and config.get("hidden_act", "silu") in ACTIVATIONS
         # transformers repeats the keys of wider heads before it attends to them.
         and (model.kv_heads == model.heads or model.head_dim <= 256)
-        and _rope_theta(config) is not None
+        and not _is_stretched(config)
         and not config.get("attention_dropout")
         and not config.get("use_sliding_window")
         and config.get("pad_token_id") is None
@@ -49,15 +49,12 @@ def can_be_written(run: RunSpec) -> bool:
     )
 
 
-def _rope_theta(config: Mapping[str, object]) -> float | None:
-    """The base of the rotary angles; None where they are scaled in some way."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+def _is_stretched(config: Mapping[str, object]) -> bool:
+    """Whether the rotary angles are scaled in some way."""
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, dict):
-        return None
-    if given.get("rope_type", given.get("type", "default")) != "default":
-        return None
-    theta = given.get("rope_theta") or config.get("rope_theta") or ROPE_THETA
-    return float(theta) if isinstance(theta, (int, float)) else None
+        return True
+    return given.get("rope_type", given.get("type", "default")) != "default"
 
 
 def model_settings(run: RunSpec) -> dict[str, object]:
@@ -73,7 +70,7 @@ def model_settings(run: RunSpec) -> dict[str, object]:
         "KV_HEADS": model.kv_heads,
         "HEAD_DIM": model.head_dim,
         "FFN": model.ffn,
-        "ROPE_THETA": _rope_theta(config),
+        "ROPE_THETA": model.rope_theta or ROPE_THETA,
         "NORM_EPSILON": config.get("rms_norm_eps") or NORM_EPSILON,
         "INITIAL_STD": config.get("initializer_range") or INITIAL_STD,
     }
