@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.screens import UPDATE
+
 settings.register_profile(
     "shardwise", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
@@ -15,6 +17,15 @@ settings.load_profile("shardwise")
 
 # Hub lookups would only time out; every test makes its models from configurations.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--update-golden"):
+        os.environ[UPDATE] = "1"  # reaches the workers of pytest-xdist too
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,8 @@ from torch import nn
 
 VOCAB, SEQ_LEN, SEQUENCES = 64, 16, 2
 FAULT, MARK = "SHARDWISE_PLANTED_FAULT", "SHARDWISE_PLANTED_MARK"
-FIRST_STEP_S = "SHARDWISE_PLANTED_FIRST_STEP_S"
+# Seconds that the first step takes longer, and every step.
+FIRST_STEP_S, STEP_S = "SHARDWISE_PLANTED_FIRST_STEP_S", "SHARDWISE_PLANTED_STEP_S"
 # What trains the model and the data of this file; `train` is for more settings.
 RUN = f"""
 cluster = "1x2xCPU"
@@ -100,6 +101,7 @@ class _Planted:
         self.kind = self.moment = ""
         self.step = self.saves = 0
         self.first_step_s = float(os.environ.get(FIRST_STEP_S, "0"))
+        self.step_s = float(os.environ.get(STEP_S, "0"))
 
     def plant(self, rank: int) -> None:
         told = os.environ.get(FAULT, "")
@@ -117,8 +119,8 @@ class _Planted:
 
     def reach(self, moment: str) -> None:
         """A moment has come: do it, if this is the one."""
-        if self.first_step_s and moment == "mid-step":
-            time.sleep(self.first_step_s)
+        if moment == "mid-step":
+            time.sleep(self.first_step_s + self.step_s)
             self.first_step_s = 0.0
         if not self.kind or moment != self.moment:
             return

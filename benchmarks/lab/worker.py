@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from shardwise.engine.mesh import leave
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import read_run
@@ -76,8 +77,7 @@ def work(line: str, number: int, store: Store, rank: int, size: int) -> str:
     try:
         result = run_training(read_run(Path(job["run"])), folder)
     except SpecError as error:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        leave()
         return "\n".join(error.problems)
     if rank == 0:
         write_json(folder / "steps.json", {"step_s": list(result.step_s)})

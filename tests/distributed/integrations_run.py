@@ -12,9 +12,10 @@ import sys
 from typing import Any
 
 import accelerate
-import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+from shardwise.engine.mesh import leave
 
 
 def shard_on_cpus() -> None:
@@ -55,8 +56,7 @@ def main() -> None:
     }
     if rank == 0:
         print("RESULT " + json.dumps(result), flush=True)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -118,6 +118,55 @@ def test_slow_saves_and_slow_first_steps_are_no_hangs(tmp_path: Path) -> None:
     assert not (tmp_path / "runs/it/recoveries.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("step_s", "steps"), [(2.0, 10), pytest.param(4.0, 14, marks=pytest.mark.nightly)]
+)
+def test_steps_longer_than_the_limits_are_no_hangs(
+    tmp_path: Path, step_s: float, steps: int
+) -> None:
+    """Limits of 1/4 and 3/4 of a step, with saves on, on one process and on two side by side."""
+    running = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        folder.mkdir()
+        limits = f"named_after_s = {step_s / 4}, killed_after_s = {step_s * 3 / 4}"
+        text = plant.RUN.format(
+            train=f"checkpoint = {{ every = 6 }}\nrestart = {{ {limits} }}"
+        ).replace("steps = 30", f"steps = {steps}")
+        (folder / "run.toml").write_text(text.replace("1x2xCPU", f"1x{processes}xCPU"))
+        running.append((folder, subprocess.Popen(
+            [*COMMAND, *training("--nproc", str(processes))], cwd=folder,
+            env=environment(**{plant.STEP_S: str(step_s)}),
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )))  # fmt: skip
+    for folder, process in running:
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+        assert not (folder / "runs/it/recoveries.jsonl").exists(), err
+        assert not (folder / "runs/it/hangs").exists(), err
+        assert [step for step, _ in losses(folder)] == list(range(steps))
+
+
+def test_a_rank_that_hangs_after_long_steps_is_named_and_killed(tmp_path: Path) -> None:
+    """Steps of 0.4 s were learned; the limits that follow from them are 2 s and 4 s."""
+    text = plant.RUN.format(
+        train="checkpoint = { every = 10 }\n"
+        "restart = { named_after_s = 0.1, killed_after_s = 0.3 }"
+    )  # fmt: skip
+    (tmp_path / "run.toml").write_text(text)
+    done = shardwise(
+        *training("--nproc", "2"), folder=tmp_path, **{plant.STEP_S: "0.4"},
+        **planted(tmp_path, "sleep@mid-step:1"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    [recovery] = map(json.loads, (tmp_path / "runs/it/recoveries.jsonl").read_text().splitlines())
+    assert "rank 1" in recovery["cause"]
+    assert "section 'step'" in recovery["cause"]
+    assert recovery["failed_step"] == plant.STEP
+    assert recovery["replayed_steps"] == plant.STEP - 10
+    assert [step for step, _ in losses(tmp_path)] == list(range(30))
+
+
 def test_a_run_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
     text = plant.RUN.format(train="checkpoint = { every = 10 }\nrestart = { attempts = 2 }")
     (tmp_path / "run.toml").write_text(text)

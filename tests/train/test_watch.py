@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,46 @@ def test_what_was_never_done_before_may_take_long(
         assert 5 <= allowed() < 20  # ten times what it took
     with section("data"), section("agree"):
         assert read_beats(tmp_path)[0].section == "agree"
+    assert read_beats(tmp_path)[0].section == "start"
+
+
+def test_a_section_is_known_by_its_longest_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The long part of a step lies between two inner sections, one of which is slow for once."""
+    now = [1000.0]
+    monkeypatch.setattr("shardwise.train.heartbeat.time.monotonic", lambda: now[0])
+    monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path))
+    monkeypatch.setattr(heartbeat, "_heart", None)
+    start_heart(0, RestartSettings(named_after_s=1, killed_after_s=2, slow_after_s=100))
+
+    def allowed() -> tuple[str, float]:
+        [one] = read_beats(tmp_path)
+        return one.section, one.killed_at - one.since
+
+    def step() -> Iterator[tuple[str, float]]:
+        with section("step"):
+            with section("data"):
+                now[0] += 0.001
+            yield allowed()
+            now[0] += 4
+            with section("settle", slow=True):
+                now[0] += 60
+            yield allowed()
+            now[0] += 0.5
+
+    assert list(step()) == [("step", 100), ("step", 100)]  # nothing is known yet
+    assert list(step()) == [("step", 40), ("step", 40)]  # ten times 4 s, neither 0.5 s nor 64.5 s
+
+
+def test_a_failed_section_ends_with_the_one_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path))
+    monkeypatch.setattr(heartbeat, "_heart", None)
+    start_heart(0, RestartSettings())
+    with section("step"), suppress(ZeroDivisionError), section("save"):
+        raise ZeroDivisionError
     assert read_beats(tmp_path)[0].section == "start"
 
 

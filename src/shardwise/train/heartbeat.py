@@ -45,41 +45,70 @@ class Beat(NamedTuple):
     section: str
 
 
+class _Frame:
+    """A section that has been entered and not left, and the longest part of it so far."""
+
+    def __init__(self, name: str, slow: bool) -> None:
+        self.name, self.slow, self.longest_s = name, slow, 0.0
+
+
 class _Heart:
-    """The beats of this process."""
+    """The heartbeat of this process.
+
+    Sections nest. An inner section interrupts the outer one, and limits apply to each uninterrupted
+    part. A section is learned when it ends, by its longest part: the first part alone may be empty,
+    and the last one a small rest.
+    """
 
     def __init__(self, folder: Path, rank: int, settings: RestartSettings) -> None:
         path = folder / f"rank-{rank}"
         path.write_bytes(bytes(_LAYOUT.size))
         with path.open("r+b") as file:
             self._shared = mmap.mmap(file.fileno(), _LAYOUT.size)
-        self._settings, self.slow = settings, True
-        self._longest: dict[str, float] = {}
+        self._settings = settings
+        self._learned_s: dict[str, float] = {}
+        self._frames = [_Frame("start", slow=True)]
         self.beat = Beat(rank, os.getpid(), -1, -1, -1, 0, 0.0, 0.0, 0.0, 0.0, "start")
         # Written by the interpreter itself, whatever it is busy with.
         self._stacks = (folder / f"stacks-{rank}").open("w")
         faulthandler.register(TELL, self._stacks, all_threads=True)
+        self._begin_part()
 
-    def enter(self, section: str, slow: bool) -> None:
-        now = time.monotonic()
-        self.slow = slow
-        settings, longest = self._settings, self._longest.get(section, 0.0)
-        # Of what was never done but in its first steps, nobody knows how long it takes.
-        unknown = slow or section not in self._longest
-        least = settings.slow_after_s if unknown else 0.0
+    def enter(self, section: str, slow: bool) -> int:
+        """Begin a section; returns its depth, to be given to `leave`."""
+        self._end_part()
+        self._frames.append(_Frame(section, slow))
+        self._begin_part()
+        return len(self._frames)
+
+    def leave(self, depth: int) -> None:
+        """End the section of this depth; sections inside it that failed end with it."""
+        self._end_part()
+        frame = self._frames[depth - 1]
+        del self._frames[depth - 1 :]
+        # The first steps compile and initialise: they say nothing about the later ones.
+        if not frame.slow:
+            learned = self._learned_s.get(frame.name, 0.0)
+            self._learned_s[frame.name] = max(frame.longest_s, learned)
+        self._begin_part()
+
+    def _end_part(self) -> None:
+        frame = self._frames[-1]
+        frame.longest_s = max(frame.longest_s, time.monotonic() - self.beat.since)
+
+    def _begin_part(self) -> None:
+        now, frame, settings = time.monotonic(), self._frames[-1], self._settings
+        learned = self._learned_s.get(frame.name)
+        # A section that was never completed outside the first steps may take long.
+        least = settings.slow_after_s if frame.slow or learned is None else 0.0
+        longest = learned or 0.0
         self.beat = self.beat._replace(
-            section=section,
+            section=frame.name,
             since=now,
             named_at=now + max(least, settings.named_after_s, _NAMED * longest),
             killed_at=now + max(least, settings.killed_after_s, _KILLED * longest),
         )
         self.write()
-
-    def leave(self) -> None:
-        """Learn how long a section may take, but from what happens again and again."""
-        if not self.slow:
-            took, section = time.monotonic() - self.beat.since, self.beat.section
-            self._longest[section] = max(took, self._longest.get(section, 0.0))
 
     def write(self) -> None:
         *numbers, section = self.beat
@@ -95,7 +124,6 @@ def start_heart(rank: int, settings: RestartSettings) -> None:
     folder = os.environ.get(FOLDER)
     if folder is not None:
         _heart = _Heart(Path(folder), rank, settings)
-        _heart.enter("start", slow=True)
 
 
 @contextmanager
@@ -105,12 +133,10 @@ def section(name: str, slow: bool = False) -> Iterator[None]:
     if heart is None:
         yield
         return
-    outer, outer_slow = heart.beat.section, heart.slow
-    heart.enter(name, slow)
+    depth = heart.enter(name, slow)
     # Whoever fails here fails in this section, and says so until the end.
     yield
-    heart.leave()
-    heart.enter(outer, outer_slow)
+    heart.leave(depth)
 
 
 def beat(**facts: int) -> None:
