@@ -35,11 +35,14 @@ class MemoryProfile(NamedTuple):
     verdict: Verdict | None = None
     capacity_bytes: int | None = None
     peak_reserved_bytes: tuple[int, int] | None = None
-    # With what a process holds outside the allocator: what is compared with the capacity.
+    # With what a process holds outside the allocator.
     occupied_bytes: tuple[int, int] | None = None
     peak_phase: str | None = None
     phases: Mapping[str, int] | None = None
     host_bytes: int | None = None
+    # Tensors at the peak and allocator overhead: it fits where that is within the usable memory.
+    needed_bytes: int | None = None
+    usable_bytes: int | None = None
 
 
 class CollectiveProfile(NamedTuple):

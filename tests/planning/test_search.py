@@ -7,11 +7,11 @@ from itertools import pairwise, product
 import pytest
 
 from shardwise.planning.price import price_one
-from shardwise.planning.problem import Problem, Units, most_bytes
+from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate, complexity
 from shardwise.planning.search import TIE, UNSHARDED_TIE, Search
 from shardwise.planning.space import Space, batches, group_sizes, placements
-from shardwise.predict.estimate import verdict
+from shardwise.predict.estimate import usable_bytes, verdict
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster, find_model
 from shardwise.spec.record import SpecError
@@ -29,7 +29,7 @@ def everything(asked: Problem, space: Space) -> list[Candidate]:
     """Every combination of every setting, priced one by one."""
     units = Units(asked)
     sizes = batches(asked.job, asked.cluster, space)
-    limit = most_bytes(asked.cluster.device, "fits")
+    limit = usable_bytes(asked.cluster.device)
     accumulates = any(count > 1 for _, count in sizes)
     found = {}
     for base, (size, count), policy, ahead, forward, blocks, dtype in product(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shardwise.predict.configurations import Configurations, Floats
-from shardwise.predict.estimate import verdict
 from shardwise.predict.memory import predict_memory
 from shardwise.predict.simulate import Times
 from shardwise.predict.time import predict_time
-from shardwise.spec.cluster import ClusterSpec, DeviceSpec
+from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DType
 from shardwise.spec.job import OPTIMIZER_STATES, Job
 from shardwise.spec.lookup import Model
@@ -63,12 +62,3 @@ def times(
     found = predict_time(units, c, cluster, dtype, states)
     assert found is not None, "checked before the search"
     return found
-
-
-def most_bytes(device: DeviceSpec, *verdicts: str) -> int:
-    """The largest peak, pools included, whose verdict is still one of these."""
-    low, high = 0, 2 * device.capacity
-    while high - low > 2**10:
-        middle = (low + high) // 2
-        low, high = (middle, high) if verdict(middle, device) in verdicts else (low, middle)
-    return low

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.planning.problem import Problem, Units, most_bytes, peaks, times
+from shardwise.planning.problem import Problem, Units, peaks, times
 from shardwise.planning.rows import Candidate, Rows, Table
 from shardwise.planning.space import Space, batches, placements
 from shardwise.predict.configurations import Floats, Ints
+from shardwise.predict.estimate import usable_bytes
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.strategy import Strategy
 
@@ -120,7 +121,7 @@ class Search:
     def __init__(self, problem: Problem, space: Space | None = None) -> None:
         self.problem, self.space = problem, space or Space()
         self.units = Units(problem)
-        self.limit = most_bytes(problem.cluster.device, "fits")
+        self.limit = usable_bytes(problem.cluster.device)
         self.table = Table()
         # Rows that were timed, with their peaks.
         self._kept: list[tuple[Rows, Ints, Floats, Floats]] = []

@@ -163,7 +163,8 @@ def _fixed_point(problem: Problem, value: str, fixed: Strategy) -> Point:
     strategy = problem.job.split(strategy)
     units = Units(problem)
     candidate = price_one(problem, units, strategy)
-    if verdict(round(candidate.peak_bytes), cluster.device) == "does not fit":
+    pooled = round(candidate.needed_bytes - candidate.peak_bytes)
+    if verdict(round(candidate.peak_bytes), cluster.device, pooled) == "does not fit":
         return Point(value, problem, None, None, "memory")
     waits = candidate.exposed_s > EXPOSED_SHARE * candidate.step_s
     binding: Bottleneck = "bandwidth" if waits else "compute"

@@ -11,7 +11,7 @@ from shardwise.predict.simulate import Times
 from shardwise.predict.time import error_interval, predict_time
 from shardwise.predict.traffic import predict_traffic
 from shardwise.predict.work import MFU_CONVENTION, predict_work
-from shardwise.spec.catalogue import coefficient
+from shardwise.spec.catalogue import coefficient, figure
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.job import OPTIMIZER_STATES, Job
 from shardwise.spec.strategy import Strategy
@@ -152,21 +152,47 @@ def occupied_interval(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> t
 
     Where room is short the allocator gives back what nothing uses, so the low end is the tensors.
     """
-    pooled = 0 if device.is_cpu else pooled
     low, high = (1.0, 1.0) if device.is_cpu else coefficient("occupied_over_pools")
     outside_low, outside_high = coefficient("outside_allocator")
     return (
         int(peak_bytes * low + outside_low * 2**30),
-        int((peak_bytes + pooled) * high + outside_high * 2**30),
+        int(needed_bytes(peak_bytes, device, pooled) * high + outside_high * 2**30),
     )
 
 
+# ---- does it fit ------------------------------------------------------------------------------
+
+
+def needed_bytes(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> int:
+    """What a device must have room for: tensors at the peak and allocator overhead.
+
+    The overhead is what the caching allocator keeps for other streams; a CPU has none.
+    """
+    return peak_bytes if device.is_cpu else peak_bytes + pooled
+
+
+def usable_bytes(device: DeviceSpec) -> int:
+    """The limit that `needed_bytes` is compared with; what is left is the margin.
+
+    The margin covers fragmentation, prediction error, and what the process holds outside the
+    allocator (context, communicators).
+    """
+    _, outside = coefficient("outside_allocator")
+    margin = 1.0 if device.is_cpu else coefficient("occupied_over_pools")[1]
+    usable = (device.capacity - outside * 2**30) / margin
+    return max(0, min(int(usable), most_tensor_bytes(device)))
+
+
+def most_tensor_bytes(device: DeviceSpec) -> int:
+    """Tensors beyond this do not fit, however well the allocator packs them."""
+    return int(figure("tensors_of_device") * device.capacity)
+
+
 def verdict(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> Verdict:
-    """Compare both ends of the interval with what the device can give."""
-    low, high = occupied_interval(peak_bytes, device, pooled)
-    if low > device.capacity:
-        return "does not fit"
-    return "at risk" if high > device.capacity else "fits"
+    """The one rule: fits within the usable memory; does not fit if the tensors alone do not."""
+    if needed_bytes(peak_bytes, device, pooled) <= usable_bytes(device):
+        return "fits"
+    return "at risk" if peak_bytes <= most_tensor_bytes(device) else "does not fit"
 
 
 def _memory_profile(memory: Memory, device: DeviceSpec) -> MemoryProfile:
@@ -180,6 +206,8 @@ def _memory_profile(memory: Memory, device: DeviceSpec) -> MemoryProfile:
         fits=judged != "does not fit",
         verdict=judged,
         capacity_bytes=device.capacity,
+        usable_bytes=usable_bytes(device),
+        needed_bytes=needed_bytes(peak, device, pooled),
         peak_allocated_bytes=peak,
         peak_reserved_bytes=reserved_interval(peak, device, pooled),
         occupied_bytes=occupied_interval(peak, device, pooled),

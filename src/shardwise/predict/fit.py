@@ -1,4 +1,4 @@
-"""When it does not fit: what breaks it, and the smallest changes that would mend it."""
+"""When it does not fit: what takes the memory, and the smallest changes after which it fits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.estimate import verdict
+from shardwise.predict.estimate import needed_bytes, verdict
 from shardwise.predict.memory import predict_memory
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import OPTIMIZER_STATES, Job
-from shardwise.spec.quantity import show_gib
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.step import StepProfile, Verdict
@@ -23,55 +22,49 @@ MOST_WAYS = 3
 
 
 class Change(NamedTuple):
-    """One way to make it fit: options to type, the peak, and memory it asks of the host."""
+    """One way to make it fit: options to type, what it needs then, and of the host."""
 
     options: str
-    peak_bytes: int
+    needed_bytes: int
     host_bytes: int = 0
-    # Only likely to fit; named where nothing is safe.
+    # Only likely to fit; offered where nothing else is.
     at_risk: bool = False
 
 
-def why_not(profile: StepProfile, strategy: Strategy) -> list[str]:
-    """Sentences that name the terms that break it, the largest first."""
+class Shortfall(NamedTuple):
+    """Why a step does not fit."""
+
+    largest_term: str
+    largest_bytes: int
+    # What stays on each device however many there are, where that alone is too much.
+    unshrinking_bytes: int | None
+    # ZeRO-1 and ZeRO-2 keep all parameters gathered, where those alone are too much.
+    keeps_all_gathered: bool
+
+
+def shortfall_of(profile: StepProfile, strategy: Strategy) -> Shortfall:
+    """The largest term of a step that does not fit, and what no number of devices would change."""
     memory = profile.known_memory
-    capacity = memory.capacity_bytes or 0
-    terms = sorted(memory.terms.items(), key=lambda term: -term[1])
-    name, size = terms[0]
-    if size > capacity:
-        sentences = [f"{words_for(name).capitalize()} alone take {show_gib(size)}."]
-    else:
-        largest = [f"{words_for(n)} {show_gib(s)}" for n, s in terms[:3] if s]
-        sentences = [f"Most of it: {', '.join(largest)}."]
-    fixed = sum(s for n, s in memory.terms.items() if n not in SHRINKING)
-    if strategy.sharded and fixed > capacity:
-        sentences.append(
-            f"Adding devices alone does not help: {show_gib(fixed)} of the peak stay on each, "
-            "however many there are."
-        )
-    if strategy.kind in ("zero1", "zero2") and memory.terms["unsharded_parameters"] > capacity:
-        sentences.append(
-            f"{strategy.kind} keeps the whole model gathered on every device during a step; zero3 "
-            "gathers one unit at a time."
-        )
-    return sentences
-
-
-def words_for(term: str) -> str:
-    """A term of the ledger as people say it."""
-    named = {
-        "optimizer": "optimizer states",
-        "unsharded_parameters": "gathered parameters",
-        "unsharded_gradients": "unsharded gradients",
-        "logits": "logits and loss",
-    }
-    return named.get(term, term.replace("_", " "))
+    usable = memory.usable_bytes or 0
+    largest = max(memory.terms, key=lambda term: memory.terms[term])
+    fixed = sum(size for term, size in memory.terms.items() if term not in SHRINKING)
+    keeps = strategy.kind in ("zero1", "zero2")
+    return Shortfall(
+        largest_term=largest,
+        largest_bytes=memory.terms[largest],
+        unshrinking_bytes=fixed if strategy.sharded and fixed > usable else None,
+        keeps_all_gathered=keeps and memory.terms["unsharded_parameters"] > usable,
+    )
 
 
 def ways_to_fit(
     units: ModelUnits, strategy: Strategy, cluster: ClusterSpec, job: Job
 ) -> list[Change]:
-    """The smallest changes of settings, then of the number of devices, after which it fits."""
+    """The smallest changes of settings, then of the number of devices, after which it fits.
+
+    Where nothing fits within the usable memory, what is at risk is offered, unless that is what
+    the strategy itself already is.
+    """
     tried: list[tuple[str, Strategy]] = []
     for options, changes in _candidates(strategy, cluster):
         try:
@@ -80,8 +73,7 @@ def ways_to_fit(
         except SpecError:
             continue
         tried.append((options, resolved))
-    verdicts: tuple[Verdict, ...] = ("fits", "at risk")
-    for wanted in verdicts:
+    for wanted in _better_verdicts(units, strategy, cluster, job):
         fitting = _those_that_are(wanted, units, tried, cluster, job)
         free = [way for way in fitting if not way.host_bytes]
         # Offload is slow and asks for host memory: only when nothing else does.
@@ -91,6 +83,14 @@ def ways_to_fit(
         if ways:
             return ways
     return []
+
+
+def _better_verdicts(
+    units: ModelUnits, strategy: Strategy, cluster: ClusterSpec, job: Job
+) -> tuple[Verdict, ...]:
+    resolved = strategy.resolve(cluster.devices, cluster.devices_per_node)
+    unfit = _those_that_are("does not fit", units, [("", resolved)], cluster, job)
+    return ("fits", "at risk") if unfit else ("fits",)
 
 
 def _those_that_are(
@@ -107,7 +107,12 @@ def _those_that_are(
         grouped, Configurations.of([s for _, s in tried]), OPTIMIZER_STATES[job.optimizer]
     )
     return [
-        Change(options, round(float(peak)), round(float(host)), wanted == "at risk")
+        Change(
+            options,
+            needed_bytes(round(float(peak)), cluster.device, round(float(pooled))),
+            round(float(host)),
+            wanted == "at risk",
+        )
         for (options, _), peak, host, pooled in zip(
             tried, memory.peak_bytes, memory.host_bytes, memory.pooled_bytes, strict=True
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -10,12 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwise.predict.time import is_fitted
+from shardwise.report.memory_words import profile_memory_words, shortfall_words, show_memory
 from shardwise.report.screen import COLOURS, bar, plain_table, screen
 from shardwise.report.strategy import how
 from shardwise.report.words import TERMS, VERDICTS
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DTYPE_BYTES
-from shardwise.spec.quantity import GIB, show_count, show_gb, show_gib, show_seconds
+from shardwise.spec.quantity import GIB, show_count, show_gb, show_seconds
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.step import StepProfile
@@ -39,35 +40,35 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
     out.print(how(run), style="dim")
     if run.cluster.device.peak and run.cluster.device.peak_flops(strategy.param_dtype) is None:
         out.print(
-            f"Note: {run.cluster.device.name} has no fast {strategy.param_dtype}; consider fp16 or "
-            "fp32 with --precision."
+            f"Note: {run.cluster.device.name} has no fast {strategy.param_dtype}. Try --precision "
+            "fp16 or fp32."
         )
     out.print()
     out.print(_headline(profile))
     if memory.verdict == "does not fit":
-        from shardwise.predict.fit import why_not
-
-        for sentence in why_not(profile, strategy):
+        for sentence in _shortfall(profile, strategy):
             out.print(sentence)
+    out.print(profile_memory_words(memory))
     out.print()
     out.print(_memory_table(profile, strategy))
     wasted = padding_share(profile)
     if wasted > 0.02:
         out.print(
-            f"\nPadding: {wasted:.0%} of what is sharded is empty, because some tensors have fewer "
-            f"rows than the {strategy.shard} devices that share them. Smaller groups waste less."
+            f"\nPadding: {wasted:.0%} of the sharded memory is empty, because some tensors have "
+            f"fewer rows than the {strategy.shard} devices of a shard group. Smaller groups pad "
+            "less."
         )
     if memory.host_bytes:
-        out.print(f"Offloaded to host memory per device: {show_gib(memory.host_bytes)}")
+        out.print(f"Offloaded: {show_memory(memory.host_bytes)} of host memory per device.")
     out.print()
-    out.print(_traffic_table(profile) if profile.traffic else "Nothing moves over the network.")
+    out.print(_traffic_table(profile) if profile.traffic else "No collectives.")
     if profile.work:
         out.print()
         out.print(_work(profile))
         out.print(_time(run, profile))
     if memory.verdict != "fits":
         out.print()
-        print_ways(out, ways, safely=memory.verdict == "at risk")
+        print_ways(out, ways)
 
 
 def padding_share(profile: StepProfile) -> float:
@@ -81,15 +82,35 @@ def padding_share(profile: StepProfile) -> float:
 def _headline(profile: StepProfile) -> Text:
     memory = profile.known_memory
     assert memory.verdict is not None
-    assert memory.capacity_bytes is not None
-    words = VERDICTS[memory.verdict]
-    head = Text(f"{words.alone.capitalize()}.", style=f"bold {COLOURS[words.tone]}")
-    peak, capacity = memory.peak_allocated_bytes, memory.capacity_bytes
-    head += Text(f" Tensors peak at {show_gib(peak)} of each device's {show_gib(capacity)}.")
-    if memory.occupied_bytes:
-        low, high = (size / GIB for size in memory.occupied_bytes)
-        head += Text(f"\nWith allocator reserve and runtime it takes {low:.1f} to {high:.1f} GiB.")
+    assert memory.needed_bytes is not None
+    assert memory.usable_bytes is not None
+    style = f"bold {COLOURS[VERDICTS[memory.verdict].tone]}"
+    if memory.verdict == "fits":
+        return Text("Fits.", style=style)
+    short = shortfall_words(memory.needed_bytes, memory.usable_bytes)
+    head = Text(f"{memory.verdict.capitalize()}:", style=style) + Text(f" {short}.")
+    if memory.verdict == "at risk":
+        head += Text(" It runs only if the allocator wastes little.")
     return head
+
+
+def _shortfall(profile: StepProfile, strategy: Strategy) -> Iterator[str]:
+    """What takes the memory, and what does not help."""
+    from shardwise.predict.fit import shortfall_of
+
+    short = shortfall_of(profile, strategy)
+    size = show_memory(short.largest_bytes)
+    yield f"Largest term: {_term(short.largest_term, strategy)} ({size})."
+    if short.keeps_all_gathered:
+        yield (
+            f"{strategy.kind} keeps all parameters gathered during a step; zero3 gathers one unit "
+            "at a time."
+        )
+    if short.unshrinking_bytes is not None:
+        yield (
+            f"More devices alone do not help: {show_memory(short.unshrinking_bytes)} stay on each "
+            "device, however many there are."
+        )
 
 
 def _memory_table(profile: StepProfile, strategy: Strategy) -> Table:
@@ -97,7 +118,7 @@ def _memory_table(profile: StepProfile, strategy: Strategy) -> Table:
     assert memory.capacity_bytes is not None
     unit, factor = ("GiB", GIB) if memory.peak_allocated_bytes >= GIB else ("MiB", 2**20)
     table = plain_table()
-    table.add_column(f"At the peak ({memory.peak_phase})", no_wrap=True)
+    table.add_column(f"Tensors at the peak ({memory.peak_phase})", no_wrap=True)
     table.add_column(unit, justify="right", no_wrap=True)
     table.add_column("of the device", no_wrap=True)
     for term, size in memory.terms.items():
@@ -107,7 +128,7 @@ def _memory_table(profile: StepProfile, strategy: Strategy) -> Table:
             table.add_row(_label(term, strategy), f"{size / factor:,.2f}", share)
     peak = memory.peak_allocated_bytes
     table.add_row(
-        Text("together", style="bold"),
+        Text("total", style="bold"),
         Text(f"{peak / factor:,.2f}", style="bold"),
         _bar(peak / memory.capacity_bytes),
     )
@@ -123,9 +144,14 @@ def _label(term: str, strategy: Strategy) -> str:
         "unsharded_parameters": strategy.param_dtype,
         "reduce_buffers": strategy.reduce_dtype,
     }.get(term)
-    copies = term == "unsharded_parameters" and not strategy.sharded
-    name = "working copies of parameters" if copies else TERMS[term]
+    name = _term(term, strategy)
     return f"{name} ({detail})" if detail else name
+
+
+def _term(term: str, strategy: Strategy) -> str:
+    """A term as people say it; without sharding, autocast copies parameters."""
+    copies = term == "unsharded_parameters" and not strategy.sharded
+    return "working copies of parameters" if copies else TERMS[term]
 
 
 def _bar(share: float) -> Text:
@@ -134,10 +160,10 @@ def _bar(share: float) -> Text:
 
 def _traffic_table(profile: StepProfile) -> Table:
     table = plain_table()
-    table.add_column("Moves in one step", no_wrap=True)
+    table.add_column("Collectives per step", no_wrap=True)
     table.add_column("calls", justify="right", no_wrap=True)
     table.add_column("each", justify="right", no_wrap=True)
-    table.add_column("in all", justify="right", no_wrap=True)
+    table.add_column("total", justify="right", no_wrap=True)
     table.add_column("sent per device", justify="right", no_wrap=True)
     for collective in profile.traffic:
         table.add_row(
@@ -155,7 +181,7 @@ def _work(profile: StepProfile) -> str:
     assert work is not None
     devices = profile.cluster["devices"]
     again = work.hardware_flops / work.model_flops - 1
-    extra = f", {again:.0%} more with recomputation" if again > 0.0005 else ""
+    extra = f", {again:.0%} more with recompute" if again > 0.0005 else ""
     return (
         f"One step: {work.tokens:,} tokens, "
         f"{work.model_flops / devices / 1e12:,.1f} TFLOP per device{extra}."
@@ -167,22 +193,22 @@ def _time(run: RunSpec, profile: StepProfile) -> str:
     time, rates = profile.time, profile.throughput
     if time is None or rates is None:
         if run.cluster.nodes > 1 and run.cluster.network is None:
-            return "Its time needs the network: add it to the cluster, such as @400Gbps."
-        return f"Its time is not known: no step time was fitted for {run.cluster.device.name}."
+            return "Step time: unknown. Add the network to the cluster, such as @400Gbps."
+        return f"Step time: unknown. No coefficients are fitted for {run.cluster.device.name}."
     low, high = time.step_s_interval or (time.step_s, time.step_s)
     parts = {
-        "computing": time.compute_s,
-        "waiting for the network": time.exposed_communication_s,
-        "copying": time.exposed_copy_s,
-        "in the optimizer": time.optimizer_s,
+        "compute": time.compute_s,
+        "exposed communication": time.exposed_communication_s,
+        "copies": time.exposed_copy_s,
+        "optimizer": time.optimizer_s,
     }
     shares = [(name, (part or 0.0) / time.step_s) for name, part in parts.items()]
-    told = ", ".join(f"{share:.0%} {name}" for name, share in shares if share >= 0.005)
+    split = ", ".join(f"{share:.0%} {name}" for name, share in shares if share >= 0.005)
     mfu = f", MFU {rates.mfu:.0%}" if rates.mfu is not None else ""
-    between = f"{show_seconds(low)} to {show_seconds(high)}"
+    between = f"90% interval {show_seconds(low)} to {show_seconds(high)}"
     return (
-        f"It takes {show_seconds(time.step_s)} ({between}): {told}.\n"
-        f"That is {rates.tokens_per_s:,.0f} tokens/s, {rates.tokens_per_s_per_device:,.0f} per "
+        f"Step time: {show_seconds(time.step_s)} ({between}): {split}.\n"
+        f"Throughput: {rates.tokens_per_s:,.0f} tokens/s, {rates.tokens_per_s_per_device:,.0f} per "
         f"device{mfu}.{not_compared(run.cluster)}"
     )
 
@@ -192,21 +218,22 @@ def not_compared(cluster: ClusterSpec) -> str:
     if is_fitted(cluster):
         return ""
     return (
-        f"\nNothing was fitted for {cluster.device.name}: times assume the efficiency of a "
-        "relative, and published runs on such devices took up to 50% longer."
+        f"\nNo run on {cluster.device.name} was fitted: times assume the efficiency of a related "
+        "device. Published runs on such devices took up to 50% longer."
     )
 
 
-def print_ways(out: Console, ways: Sequence[Change], safely: bool, of: str = "") -> None:
+def print_ways(out: Console, ways: Sequence[Change], of: str = "") -> None:
+    """Options after which it fits; `of` is the command that has them, where it is another one."""
     if not ways:
         out.print(
-            "No change of settings makes it fit; it takes a shorter sequence, a larger device, or "
-            "tensor parallelism (which shardwise does not run)."
+            "No change of settings makes it fit. Use a shorter sequence, devices with more memory, "
+            "or tensor parallelism (which shardwise does not run)."
         )
         return
     whose = f" (options of '{of}')" if of else ""
-    out.print(Text(f"It would fit{' safely' if safely else ''} with{whose}", style="bold"))
+    risky = " at risk" if all(way.at_risk for way in ways) else ""
+    out.print(Text(f"Lower-memory options{risky}{whose}", style="bold"))
     for way in ways:
-        host = f", and {show_gib(way.host_bytes)} of the host per device" if way.host_bytes else ""
-        risk = ", at risk" if way.at_risk else ""
-        out.print(f"  {way.options}: {show_gib(way.peak_bytes)}{host}{risk}")
+        host = f", and {show_memory(way.host_bytes)} of host memory" if way.host_bytes else ""
+        out.print(f"  {way.options}: needs {show_memory(way.needed_bytes)}{host}")

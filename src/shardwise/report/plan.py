@@ -12,6 +12,7 @@ from shardwise.planning.money import DAY, HOUR, Budget
 from shardwise.planning.plan import Plan
 from shardwise.planning.rows import Candidate
 from shardwise.report.estimate import not_compared, print_ways
+from shardwise.report.memory_words import memory_words
 from shardwise.report.screen import plain_table, screen
 from shardwise.report.strategy import batch_words, layout_words, settings
 from shardwise.spec.quantity import GIB, show_count, show_gib, show_seconds
@@ -74,9 +75,12 @@ def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
         f"{plan.mfu(winner):.0%}."
     )
     out.print(
-        f"It takes {show_gib(winner.needed_bytes)} of the {show_gib(plan.limit_bytes)} that are "
-        f"safe to use of {show_gib(cluster.device.capacity)}: tensors peak at "
-        f"{show_gib(winner.peak_bytes)}, the rest are the allocator's pools."
+        memory_words(
+            tensors=winner.peak_bytes,
+            needed=winner.needed_bytes,
+            usable=plan.limit_bytes,
+            capacity=cluster.device.capacity,
+        )
     )
     cost = cost_in_words(plan.budget, winner.tokens_per_s, cluster.devices)
     if cost:
@@ -259,6 +263,6 @@ def _print_nothing_fits(out: Console, plan: Plan) -> None:
         out.print(tip)
     out.print(f"{plan.considered:,} configurations priced." + _rejected(plan), style="dim")
     out.print()
-    print_ways(out, plan.ways, safely=False, of="shardwise estimate")
+    print_ways(out, plan.ways, of="shardwise estimate")
     if plan.ways:
         out.print("Tensor parallelism would help too; shardwise does not run it.", style="dim")

@@ -24,17 +24,16 @@ TERMS = {
 
 
 class VerdictWords(NamedTuple):
-    """A verdict after "it": by itself, after its reasons, and its tone (good, fair or bad)."""
+    """A verdict after "it", and its tone (good, fair or bad)."""
 
-    alone: str
-    after: str
+    words: str
     tone: str
 
 
 VERDICTS: dict[Verdict, VerdictWords] = {
-    "fits": VerdictWords("fits", "fits", "good"),
-    "at risk": VerdictWords("fits, but at risk", "is at risk", "fair"),
-    "does not fit": VerdictWords("does not fit", "does not fit", "bad"),
+    "fits": VerdictWords("fits", "good"),
+    "at risk": VerdictWords("is at risk", "fair"),
+    "does not fit": VerdictWords("does not fit", "bad"),
 }
 
 

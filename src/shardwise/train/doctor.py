@@ -69,10 +69,10 @@ def _memory(run: RunSpec) -> Check:
         memory = estimate_run(resolved).known_memory
     except SpecError as error:
         return Check(name, False, str(error))
-    assert memory.occupied_bytes is not None
-    assert memory.capacity_bytes is not None
-    high, capacity = memory.occupied_bytes[1], memory.capacity_bytes
-    detail = f"up to {show_gib(high)} of {show_gib(capacity)} on {run.cluster}, predicted"
+    assert memory.needed_bytes is not None
+    assert memory.usable_bytes is not None
+    needed, usable = show_gib(memory.needed_bytes), show_gib(memory.usable_bytes)
+    detail = f"needs {needed}, {usable} usable on {run.cluster}, predicted"
     if memory.verdict == "fits":
         return Check(name, True, detail)
     ways = ways_for(resolved)

@@ -7,6 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from shardwise.observe.why.verdict import sentence
+from shardwise.report.memory_words import memory_words, profile_memory_words
 from shardwise.report.page.bars import badge
 from shardwise.report.page.markup import Markup, element
 from shardwise.report.page.subject import Subject
@@ -56,8 +57,12 @@ def _plan(one: Subject) -> Headline:
         f"A step takes {show_seconds(winner.step_s)}, nine times of ten between "
         f"{show_seconds(winner.step_s * (1 + low))} and {show_seconds(winner.step_s * (1 + high))} "
         "(predicted).",
-        f"It takes {show_gib(winner.needed_bytes)} of the {show_gib(plan.limit_bytes)} that are "
-        f"safe to use of each device (predicted).",
+        memory_words(
+            tensors=winner.peak_bytes,
+            needed=winner.needed_bytes,
+            usable=plan.limit_bytes,
+            capacity=plan.problem.cluster.device.capacity,
+        ),
     ]
     same = one.run is not None and one.run.strategy == winner.strategy
     if not same and one.run is not None and one.predicted is not None and one.predicted.time:
@@ -78,10 +83,8 @@ def _predicted(one: Subject) -> Headline:
     said, tone = one.name, "plain"
     if profile.memory.verdict is not None:
         words = VERDICTS[profile.memory.verdict]
-        said, tone = f"It {words.alone}.", words.tone
-    peak, capacity = profile.memory.peak_allocated_bytes, profile.memory.capacity_bytes
-    of = f" of {show_gib(capacity)}" if capacity else ""
-    told = [f"Tensors peak at {show_gib(peak)}{of} ({profile.provenance.kind})."]
+        said, tone = f"It {words.words}.", words.tone
+    told = [f"{profile_memory_words(profile.memory)} ({profile.provenance.kind.capitalize()}.)"]
     if profile.time is not None:
         told.append(f"A step takes {show_seconds(profile.time.step_s)} (predicted).")
     return Headline(said, told, tone)

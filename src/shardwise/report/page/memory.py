@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwise.report.memory_words import profile_memory_words
 from shardwise.report.page.bars import Bar, Limit, bars
 from shardwise.report.page.markup import Markup, element, fragment
 from shardwise.report.page.subject import Subject
@@ -55,11 +56,10 @@ def _bar(subject: Subject, profile: StepProfile) -> Bar:
 
 def _reserve(subject: Subject, profile: StepProfile, several: bool) -> list[str]:
     memory = profile.known_memory
-    who = f"{subject.name}: with" if several else "With"
-    if memory.occupied_bytes is None or memory.verdict is None:
+    if memory.needed_bytes is None or memory.verdict is None:
         return []
-    low, high = memory.occupied_bytes
+    who = f"{subject.name}. " if several else ""
     return [
-        f"{who} allocator reserve and runtime {show_gib(low)} to {show_gib(high)} "
-        f"({profile.provenance.kind}): it {VERDICTS[memory.verdict].after}."
+        f"{who}{profile_memory_words(memory)} It {VERDICTS[memory.verdict].words} "
+        f"({profile.provenance.kind})."
     ]

@@ -1,0 +1,56 @@
+"""One memory measure for every screen: what a device must have room for, and what is usable.
+
+Needed is tensors at the peak plus allocator overhead. Usable is the limit it is compared with.
+"""
+
+from __future__ import annotations
+
+from shardwise.spec.quantity import GIB
+from shardwise.step import MemoryProfile
+
+_UNITS = (("TiB", 2**40), ("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def show_memory(size: float) -> str:
+    """Bytes for people: binary units, one decimal."""
+    name, factor = _unit(size)
+    return f"{size / factor:,.1f} {name}"
+
+
+def memory_words(*, tensors: float, needed: float, usable: float, capacity: float) -> str:
+    """What is needed of a device, what is usable, and what the need is made of.
+
+    `Memory: 62.4 GiB of 79.1 GiB (usable 63.9 GiB): 60.4 GiB tensors + 2.0 GiB allocator
+    overhead.` An overhead that rounds to nothing is left out, as on a CPU.
+    """
+    sentence = (
+        f"Memory: {show_memory(needed)} of {show_memory(capacity)} (usable {show_memory(usable)})"
+    )
+    name, factor = _unit(needed)
+    # The overhead is the difference of what is shown, so that the sum can be checked by eye.
+    shown = round(tensors / factor, 1)
+    overhead = round(needed / factor, 1) - shown
+    if overhead < 0.05:
+        return f"{sentence}."
+    return f"{sentence}: {shown:,.1f} {name} tensors + {overhead:,.1f} {name} allocator overhead."
+
+
+def profile_memory_words(memory: MemoryProfile) -> str:
+    """The same of a prediction; of a measurement, its peak."""
+    if memory.needed_bytes is None or memory.usable_bytes is None or memory.capacity_bytes is None:
+        return f"Memory: {show_memory(memory.peak_allocated_bytes)} of tensors at the peak."
+    return memory_words(
+        tensors=memory.peak_allocated_bytes,
+        needed=memory.needed_bytes,
+        usable=memory.usable_bytes,
+        capacity=memory.capacity_bytes,
+    )
+
+
+def shortfall_words(needed: float, usable: float) -> str:
+    """`needs 25.9 GiB, 18.1 GiB usable`."""
+    return f"needs {show_memory(needed)}, {show_memory(usable)} usable"
+
+
+def _unit(size: float) -> tuple[str, int]:
+    return next((unit for unit in _UNITS if size >= unit[1]), _UNITS[-1])
