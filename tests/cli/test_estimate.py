@@ -172,7 +172,7 @@ def test_every_problem_is_one_line_and_no_traceback() -> None:
                 "--accumulate",
                 "9223372036854775807",
             ],
-            "less than or equal to",
+            "must be at most 1,048,576",
         ),
         (
             [

@@ -118,7 +118,7 @@ def test_rules_come_before_names(tmp_path: Path) -> None:
     assert rank.whole.communication_ns == 130_000
     for text, said in (
         ("comunication = []", "did you mean 'communication'"),
-        ("copy = 3", "rules.copy: Input should be a valid tuple"),
+        ("copy = 3", "rules.copy: must be a list"),
         ('copy = ["("]', "is no regular expression"),
     ):
         rules.write_text(text)

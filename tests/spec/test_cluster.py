@@ -23,6 +23,13 @@ FIND = catalogue.find_device
         ("H100-SXM", 1, 1, None),
         ("12500x8xH100-SXM@400Gbps", 12500, 8, 50e9),
         ("2xCPU", 2, 1, None),
+        # PCIe cards without a network share one node, up to what servers take.
+        ("8xRTX-4090", 1, 8, None),
+        ("6xRTX-3090", 1, 6, None),
+        ("8xRTX-4090@100Gbps", 2, 4, 12.5e9),
+        ("16xRTX-4090", 4, 4, None),
+        # NVLink fixes the size of a node.
+        ("8xGB200", 2, 4, None),
     ],
 )
 def test_shorthand(text: str, nodes: int, per_node: int, network: float | None) -> None:

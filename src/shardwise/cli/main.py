@@ -11,6 +11,7 @@ from keyword import iskeyword
 import typer
 
 from shardwise.cli.examples import epilog
+from shardwise.cli.usage import UsageError, usage_problem
 from shardwise.spec.record import SpecError
 from shardwise.version import __version__
 
@@ -62,7 +63,12 @@ def run() -> None:
     # Describing every command's options to typer takes longer than the answer of one.
     add_commands(words[1:2] if set(words[1:2]) & set(COMMANDS) else COMMANDS)
     try:
-        app()
+        # Outside of its standalone mode typer raises usage errors instead of framing them.
+        sys.exit(app(standalone_mode=False) or 0)
+    except UsageError as error:
+        if type(error).__name__ != "NoArgsIsHelpError":  # which has printed the help
+            typer.echo(f"error: {usage_problem(error)}", err=True)
+        sys.exit(2)
     except SpecError as error:
         for problem in error.problems:
             typer.echo(f"error: {problem}", err=True)

@@ -32,6 +32,8 @@ def _has_a_unit(size: int) -> int:
 
 Memory = Annotated[Bytes, AfterValidator(_has_a_unit)]
 
+# Servers take as many PCIe cards, whatever the catalogue calls usual for the card.
+LARGEST_PCIE_NODE = 8
 _SHORTHAND = re.compile(r"(?:(\d{1,7})\s*x\s*)?(?:(\d{1,7})\s*x\s*)?([^@\s]+?)\s*(?:@\s*(.+?))?\s*")
 FORM = "nodes x GPUs x device @ network per GPU, such as 4x8xH100-SXM@400Gbps or 8xA100-80GB"
 
@@ -99,7 +101,7 @@ def parse_cluster(text: str, find_device: Callable[[str], DeviceSpec]) -> Cluste
     `find_device` looks a device up by name.
 
     One count is GPUs: up to the device's usual node size they share a node, beyond it they must
-    fill whole nodes.
+    fill whole nodes. Without a network, up to 8 PCIe cards are taken to share one node too.
     """
     match = _SHORTHAND.fullmatch(text)
     if match is None:
@@ -125,7 +127,10 @@ def parse_cluster(text: str, find_device: Callable[[str], DeviceSpec]) -> Cluste
         nodes, per_node = int(first), int(second)
     elif first is not None and device is not None:
         count = int(first)
-        per_node = count if count <= device.node_size else device.node_size
+        largest = device.node_size
+        if rate is None and "PCIe" in device.link:
+            largest = max(largest, LARGEST_PCIE_NODE)
+        per_node = count if count <= largest else device.node_size
         nodes = count // per_node if per_node else 0
         if nodes * per_node != count:
             problems.found.append(

@@ -48,6 +48,12 @@ class RunSpec(NamedTuple):
     def resolved(self) -> RunSpec:
         """The same run with every default of the strategy decided for the cluster."""
         strategy = self.strategy.resolve(self.cluster.devices, self.cluster.devices_per_node)
+        blocks = getattr(self.model, "layers", None)
+        if blocks is not None and strategy.blocks_per_unit > blocks:
+            raise SpecError(
+                f"strategy.blocks_per_unit: {strategy.blocks_per_unit} is more than the {blocks} "
+                f"blocks of {self.model.name}; set at most {blocks}"
+            )
         return self._replace(strategy=self.job.split(strategy))
 
 

@@ -68,6 +68,17 @@ class Strategy(Record):
     # Unset is torch's own choice: 25 MiB after a small first bucket.
     ddp_bucket_mib: Annotated[float, Field(gt=0)] | None = None
 
+    @field_validator("recompute", mode="before")
+    @classmethod
+    def _policy_or_share(cls, value: object) -> object:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value in ("none", "selective", "full") or (number and 0 <= float(value) <= 1):  # type: ignore[arg-type]
+            return value
+        raise ValueError(
+            f"{str(value)[:60]!r} is not one of none, selective, full, nor a share of the blocks "
+            f"from 0 to 1 such as 0.5{did_you_mean(str(value), ('none', 'selective', 'full'))}"
+        )
+
     @field_validator("reshard_after_forward", mode="before")
     @classmethod
     def _keep_integers(cls, value: object) -> object:

@@ -1,0 +1,94 @@
+"""Suggestions for a misspelled name: prefixes and shared tokens first, then edit distance."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+# More would be a list, not a suggestion.
+MOST_SUGGESTIONS = 4
+# Similarity (difflib's ratio) from which a spelling is a typing error of one name.
+TYPO = 0.88
+# Below it two names have nothing to do with each other.
+LEAST_SIMILARITY = 0.7
+# Shorter tokens, such as the 8 of "8x7b", say nothing.
+LEAST_TOKEN = 3
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x' or 'y'?` or nothing, to be appended to a sentence about `word`."""
+    found = [f"'{name}'" for name in suggestions(word, known)]
+    if not found:
+        return ""
+    listed = " or ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+    return f"; did you mean {listed}?"
+
+
+def suggestions(word: str, known: Iterable[str]) -> list[str]:
+    """The known names that `word` most likely stands for, the likeliest first.
+
+    In this order: the same letters and digits with other separators; one clear typing error; names
+    that begin with the word; the longest name that the word begins with; names that share its
+    first token; names that share another token; the nearest by edit distance.
+    """
+    names = [name for name in dict.fromkeys(known) if name]
+    given = _squeezed(word)
+    if not given:
+        return []
+    squeezed = {name: _squeezed(name) for name in names}
+    ratio = {name: _similarity(given, squeezed[name]) for name in names}
+    same = [name for name in names if squeezed[name] == given]
+    if same:
+        return same[:1]
+    longer = sorted((name for name in names if squeezed[name].startswith(given)), key=len)
+    nearest = max(names, key=lambda name: ratio[name], default="")
+    if nearest and ratio[nearest] >= TYPO and not longer:
+        return [nearest]
+    shorter = [name for name in names if len(squeezed[name]) > 1 and _begins(word, name)]
+    groups = (
+        longer,
+        sorted(shorter, key=lambda name: -len(squeezed[name]))[:1],
+        *_sharing_tokens(word, names, ratio),
+        [nearest] if nearest and ratio[nearest] >= LEAST_SIMILARITY else [],
+    )
+    return next((group[:MOST_SUGGESTIONS] for group in groups if group), [])
+
+
+def _sharing_tokens(
+    word: str, names: list[str], ratio: dict[str, float]
+) -> tuple[list[str], list[str]]:
+    """Names with the same first token, then names with another token in common."""
+    given = _tokens(word)
+    count = {name: len(_telling(given) & _telling(_tokens(name))) for name in names}
+    # The plainest name of a product line first.
+    ranked = sorted(names, key=lambda name: (-count[name], len(name), -ratio[name]))
+    first = [
+        name for name in ranked if given[:1] == _tokens(name)[:1] and len(given[0]) >= LEAST_TOKEN
+    ]
+    most = max(count.values(), default=0)
+    shared = [name for name in ranked if most and count[name] == most]
+    return first, shared
+
+
+def _begins(word: str, name: str) -> bool:
+    """Whether `word` begins with all tokens of `name`."""
+    tokens = _tokens(name)
+    return _tokens(word)[: len(tokens)] == tokens
+
+
+def _telling(tokens: list[str]) -> set[str]:
+    return {token for token in tokens if len(token) >= LEAST_TOKEN}
+
+
+def _tokens(text: str) -> list[str]:
+    return [token for token in re.split(r"[^a-z0-9]+", text.lower()) if token]
+
+
+def _squeezed(text: str) -> str:
+    return "".join(_tokens(text))
+
+
+def _similarity(one: str, other: str) -> float:
+    import difflib
+
+    return difflib.SequenceMatcher(None, one, other).ratio()

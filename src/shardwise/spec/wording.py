@@ -1,0 +1,131 @@
+"""Validation errors of pydantic as plain sentences: what a value must be, and what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from shardwise.spec.suggest import did_you_mean
+
+# What a value must be, by the kind of error.
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "a text",
+    "dict": "a table",
+    "mapping": "a table",
+    "model": "a table",
+    "tuple": "a list",
+    "list": "a list",
+}
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+_LONGEST_VALUE = 60
+
+
+def sentences(cls: type[BaseModel], error: ValidationError, where: str) -> list[str]:
+    """One sentence for each key at fault, under `where`, in the order of the errors."""
+    by_key: dict[str, list[Mapping[str, Any]]] = {}
+    for problem in error.errors(include_url=False):
+        path = _path(problem)
+        by_key.setdefault(".".join([*([where] if where else []), *path]), []).append(problem)
+    found = []
+    for key, problems in by_key.items():
+        sentence = _sentence(cls, problems)
+        found.append(f"{key}: {sentence}" if key else sentence)
+    return found
+
+
+def value_sentence(error: ValidationError) -> str:
+    """What one value must be, for an error of a single value."""
+    return _sentence(None, list(error.errors(include_url=False)))
+
+
+def _path(problem: Mapping[str, Any]) -> list[str]:
+    """The keys that lead to the value, without the branches of unions that pydantic adds."""
+    parts = list(problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return [str(part) for part in parts if _is_key(part) or part is parts[-1]]
+    return [str(part) for part in parts if _is_key(part)]
+
+
+def _is_key(part: object) -> bool:
+    branches = ("bool", "int", "float", "str")
+    return not (isinstance(part, str) and (part in branches or "[" in part or "-" in part))
+
+
+def _sentence(cls: type[BaseModel] | None, problems: list[Mapping[str, Any]]) -> str:
+    first = problems[0]
+    if first["type"] == "extra_forbidden" and cls is not None:
+        path = _path(first)
+        known = _fields_at(cls, path[:-1])
+        hint = did_you_mean(path[-1], known)
+        return f"unknown key{hint or '; known keys are ' + ', '.join(sorted(known))}"
+    if first["type"] == "missing":
+        return "is required"
+    if first["type"] == "literal_error" and len(problems) == 1:
+        choices = _choices(first)
+        listed = ", ".join(choices)
+        return f"{_shown(first)} is not one of {listed}{did_you_mean(str(first['input']), choices)}"
+    own = next((problem for problem in problems if problem["type"] == "value_error"), None)
+    if own is not None:
+        message = str(own["msg"]).removeprefix("Value error, ").rstrip(".")
+        given = _shown(own)
+        return f"{message} (got {given})" if given and given not in message else message
+    # Of the branches of a union, any one would do.
+    expected = " or ".join(dict.fromkeys(_expected(problem) for problem in problems))
+    given = _shown(first)
+    return f"must be {expected}, not {given}" if given else f"must be {expected}"
+
+
+def _expected(problem: Mapping[str, Any]) -> str:
+    kind = str(problem["type"])
+    if kind in _BOUNDS:
+        words, name = _BOUNDS[kind]
+        bound = problem["ctx"][name]
+        return f"{words} {bound:,}" if isinstance(bound, int) else f"{words} {bound:g}"
+    if kind == "literal_error":
+        return f"one of {', '.join(_choices(problem))}"
+    return _TYPES.get(kind.partition("_")[0], "a value of another kind")
+
+
+def _choices(problem: Mapping[str, Any]) -> list[str]:
+    expected = str(problem["ctx"]["expected"]).replace(" or ", ", ")
+    return [choice.strip().strip("'") for choice in expected.split(",")]
+
+
+def _shown(problem: Mapping[str, Any]) -> str:
+    """The value that was given, where it is short enough for a sentence."""
+    given = problem["input"]
+    if not isinstance(given, (str, int, float)):
+        return ""
+    try:
+        # A number that was typed needs no quotes.
+        number = isinstance(given, str) and given.replace(".", "").removeprefix("-").isdecimal()
+        text = str(given) if number else repr(given)
+    except ValueError:  # a number of thousands of digits
+        return ""
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
+def _fields_at(cls: type[BaseModel], path: list[str]) -> list[str]:
+    """The keys that are known at `path` below `cls`."""
+    here: type[BaseModel] = cls
+    for part in path:
+        field = here.model_fields.get(part)
+        if field is None:
+            return []
+        candidates = [field.annotation, *get_args(field.annotation)]
+        models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        if not models:
+            return []
+        here = models[0]
+    return list(here.model_fields)
