@@ -60,7 +60,7 @@ def test_what_breaks_is_out_and_the_rest_goes_on() -> None:
     broken = tune(list(named.values()), lambda _: "broken", most=2)
     assert broken.best is None
     assert len(broken.probes) == 2
-    assert broken.reason == "2 probes were made"
+    assert broken.stopped == "limit reached"
 
 
 def test_tokens_of_all_ranks_and_micro_batches_count() -> None:

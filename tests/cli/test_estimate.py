@@ -281,25 +281,6 @@ def test_a_module_of_ones_own(tmp_path: Path) -> None:
     assert profile["provenance"]["from"] == "traced module"
 
 
-def test_catalog() -> None:
-    models = run("catalog")
-    assert models.returncode == 0
-    assert "llama-3.1-405b" in models.stdout
-    assert max(len(line) for line in models.stdout.splitlines()) <= 80
-    devices = run("catalog", "devices")
-    assert max(len(line) for line in devices.stdout.splitlines()) <= 80
-    one = run("catalog", "devices", "h100-sxm")
-    assert "450GB/s" in one.stdout
-    assert "data sheet" in one.stdout.lower()
-    listed = json.loads(run("catalog", "devices", "--json").stdout)
-    assert all(entry["source"] for entry in listed)
-    assert run("catalog", "devices", "").returncode == 2
-    assert "79.11GiB" in one.stdout
-    wrong = run("catalog", "models", "lama-3-8b")
-    assert wrong.returncode == 2
-    assert "did you mean 'llama-3-8b'" in wrong.stderr
-
-
 def test_version_and_help() -> None:
     assert run("--version").stdout.strip() == f"shardwise {shardwise.__version__}"
     assert "estimate" in run("--help").stdout

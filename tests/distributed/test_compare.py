@@ -1,4 +1,4 @@
-"""Strategies against each other: real runs in turns, and one that cannot run is a result."""
+"""Benchmarks of strategies: real runs in rotation, and one that cannot run is a result."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.report.contest import verdict
 from shardwise.spec.run import read_run
-from shardwise.train.contest import Score
 from tests.command import shardwise
 from tests.distributed.runs import write
 
@@ -43,15 +41,28 @@ def test_runs_are_taken_in_turns_and_a_broken_one_is_a_result(tmp_path: Path) ->
         assert (tmp_path / "runs" / "compare" / name / "runs" / "round-1" / "run.toml").is_file()
 
 
-def test_what_cannot_be_compared_is_said_before_anything_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "words", "named"),
+    [
+        ("compare", ["--strategies", "ddp"], "--strategies ddp,zero3"),
+        ("compare", ["--strategies", "ddp,zeroo3"], "zero3"),
+        ("compare", ["--steps", "3"], "at least 8"),
+        ("compare", ["--csv", "--json"], "--json and --csv"),
+        ("tune", ["--batches", "1,a"], "1,2,4"),
+        ("tune", ["--top", "0"], "1 to 100"),
+        ("tune", ["--strategies", "zeroo3"], "zero3"),
+        ("tune", ["-o", "missing/best.toml"], "missing"),
+    ],
+)
+def test_wrong_input_is_one_sentence_before_anything_runs(
+    tmp_path: Path, command: str, words: list[str], named: str
+) -> None:
     file = write(tmp_path, steps=40)
-    for words, said in (
-        (["--strategies", "ddp"], "name at least two"),
-        (["--strategies", "ddp,zeroo3"], "did you mean"),
-    ):
-        done = compare(file, *words)
-        assert done.returncode == 2
-        assert said in done.stderr
+    done = shardwise(command, str(file), "--nproc", "2", *words, folder=tmp_path)
+    assert done.returncode == 2
+    (sentence,) = done.stderr.splitlines()
+    assert named in sentence
+    assert not (tmp_path / "runs").exists()
 
 
 MOODY = """
@@ -81,19 +92,3 @@ def test_tuning_survives_probes_that_hang_and_die(tmp_path: Path) -> None:
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             assert str(tmp_path).encode() not in process.read_bytes()
-
-
-def score(name: str, *steps: float) -> Score:
-    return Score(name, list(steps), 1.0, None, None, 0, [] if steps else ["broken"])
-
-
-def test_rounds_that_overlap_are_indistinguishable() -> None:
-    fast, near, slow = score("a", 1.0, 1.1), score("b", 1.08, 1.3), score("c", 1.5, 1.6)
-    assert fast.indistinguishable_from(near)
-    assert not fast.indistinguishable_from(slow)
-    assert verdict([fast, near, slow]) == (
-        "a and b are indistinguishable; c takes 48% longer."
-    )  # fmt: skip
-    assert verdict([fast, slow]) == "a is fastest; c takes 48% longer."
-    assert verdict([fast, score("d")]) == "a is fastest."
-    assert verdict([score("d")]) == "None of them finished a round."

@@ -25,7 +25,7 @@ TENSORS = 9 * LAYERS + 3
 def run(example: str, folder: Path, *words: str, **variables: str) -> dict[str, Any]:
     script = (str(ROOT / "tests/distributed/integrations_run.py"), str(ROOT / "examples" / example))
     shown = torchrun(2, *script, *words, folder=folder, **variables)
-    assert "Collectives of one step" in shown
+    assert "Collectives per step" in shown
     return results(shown)[0]
 
 

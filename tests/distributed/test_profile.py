@@ -123,7 +123,7 @@ def test_one_command_profiles_and_tells(tmp_path: Path) -> None:
     done = shardwise("profile", str(file), "--nproc", "2", "--name", "it", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     shown = done.stdout
-    assert "Collectives of one step" in shown
+    assert "Collectives per step" in shown
     assert "Steps 6 to 8, profiled: runs/it/traces/step-000006" in shown
     assert re.search(r"3 of [\d.,]+ ms", shown)
     assert all(len(line) <= 80 for line in shown.splitlines())

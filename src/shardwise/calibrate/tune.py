@@ -1,13 +1,14 @@
-"""Few probes instead of many: run what is predicted best, learn from it, and stop when it is clear.
+"""Find the fastest configuration with few benchmarks (probes).
 
-After every probe the coefficients are fitted anew to all that was measured, and the rest is
-predicted with them. A probe that breaks is a result: its configuration is out.
+Each probe runs the configuration that is predicted fastest. Afterwards the coefficients are fitted
+to all measurements and the remaining predictions are updated. A probe that fails excludes its
+configuration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from shardwise.calibrate.fit import CPU, fit
 from shardwise.calibrate.runs import Observation, units_of
@@ -16,12 +17,15 @@ from shardwise.predict.time import coefficients_for
 from shardwise.spec.run import RunSpec
 from shardwise.units.unit import ModelUnits
 
-# How far predictions may be off before anything was measured, and at least.
-AT_FIRST, AT_LEAST = 0.5, 0.05
+# Assumed relative error of predictions: before two probes were measured, and the least afterwards.
+INITIAL_ERROR, LEAST_ERROR = 0.5, 0.05
+
+# Why no more probes were run.
+Stopped = Literal["rest is slower", "limit reached", "all probed"]
 
 
 class Candidate(NamedTuple):
-    """A configuration under a name; `run` is resolved."""
+    """A configuration to benchmark; `run` is resolved."""
 
     name: str
     run: RunSpec
@@ -34,7 +38,7 @@ class Candidate(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """One that was run: what was predicted just before, and what came out or went wrong."""
+    """One benchmark: the step predicted just before it, and what was measured or what failed."""
 
     candidate: Candidate
     predicted_s: float
@@ -47,40 +51,46 @@ class Probe(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """All probes in their order, and why there were no more."""
+    """All probes in their order, and why no more were run."""
 
     probes: list[Probe]
-    reason: str
+    stopped: Stopped
+    # The remaining configurations are slower even if predictions are off by this share.
+    error: float = INITIAL_ERROR
 
     @property
     def best(self) -> Probe | None:
-        """The fastest that was measured, by tokens per second."""
-        done = [probe for probe in self.probes if probe.measured_s is not None]
-        return max(done, key=lambda probe: probe.tokens_per_s or 0.0, default=None)
+        return _best(self.probes)
 
 
-# Runs a candidate: seconds of its step, or a sentence about why there are none.
+def _best(probes: Sequence[Probe]) -> Probe | None:
+    """The measured probe with the most tokens per second."""
+    measured = [probe for probe in probes if probe.measured_s is not None]
+    return max(measured, key=lambda probe: probe.tokens_per_s or 0.0, default=None)
+
+
+# Benchmarks a candidate: the seconds of its step, or a sentence that says why it failed.
 Run = Callable[[Candidate], float | str]
 
 
 def tune(candidates: Sequence[Candidate], run: Run, most: int) -> Tuned:
-    """Probe at most so many."""
+    """Run at most `most` probes; stop earlier when no other candidate can be faster."""
     left = list(candidates)
     units = {one.name: units_of(one.run) for one in candidates}
-    k = coefficients_for(left[0].run.cluster) or CPU
+    coefficients = coefficients_for(left[0].run.cluster) or CPU
     seen: list[Observation] = []
     probes: list[Probe] = []
-    error = AT_FIRST
+    error = INITIAL_ERROR
     while left:
-        predicted = {one.name: _predicted(one, units[one.name], k) for one in left}
+        predicted = {one.name: _predicted(one, units[one.name], coefficients) for one in left}
         chosen = min(left, key=lambda one: predicted[one.name] / one.tokens)
-        best = Tuned(probes, "").best
+        best = _best(probes)
         if best is not None and best.measured_s is not None:
             least = predicted[chosen.name] * (1 - error) / chosen.tokens
             if least >= best.measured_s / best.candidate.tokens:
-                return Tuned(probes, f"the rest is predicted slower by more than {error:.0%}")
+                return Tuned(probes, "rest is slower", error)
         if len(probes) == most:
-            return Tuned(probes, f"{most} probes were made")
+            return Tuned(probes, "limit reached", error)
         left.remove(chosen)
         found = run(chosen)
         if isinstance(found, str):
@@ -88,20 +98,20 @@ def tune(candidates: Sequence[Candidate], run: Run, most: int) -> Tuned:
             continue
         probes.append(Probe(chosen, predicted[chosen.name], found))
         seen.append(Observation(chosen.run, units[chosen.name], found, None, None))
-        k = Coefficients(**fit(seen).calibration.coefficients())
+        coefficients = Coefficients(**fit(seen).calibration.coefficients())
         error = _error(probes)
-    return Tuned(probes, "every candidate was probed")
+    return Tuned(probes, "all probed", error)
 
 
-def _predicted(one: Candidate, units: ModelUnits, k: Coefficients) -> float:
+def _predicted(one: Candidate, units: ModelUnits, coefficients: Coefficients) -> float:
     blank = Observation(one.run, units, 1.0, None, None)
-    return blank.predict(k, one.run.cluster).step_s
+    return blank.predict(coefficients, one.run.cluster).step_s
 
 
 def _error(probes: list[Probe]) -> float:
-    """How far the last prediction was off that knew of others; nothing is known after one."""
-    done = [probe for probe in probes if probe.measured_s]
-    if len(done) < 2:
-        return AT_FIRST
-    last = [abs(probe.predicted_s / (probe.measured_s or 1.0) - 1) for probe in done[1:]]
-    return max(AT_LEAST, *last[-2:])
+    """The relative error of the last two predictions; only those after a first fit count."""
+    measured = [probe for probe in probes if probe.measured_s]
+    if len(measured) < 2:
+        return INITIAL_ERROR
+    last = [abs(probe.predicted_s / (probe.measured_s or 1.0) - 1) for probe in measured[1:]]
+    return max(LEAST_ERROR, *last[-2:])

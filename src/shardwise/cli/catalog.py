@@ -1,4 +1,4 @@
-"""`shardwise catalog`: what can be named, every figure with its source."""
+"""`shardwise catalog`: the models and devices that can be named, every figure with its source."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from typing import Annotated
 
 import typer
 
-from shardwise.cli.output import JsonOption, print_json
+from shardwise.cli.output import (
+    CsvOption,
+    Format,
+    JsonOption,
+    MarkdownOption,
+    output_format,
+    print_json,
+    print_table,
+)
 
 
-class Shelf(StrEnum):
+class Section(StrEnum):
     """The parts of the catalogue."""
 
     models = "models"
@@ -18,19 +26,45 @@ class Shelf(StrEnum):
 
 
 def catalog(
-    shelf: Annotated[Shelf, typer.Argument(help="models or devices.")] = Shelf.models,
+    section: Annotated[
+        str, typer.Argument(help="models or devices.", autocompletion=lambda: list(Section))
+    ] = Section.models.value,
     name: Annotated[
-        str | None, typer.Argument(help="One entry, with all its figures and sources.")
+        str | None, typer.Argument(help="One entry: all its figures and their sources.")
     ] = None,
     as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+    as_markdown: MarkdownOption = False,
 ) -> None:
-    """Models and devices that can be named, with every figure and its source."""
-    from shardwise.report.catalog import entries, print_entry, print_shelf
+    """List the models and devices that can be named, every figure with its source."""
+    from shardwise.report.catalog import (
+        entries,
+        entry_table,
+        print_entry,
+        print_section,
+        section_table,
+    )
 
-    found = entries(shelf.value, name)
-    if as_json:
+    form = output_format(as_json, as_csv, as_markdown)
+    listed = _section(section)
+    found = entries(listed, name)
+    if form is Format.json:
         print_json(found)
+    elif form is not Format.screen:
+        table = section_table(listed, found) if name is None else entry_table(found[0])
+        print_table(table, form)
     elif name is not None:
         print_entry(found[0])
     else:
-        print_shelf(shelf.value, found)
+        print_section(listed, found)
+
+
+def _section(text: str) -> str:
+    from shardwise.spec.record import SpecError
+
+    if text not in list(Section):
+        raise SpecError(
+            f"catalog: {text[:60]!r} is neither models nor devices; to see one entry write "
+            f"'shardwise catalog devices H100-SXM'"
+        )
+    return text

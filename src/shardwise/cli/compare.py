@@ -1,4 +1,4 @@
-"""`shardwise compare`: strategies run against each other for real."""
+"""`shardwise compare`: benchmark strategies against each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardwise.cli.output import JsonOption, print_json
+from shardwise.cli.output import (
+    CsvOption,
+    Format,
+    JsonOption,
+    MarkdownOption,
+    check_range,
+    output_format,
+    print_json,
+    print_table,
+)
 from shardwise.cli.train import ProcessesOption, RunFile
 
 if TYPE_CHECKING:
@@ -19,50 +28,58 @@ def compare(
     run: RunFile,
     strategies: Annotated[
         str,
-        typer.Option(help="Which, separated by commas; also hsdp, and zero3:4 for groups of 4."),
+        typer.Option(help="Strategies, separated by commas: ddp, zero1, zero2, zero3, hsdp, "
+                     "zero3:4 for groups of 4."),
     ] = "ddp,zero2,zero3",
     nproc: ProcessesOption = None,
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="How often each runs.")] = 3,
-    steps: Annotated[int, typer.Option(min=8, help="Steps of each run.")] = 20,
-    folder: Annotated[Path, typer.Option(help="Where all runs are kept.")] = Path("runs/compare"),
+    rounds: Annotated[int, typer.Option(help="Runs of each strategy.")] = 3,
+    steps: Annotated[int, typer.Option(help="Steps per run, at least 8.")] = 20,
+    folder: Annotated[Path, typer.Option(help="Folder for all runs.")] = Path("runs/compare"),
     as_json: JsonOption = False,
-) -> None:
-    """Run a run.toml with each of several strategies, in turns, and say which is fastest.
+    as_csv: CsvOption = False,
+    as_markdown: MarkdownOption = False,
+) -> None:  # fmt: skip
+    """Benchmark several strategies on the same run.toml and report the fastest.
 
-    The same model, data, seed and tokens for all; the first steps do not count. Exits with 1 if
-    none finished.
+    All use the same model, data, seed and tokens. Runs alternate and warm-up steps are excluded.
+    Exits with 1 if no strategy finished.
     """
     from shardwise.cli.long import needs_torch
     from shardwise.cli.train import as_probe, processes_for
-    from shardwise.report.contest import print_scores
+    from shardwise.report.contest import print_scores, scores_table
     from shardwise.spec.run import read_run
 
+    form = output_format(as_json, as_csv, as_markdown)
+    check_range("rounds", rounds, 1, 100)
+    check_range("steps", steps, 8)
     described = read_run(run)
+    contenders = _contenders(as_probe(described, steps), strategies)
     needs_torch()
     processes = processes_for(described, nproc)
-    described = as_probe(described, steps)
-    contenders = _contenders(described, strategies)
     from shardwise.train.contest import contest
 
-    quiet = (lambda _: None) if as_json else (lambda text: typer.echo(text, err=True))
-    scores = contest(contenders, rounds, processes, folder, quiet)
-    if as_json:
+    quiet = form is not Format.screen
+    progress = (lambda _: None) if quiet else (lambda text: typer.echo(text, err=True))
+    scores = contest(contenders, rounds, processes, folder, progress)
+    if form is Format.json:
         print_json({"schema": 1, "kind": "measured", "rounds": rounds,
-                    "scores": [score._asdict() for score in scores]})  # fmt: skip
-    else:
+                    "scores": [score.to_dict() for score in scores]})  # fmt: skip
+    elif form is Format.screen:
         print_scores(scores, rounds)
+    else:
+        print_table(scores_table(scores), form)
     if all(score.median_s is None for score in scores):
         raise typer.Exit(1)
 
 
 def _contenders(described: RunSpec, strategies: str) -> list[Contender]:
-    """One run per strategy; what the run.toml says besides the kind and its groups stays."""
+    """One run per strategy; everything else is as the run.toml says."""
     from shardwise.spec.record import Problems, SpecError
     from shardwise.train.contest import Contender
 
     names = list(dict.fromkeys(name.strip() for name in strategies.split(",") if name.strip()))
     if len(names) < 2:
-        raise SpecError("--strategies: name at least two, such as ddp,zero3")
+        raise SpecError("strategies: name at least two to compare, such as --strategies ddp,zero3")
     problems = Problems()
     found = []
     for name in names:

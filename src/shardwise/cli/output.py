@@ -1,29 +1,72 @@
-"""What every command shares: `--json` and how it prints."""
+"""The output formats of commands: `--json`, `--csv`, `--markdown`, and files they write."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardwise.spec.record import SpecError
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+if TYPE_CHECKING:
+    from shardwise.report.table import Table
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+CsvOption = Annotated[
+    bool, typer.Option("--csv", help="Print the table as CSV: raw numbers, units in the header.")
+]
+MarkdownOption = Annotated[
+    bool, typer.Option("--markdown", help="Print the table as GitHub Markdown.")
+]
+
+
+class Format(StrEnum):
+    """What a command prints."""
+
+    screen = "screen"
+    json = "json"
+    csv = "csv"
+    markdown = "markdown"
+
+
+def output_format(as_json: bool, as_csv: bool, as_markdown: bool) -> Format:
+    """The one format that was asked for; the screen where none was."""
+    chosen = {Format.json: as_json, Format.csv: as_csv, Format.markdown: as_markdown}
+    asked = [name for name, wanted in chosen.items() if wanted]
+    if len(asked) > 1:
+        given = " and ".join(f"--{name}" for name in asked)
+        raise SpecError(f"output: {given} exclude each other; give one of them")
+    return asked[0] if asked else Format.screen
 
 
 def print_json(value: object) -> None:
-    """Print strict JSON: a number that is not a number is a bug, not an output."""
+    """Print strict JSON: NaN and infinity raise, they are never printed."""
     import json
 
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
+def print_table(table: Table, form: Format) -> None:
+    """Print a table as CSV or as Markdown."""
+    from shardwise.report.table import csv_text, markdown_text
+
+    typer.echo(csv_text(table) if form is Format.csv else markdown_text(table), nl=False)
+
+
 def check_output(path: Path, suffix: str) -> None:
-    """Refuse a file that cannot be written, or that something else may live in."""
+    """Refuse a file that cannot be written, or that would overwrite one of another kind."""
     if path.name == "-":
-        raise SpecError("output: '-' is no file; give one a name")
+        raise SpecError("output: '-' is not a file name; give a path")
     if not path.parent.is_dir():
-        raise SpecError(f"output: there is no folder {path.parent}")
+        raise SpecError(f"output: folder {path.parent} does not exist; create it first")
     if path.is_dir() or (path.exists() and path.suffix != suffix):
-        raise SpecError(f"output: {path} exists and is no {suffix} file")
+        raise SpecError(f"output: {path} exists and is not a {suffix} file; give another path")
+
+
+def check_range(name: str, value: float, least: float, most: float | None = None) -> None:
+    """Refuse an option's number that is out of range."""
+    if value < least or (most is not None and value > most):
+        wanted = f"at least {least:g}" if most is None else f"{least:g} to {most:g}"
+        raise SpecError(f"{name}: {value:g} is out of range; give {wanted}")

@@ -1,4 +1,4 @@
-"""`shardwise tune`: plan, try the best few for real, keep the winner."""
+"""`shardwise tune`: benchmark the most promising configurations and keep the fastest."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwise.cli.output import JsonOption, check_output, print_json
+from shardwise.cli.output import JsonOption, check_output, check_range, print_json
 from shardwise.cli.train import ProcessesOption, RunFile
 
 if TYPE_CHECKING:
     from shardwise.calibrate.tune import Candidate, Probe
     from shardwise.spec.run import RunSpec
+    from shardwise.spec.strategy import Strategy
 
 
 def tune(
     run: RunFile,
-    top: Annotated[int, typer.Option(min=1, max=100, help="Probes to make at most.")] = 5,
+    top: Annotated[int, typer.Option(help="Configurations to benchmark at most.")] = 5,
     strategies: Annotated[
-        str, typer.Option(help="Which may win, separated by commas.")
+        str, typer.Option(help="Strategies to consider, separated by commas.")
     ] = "ddp,zero2,zero3,hsdp",
     batches: Annotated[
-        str, typer.Option(help="Micro-batches that may win, as multiples of the run's.")
+        str, typer.Option(help="Micro-batches to consider, as multiples of the run.toml's.")
     ] = "1,2,4",
     nproc: ProcessesOption = None,
-    steps: Annotated[int, typer.Option(min=8, help="Steps of each probe.")] = 12,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds a probe may take.")] = 600,
-    folder: Annotated[Path, typer.Option(help="Where every probe is kept.")] = Path("runs/tune"),
+    steps: Annotated[int, typer.Option(help="Steps per benchmark, at least 8.")] = 12,
+    timeout: Annotated[float, typer.Option(help="Seconds until a benchmark is killed.")] = 600,
+    folder: Annotated[Path, typer.Option(help="Folder for all benchmarks.")] = Path("runs/tune"),
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the winner, as run.toml.")
+        Path, typer.Option("--output", "-o", help="File for the fastest run, as run.toml.")
     ] = Path("tuned.toml"),
     as_json: JsonOption = False,
 ) -> None:
-    """Probe what is predicted fastest, learn from every probe, and write the winner.
+    """Benchmark the most promising configurations and keep the fastest.
 
-    A probe that breaks or hangs is a result. Exits with 1 if none finished.
+    Predictions choose what to benchmark next and improve with every measurement. A benchmark that
+    fails or hangs excludes its configuration. Exits with 1 if none finished.
     """
     from shardwise.calibrate.fit import needs_scipy
     from shardwise.calibrate.tune import tune as search
@@ -44,23 +46,28 @@ def tune(
     from shardwise.report.tune import print_tuned
     from shardwise.spec.run import read_run, write_run
 
+    check_range("top", top, 1, 100)
+    check_range("steps", steps, 8)
+    check_range("timeout", timeout, 1)
     check_output(output, ".toml")
-    needs_scipy()
     described = read_run(run)
+    factors = _factors(batches)
+    named = _named(described, strategies)
+    needs_scipy()
     needs_torch()
     processes = processes_for(described, nproc)
     from shardwise.train.contest import run_once
 
     probed = as_probe(described, steps)
-    candidates = _candidates(probed, strategies, batches, processes)
+    candidates = _candidates(probed, named, factors, processes)
     numbers = iter(range(1, top + 1))
 
     def probe(one: Candidate) -> float | str:
         number = next(numbers)
         if not as_json:
-            typer.echo(f"probe {number} of at most {top}: {one.name}", err=True)
-        place = folder / f"{number}-{one.name.replace(' ', '-').replace(':', '-')}"
-        found = run_once(one.run, processes, place, 0, timeout)
+            typer.echo(f"benchmark {number} of at most {top}: {one.name}", err=True)
+        kept = folder / f"{number}-{one.name.replace(' ', '-').replace(':', '-')}"
+        found = run_once(one.run, processes, kept, 0, timeout)
         return found if isinstance(found, str) else float(found["measured"]["time"]["step_s"])
 
     tuned = search(candidates, probe, top)
@@ -69,7 +76,7 @@ def tune(
         winner = described._replace(strategy=best.candidate.run.strategy.unplaced())
         output.write_text(write_run(winner), encoding="utf-8")
     if as_json:
-        print_json({"schema": 1, "kind": "measured", "reason": tuned.reason,
+        print_json({"schema": 1, "kind": "measured", "stopped": tuned.stopped,
                     "best": best.candidate.name if best else None,
                     "probes": [_plain(one) for one in tuned.probes]})  # fmt: skip
     else:
@@ -85,10 +92,24 @@ def _plain(probe: Probe) -> dict[str, Any]:
     return {**found, "measured_s": probe.measured_s, "tokens_per_s": probe.tokens_per_s}
 
 
+def _named(described: RunSpec, strategies: str) -> dict[str, Strategy]:
+    """The strategies that are named, with everything else as the run.toml says."""
+    from shardwise.spec.record import Problems, SpecError
+
+    problems, found = Problems(), {}
+    for name in [word.strip() for word in strategies.split(",") if word.strip()]:
+        with problems.collect():
+            found[name] = described.strategy.as_kind(name)
+    problems.raise_if_any()
+    if not found:
+        raise SpecError("strategies: name at least one, such as --strategies zero2,zero3")
+    return found
+
+
 def _candidates(
-    described: RunSpec, strategies: str, batches: str, processes: int
+    described: RunSpec, named: dict[str, Strategy], factors: list[int], processes: int
 ) -> list[Candidate]:
-    """Every strategy with every batch that can be placed on these processes and fits in memory."""
+    """Every strategy with every micro-batch that these processes can run and that fits."""
     from shardwise.api import estimate_run
     from shardwise.calibrate.tune import Candidate
     from shardwise.spec.cluster import ClusterSpec
@@ -98,20 +119,22 @@ def _candidates(
     if cluster.devices_per_node != processes and cluster.nodes == 1:
         cluster = cluster.but(devices_per_node=processes)
     found: dict[object, Candidate] = {}
-    for name in dict.fromkeys(word.strip() for word in strategies.split(",") if word.strip()):
-        chosen = described.strategy.as_kind(name)
-        for factor in _factors(batches):
+    for name, chosen in named.items():
+        for factor in factors:
             size = chosen.micro_batch * factor
             run = described._replace(cluster=cluster, strategy=chosen.but(micro_batch=size))
             try:
                 run = run.resolved()
                 fits = estimate_run(run).known_memory.fits
             except SpecError:
-                continue  # not on so many processes, or not with this batch
+                continue  # these processes or this global batch do not allow it
             if fits:
                 found.setdefault(run.strategy, Candidate(f"{name} x{size}", run))
     if not found:
-        raise SpecError("tune: no configuration fits; add recomputation, or smaller --batches")
+        raise SpecError(
+            "tune: no configuration fits in memory; set strategy.recompute or a smaller "
+            "strategy.micro_batch in the run.toml"
+        )
     return list(found.values())
 
 
@@ -123,5 +146,7 @@ def _factors(text: str) -> list[int]:
     except ValueError:
         found = []
     if not found or min(found) < 1:
-        raise SpecError(f"--batches: {text!r} is no list of whole numbers, such as 1,2,4")
+        raise SpecError(
+            f"batches: {text[:60]!r} is not a list of whole numbers; write it like 1,2,4"
+        )
     return found

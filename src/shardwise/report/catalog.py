@@ -4,15 +4,43 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.report.screen import plain_console, plain_table
+from shardwise.report.screen import screen
+from shardwise.report.table import Cell, Column, Table, terminal_table
 from shardwise.spec import catalogue
 from shardwise.spec.quantity import show_count, show_gib
 from shardwise.units.decoder import decoder_units
 
+_MODEL_COLUMNS = (
+    Column("name", "name", left=True),
+    Column("parameters", "parameters", show_count),
+    Column("family", "family", left=True),
+    Column("layers", "layers"),
+    Column("hidden", "hidden"),
+    Column("heads", "heads"),
+    Column("kv_heads", "KV heads"),
+    Column("vocab", "vocab"),
+    Column("max_positions", "positions", on_screen=False),
+)
+_DEVICE_COLUMNS = (
+    Column("name", "name", left=True),
+    Column("memory_bytes", "memory", show_gib),
+    Column("usable_memory_bytes", "usable memory", show_gib, on_screen=False),
+    Column("bf16_flops", "bf16 dense", lambda flops: f"{flops / 1e12:,.1f} TFLOPS"),
+    Column("memory_bytes_per_s", "memory rate", lambda rate: f"{rate / 1e9:,.0f} GB/s"),
+    Column("link", "link", left=True, on_screen=False),
+    Column("link_bytes_per_s", "link, one way", lambda rate: f"{rate / 1e9:,.0f} GB/s"),
+    Column("node_size", "per node"),
+)
+_ENTRY_COLUMNS = (
+    Column("field", "field", left=True),
+    Column("value", "value", left=True, wrap=True),
+    Column("source", "source", left=True, wrap=True),
+)
 
-def entries(shelf: str, name: str | None = None) -> list[dict[str, Any]]:
-    """The entries of a shelf as plain data; one of them if `name` is given."""
-    return _models(name) if shelf == "models" else _devices(name)
+
+def entries(section: str, name: str | None = None) -> list[dict[str, Any]]:
+    """The entries of `models` or `devices` as plain data; one of them if `name` is given."""
+    return _models(name) if section == "models" else _devices(name)
 
 
 def _models(name: str | None) -> list[dict[str, Any]]:
@@ -29,71 +57,65 @@ def _devices(name: str | None) -> list[dict[str, Any]]:
     return [device.model_dump(mode="json", exclude_none=True) for device in chosen]
 
 
-def print_shelf(shelf: str, found: list[dict[str, Any]]) -> None:
-    """One line per entry, and how to see the rest."""
-    out = plain_console()
-    table = plain_table()
-    table.add_column("name", no_wrap=True)
-    headings = (
-        ("parameters", "family", "layers", "hidden", "heads/kv", "vocab")
-        if shelf == "models"
-        else ("memory", "bf16 dense", "memory bw", "link, one way", "node")
-    )
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "family" else "right", no_wrap=True)
+def section_table(section: str, found: list[dict[str, Any]]) -> Table:
+    """One row per entry."""
+    if section == "models":
+        table = Table(_MODEL_COLUMNS)
+        for entry in found:
+            table.add(*(entry[column.key] for column in _MODEL_COLUMNS))
+        return table
+    table = Table(_DEVICE_COLUMNS)
     for entry in found:
-        table.add_row(*(_model_row(entry) if shelf == "models" else _device_row(entry)))
-    out.print(table)
-    out.print(f"\nEvery figure and its source: shardwise catalog {shelf} NAME", style="dim")
+        device = catalogue.devices()[entry["name"]]
+        peak = device.peak_flops("bf16")
+        table.add(
+            device.name,
+            device.memory,
+            device.usable_memory,
+            Cell(None, "none") if peak is None else peak,
+            device.memory_bandwidth,
+            device.link,
+            device.link_bandwidth,
+            device.node_size,
+        )
+    return table
 
 
-def _model_row(entry: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        entry["name"],
-        show_count(entry["parameters"]),
-        entry["family"],
-        str(entry["layers"]),
-        str(entry["hidden"]),
-        f"{entry['heads']}/{entry['kv_heads']}",
-        str(entry["vocab"]),
-    )
+def entry_table(entry: dict[str, Any]) -> Table:
+    """Every figure of one entry with its source; one row per peak."""
+    sources = entry.get("source", "")
+    table = Table(_ENTRY_COLUMNS)
+    for key, value in entry.items():
+        if key in ("name", "source"):
+            continue
+        source = sources.get(key, "") if isinstance(sources, dict) else sources
+        named = value if isinstance(value, dict) else {"": value}
+        for part, figure in named.items():
+            text = f"{figure:,}" if type(figure) is int else str(figure)
+            field = f"{key} {part}".strip()
+            # People read the source of all peaks once, beside the first.
+            shown = source if part in ("", next(iter(named))) else ""
+            table.add(
+                Cell(field, field.replace("_", " ")),
+                Cell(figure, text),
+                Cell(source, shown, style="dim"),
+            )
+    return table
 
 
-def _device_row(entry: dict[str, Any]) -> tuple[str, ...]:
-    device = catalogue.devices()[entry["name"]]
-    peak = device.peak_flops("bf16")
-    return (
-        device.name,
-        show_gib(device.memory),
-        f"{peak / 1e12:,.1f} TFLOPS" if peak else "none",
-        f"{device.memory_bandwidth / 1e9:,.0f} GB/s",
-        f"{device.link_bandwidth / 1e9:,.0f} GB/s",
-        str(device.node_size),
-    )
+def print_section(section: str, found: list[dict[str, Any]]) -> None:
+    """One line per entry, and how to see the rest."""
+    out = screen()
+    out.print(terminal_table(section_table(section, found), gap=1))
+    out.print(f"\nEvery figure and its source: shardwise catalog {section} NAME", style="dim")
 
 
 def print_entry(entry: dict[str, Any]) -> None:
     """Every figure of one entry, with its source."""
-    out = plain_console()
+    out = screen()
     out.print(entry["name"], style="bold")
     sources = entry.get("source", "")
-    table = plain_table()
-    table.show_header = False
-    table.add_column(no_wrap=True)
-    table.add_column()
-    table.add_column(style="dim")
-    for key, value in entry.items():
-        if key in ("name", "source"):
-            continue
-        source = sources.get(key, "") if isinstance(sources, dict) else ""
-        shown = (
-            "\n".join(f"{dtype} {peak}" for dtype, peak in value.items())
-            if isinstance(value, dict)
-            else f"{value:,}"
-            if type(value) is int
-            else str(value)
-        )
-        table.add_row(key.replace("_", " "), shown, source)
-    out.print(table)
+    table = entry_table(entry if isinstance(sources, dict) else {**entry, "source": ""})
+    out.print(terminal_table(table))
     if isinstance(sources, str) and sources:
-        out.print(f"Source: {sources}", style="dim")
+        out.print(f"Source of all figures: {sources}", style="dim")

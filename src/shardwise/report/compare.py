@@ -1,25 +1,25 @@
-"""Predicted against measured: two StepProfiles, term by term, with the error."""
+"""Predicted against measured: two StepProfiles, term by term, with the prediction error."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from rich.table import Table
-from rich.text import Text
+from rich.table import Table as TerminalTable
 
-from shardwise.report.screen import plain_table, show_error
-from shardwise.report.words import TERMS
+from shardwise.report.screen import COLOURS
+from shardwise.report.table import Cell, Column, Table, terminal_table
+from shardwise.report.words import TERMS, error_words, percent
 from shardwise.spec.quantity import GIB, show_gb, show_seconds
 from shardwise.step import StepProfile, by_operation, relative_error
 
-# What a ledger of a running program cannot tell apart, and what it is called together.
+# Terms that cannot be told apart in a running program; they are compared as one.
 WORKING = ("unsharded_gradients", "activations", "logits", "other")
 _NAMES = {term: name for term, name in TERMS.items() if term not in WORKING}
 _NAMES["gradients"] = "reduced gradients"
 
 
 class Row(NamedTuple):
-    """One term of both profiles; an error is known where both sides are."""
+    """One term of both profiles; the error is None where one side is not known."""
 
     name: str
     predicted: str
@@ -31,31 +31,38 @@ class Row(NamedTuple):
 def compare(predicted: StepProfile, measured: StepProfile) -> dict[str, list[Row]]:
     """Rows under their headings."""
     sections = {
-        "Memory at the peak": _memory(predicted, measured),
-        "Collectives of one step": _traffic(predicted, measured),
-        "One step": _time(predicted, measured),
+        "Peak memory": _memory(predicted, measured),
+        "Collectives per step": _traffic(predicted, measured),
+        "Step": _time(predicted, measured),
     }
     return {heading: rows for heading, rows in sections.items() if rows}
 
 
-def comparison_table(predicted: StepProfile, measured: StepProfile) -> Table:
-    """The table that every run ends with."""
-    table = plain_table()
-    for title in ("", "predicted", "measured", "error"):
-        table.add_column(title, justify="left" if title == "" else "right", no_wrap=True)
+_COLUMNS = (
+    Column("term", "", left=True),
+    Column("predicted", "predicted"),
+    Column("measured", "measured"),
+    Column("error", "error", lambda error: error_words(error)[0]),
+)
+
+
+def comparison_table(predicted: StepProfile, measured: StepProfile) -> TerminalTable:
+    """The table at the end of every run."""
+    table = Table(_COLUMNS)
     for number, (heading, rows) in enumerate(compare(predicted, measured).items()):
         if number:
-            table.add_row()
-        table.add_row(Text(heading, style="bold"))
+            table.add()
+        table.add(Cell(heading, style="bold"))
         for row in rows:
             style = "bold" if row.strong else ""
-            table.add_row(
-                Text(f"  {row.name}", style=style),
-                Text(row.predicted, style=style),
-                Text(row.measured, style=style),
-                show_error(row.error),
+            tone = "" if row.error is None else COLOURS[error_words(row.error)[1]]
+            table.add(
+                Cell(f"  {row.name}", style=style),
+                Cell(row.predicted, style=style),
+                Cell(row.measured, style=style),
+                Cell(row.error, style=tone),
             )
-    return table
+    return terminal_table(table)
 
 
 def _memory(predicted: StepProfile, measured: StepProfile) -> list[Row]:
@@ -63,9 +70,9 @@ def _memory(predicted: StepProfile, measured: StepProfile) -> list[Row]:
         return []
     ours = dict(predicted.known_memory.terms)
     theirs = dict(measured.memory.terms)
-    # Compare only what both sides tell apart.
-    untold = [term for term in ours if term in WORKING or term not in theirs]
-    ours["working"] = sum(ours.pop(term) for term in untold)
+    # Compare only terms that both sides know.
+    merged = [term for term in ours if term in WORKING or term not in theirs]
+    ours["working"] = sum(ours.pop(term) for term in merged)
     unit, factor = ("GiB", GIB) if max(sum(ours.values()), 1) >= GIB else ("MiB", 2**20)
     rows = []
     for term, name in _NAMES.items():
@@ -81,13 +88,12 @@ def _memory(predicted: StepProfile, measured: StepProfile) -> list[Row]:
             )
     mine = predicted.known_memory.peak_allocated_bytes
     real = measured.memory.peak_allocated_bytes
-    together = relative_error(mine, real)
     rows.append(
         Row(
-            "together",
+            "total",
             f"{mine / factor:,.2f} {unit}",
             f"{real / factor:,.2f} {unit}",
-            together,
+            relative_error(mine, real),
             strong=True,
         )
     )
@@ -116,7 +122,7 @@ def _traffic(predicted: StepProfile, measured: StepProfile) -> list[Row]:
                 relative_error(size, real_size),
             )
         )
-    return rows or [Row("none", "", "", 0.0)]
+    return rows or [Row("none", "", "", None)]
 
 
 def _time(predicted: StepProfile, measured: StepProfile) -> list[Row]:
@@ -135,9 +141,11 @@ def _time(predicted: StepProfile, measured: StepProfile) -> list[Row]:
     if real_seconds.step_s_spread:
         low, high = real_seconds.step_s_spread
         rows.append(
-            Row("  10th, 90th percentile", "", f"{show_seconds(low)}, {show_seconds(high)}", None)
+            Row(
+                "  10th and 90th percentile", "", f"{show_seconds(low)}, {show_seconds(high)}", None
+            )
         )
     rows.append(Row("tokens per second", "", f"{measured.throughput.tokens_per_s:,.0f}", None))
     if measured.throughput.mfu is not None:
-        rows.append(Row("MFU", "", f"{measured.throughput.mfu:.1%}", None))
+        rows.append(Row("MFU", "", percent(measured.throughput.mfu, 1), None))
     return rows

@@ -1,4 +1,4 @@
-"""The screen of `shardwise compare`: who is fastest, and whether that can be told."""
+"""The screen of `shardwise compare`: the fastest strategy, then every measurement."""
 
 from __future__ import annotations
 
@@ -6,38 +6,62 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from shardwise.report.screen import plain_table, screen, show_error
+from shardwise.report.screen import COLOURS, screen
+from shardwise.report.table import Cell, Column, Table, terminal_table
+from shardwise.report.words import error_words, percent
 from shardwise.spec.quantity import show_gib, show_seconds
 from shardwise.step import relative_error
-from shardwise.train.contest import Score
+from shardwise.train.contest import Ranking, Score, ranking
+
+_COLUMNS = (
+    Column("name", "strategy", left=True),
+    Column("median_s", "step", show_seconds),
+    Column("fastest_s", "fastest", show_seconds),
+    Column("slowest_s", "slowest", show_seconds),
+    Column("tokens_per_s", "tokens/s", lambda speed: f"{speed:,.0f}"),
+    Column("predicted_s", "predicted", show_seconds),
+    Column("error", "error", lambda error: error_words(error)[0]),
+    Column("peak_bytes", "peak", show_gib),
+    Column("failed_rounds", "failed", on_screen=False),
+)
+
+
+def scores_table(scores: Sequence[Score]) -> Table:
+    """One row per strategy, the fastest first; measured unless a column says predicted."""
+    table = Table(_COLUMNS)
+    for score in scores:
+        table.add(*_cells(score))
+    return table
+
+
+def _cells(score: Score) -> list[str | float | Cell | None]:
+    failed = len(score.failures)
+    if score.median_s is None or score.interval_s is None:
+        empty = [None] * (len(_COLUMNS) - 3)
+        return [score.name, Cell(None, "failed"), *empty, failed]
+    predicted = score.predicted_s
+    error = relative_error(predicted, score.median_s) if predicted else None
+    style = "" if error is None else COLOURS[error_words(error)[1]]
+    fastest, slowest = score.interval_s
+    return [
+        *(score.name, score.median_s, fastest, slowest, score.tokens_per_s, predicted),
+        Cell(error, style=style),
+        score.peak_bytes,
+        failed,
+    ]
 
 
 def print_scores(scores: Sequence[Score], rounds: int) -> None:
-    """The verdict, then everyone's times; measured unless a column says otherwise."""
+    """The result, then a row per strategy, then failures."""
     out = screen()
-    out.print(Text(verdict(scores), style="bold"))
-    table = plain_table()
-    for title in ("strategy", "step", "rounds from, to", "tokens/s", "predicted", "error", "peak"):
-        left = title == "strategy"
-        table.add_column(title, justify="left" if left else "right", no_wrap=True)
-    for score in scores:
-        middle, interval = score.median_s, score.interval_s
-        if middle is None or interval is None:
-            table.add_row(score.name, "failed")
-            continue
-        guess = score.predicted_s
-        table.add_row(
-            score.name,
-            show_seconds(middle),
-            f"{show_seconds(interval[0])}, {show_seconds(interval[1])}",
-            f"{score.tokens_per_s:,.0f}" if score.tokens_per_s else "-",
-            show_seconds(guess) if guess else "-",
-            show_error(relative_error(guess, middle)) if guess else "",
-            show_gib(score.peak_bytes) if score.peak_bytes else "-",
-        )
+    out.print(Text(ranking_words(ranking(scores)), style="bold"))
     out.print()
-    out.print(table)
-    out.print(f"Medians over {rounds} rounds, run in turns; the first steps left out.", style="dim")
+    out.print(terminal_table(scores_table(scores)))
+    out.print(
+        f"Measured: step is the median of {rounds} {'round' if rounds == 1 else 'rounds'}, "
+        "fastest and slowest are single rounds, warm-up steps excluded.",
+        style="dim",
+    )
     for score in scores:
         if score.failures:
             out.print(
@@ -47,18 +71,16 @@ def print_scores(scores: Sequence[Score], rounds: int) -> None:
             )
 
 
-def verdict(scores: Sequence[Score]) -> str:
-    """Who is fastest, and who cannot be told from it."""
-    done = [score for score in scores if score.median_s is not None]
-    if not done:
-        return "None of them finished a round."
-    best = done[0]
-    alike = [score.name for score in done[1:] if score.indistinguishable_from(best)]
-    others = [score for score in done[1:] if not score.indistinguishable_from(best)]
-    said = f"{best.name} is fastest"
-    if alike:
-        said = f"{best.name} and {' and '.join(alike)} are indistinguishable"
-    if others and best.median_s and others[0].median_s:
-        gain = others[0].median_s / best.median_s - 1
-        said += f"; {others[0].name} takes {gain:.0%} longer"
-    return said + "."
+def ranking_words(result: Ranking | None) -> str:
+    """Which strategy is fastest, and whether the difference is beyond the spread of rounds."""
+    if result is None:
+        return "No strategy finished a round."
+    name = result.fastest.name
+    close = [score.name for score in result.indistinguishable]
+    sentence = f"Fastest: {name}."
+    if close:
+        sentence = f"Too close to call: {', '.join([name, *close])} (their rounds overlap)."
+    if result.next is not None:
+        slower = percent(result.next_slower_by)
+        sentence += f" Next: {result.next.name}, step {slower} longer."
+    return sentence

@@ -1,4 +1,4 @@
-"""The screen of `shardwise tune`: the winner, then every probe."""
+"""The screen of `shardwise tune`: the fastest configuration, then every benchmark."""
 
 from __future__ import annotations
 
@@ -6,44 +6,67 @@ from pathlib import Path
 
 from rich.text import Text
 
-from shardwise.calibrate.tune import Tuned
-from shardwise.report.screen import plain_table, screen, show_error
+from shardwise.calibrate.tune import Probe, Stopped, Tuned
+from shardwise.report.screen import COLOURS, screen
+from shardwise.report.table import Cell, Column, Table, terminal_table
+from shardwise.report.words import error_words, percent
 from shardwise.spec.quantity import show_seconds
 from shardwise.step import relative_error
 
+_COLUMNS = (
+    Column("name", "configuration", left=True),
+    Column("predicted_s", "predicted step", show_seconds),
+    Column("measured_s", "measured step", show_seconds),
+    Column("error", "error", lambda error: error_words(error)[0]),
+    Column("tokens_per_s", "tokens/s", lambda speed: f"{speed:,.0f}"),
+)
+
+
+def probes_table(tuned: Tuned) -> Table:
+    """One row per benchmark, in the order they ran."""
+    table = Table(_COLUMNS)
+    for probe in tuned.probes:
+        if probe.measured_s is None:
+            table.add(probe.candidate.name, probe.predicted_s, Cell(None, "failed"))
+            continue
+        error = relative_error(probe.predicted_s, probe.measured_s)
+        style = "" if error is None else COLOURS[error_words(error)[1]]
+        table.add(
+            *(probe.candidate.name, probe.predicted_s, probe.measured_s),
+            *(Cell(error, style=style), probe.tokens_per_s),
+            strong=probe is tuned.best,
+        )
+    return table
+
 
 def print_tuned(tuned: Tuned, candidates: int, output: Path) -> None:
-    """What won by how much, and what was tried."""
+    """The fastest configuration, why no more were benchmarked, and each benchmark."""
     out = screen()
     best = tuned.best
     if best is None:
-        out.print(Text("No probe finished.", style="bold red"))
+        out.print(Text("No benchmark finished.", style="bold red"))
     else:
+        out.print(Text(_fastest(best), "bold"))
         out.print(
-            Text(f"{best.candidate.name} is fastest: {best.tokens_per_s:,.0f} tokens/s", "bold")
+            f"Benchmarked {len(tuned.probes)} of {candidates} configurations; "
+            f"{stopped_words(tuned.stopped, tuned.error)}."
         )
-        out.print(
-            f"{len(tuned.probes)} of {candidates} configurations probed; {tuned.reason}. Written "
-            f"to {output}."
-        )
-    table = plain_table()
-    for title in ("probe", "predicted", "measured", "error", "tokens/s"):
-        left = title == "probe"
-        table.add_column(title, justify="left" if left else "right", no_wrap=True)
-    for one in tuned.probes:
-        guess = show_seconds(one.predicted_s)
-        if one.measured_s is None:
-            table.add_row(one.candidate.name, guess, "failed")
-            continue
-        table.add_row(
-            one.candidate.name,
-            guess,
-            show_seconds(one.measured_s),
-            show_error(relative_error(one.predicted_s, one.measured_s)),
-            f"{one.tokens_per_s:,.0f}",
-        )
+        out.print(f"Written to {output}.", soft_wrap=True)
     out.print()
-    out.print(table)
-    for one in tuned.probes:
-        if one.failure:
-            out.print(f"{one.candidate.name}: {one.failure}", style="yellow")
+    out.print(terminal_table(probes_table(tuned)))
+    for probe in tuned.probes:
+        if probe.failure:
+            out.print(f"{probe.candidate.name} failed: {probe.failure}", style="yellow")
+
+
+def _fastest(best: Probe) -> str:
+    return f"Fastest: {best.candidate.name}, {best.tokens_per_s:,.0f} tokens/s measured"
+
+
+def stopped_words(stopped: Stopped, error: float) -> str:
+    """Why no more configurations were benchmarked."""
+    if stopped == "rest is slower":
+        return f"the others are slower even if predictions are off by {percent(error)}"
+    if stopped == "limit reached":
+        return "that is the limit of --top"
+    return "that is all of them"

@@ -1,14 +1,15 @@
-"""Words that screens and pages share: terms of memory, verdicts, errors and milliseconds."""
+"""Words and numbers as every screen and page writes them: terms, verdicts, shares, ratios."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from shardwise.step import Verdict
 
 MILLISECOND = 1e6
 
-# In the order of a bar: what rests first, what comes and goes after it.
+# In the order of a bar: model states first, then what is allocated and freed within a step.
 TERMS = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -24,7 +25,7 @@ TERMS = {
 
 
 class VerdictWords(NamedTuple):
-    """A verdict after "it", and its tone (good, fair or bad)."""
+    """A verdict as a predicate, and its tone: good, fair or bad."""
 
     words: str
     tone: str
@@ -37,17 +38,55 @@ VERDICTS: dict[Verdict, VerdictWords] = {
 }
 
 
+def percent(share: float, digits: int = 0) -> str:
+    """A share: `38%`, and `0%` for what rounds to nothing from below."""
+    return f"{share:z,.{digits}%}"
+
+
+def signed_percent(change: float, digits: int = 0) -> str:
+    """A relative change: `+4%`, `-2%`, and `0%` without a sign for what rounds to nothing."""
+    return _without_sign_of_zero(f"{change:+z,.{digits}%}")
+
+
+def percent_points(change: float, digits: int = 1) -> str:
+    """A difference of two shares: `+3.9 points`, `-0.4 points`, `0.0 points`."""
+    return _without_sign_of_zero(f"{change * 100:+z,.{digits}f}") + " points"
+
+
+def _without_sign_of_zero(text: str) -> str:
+    return text if any(digit in text for digit in "123456789") else text.lstrip("+")
+
+
+def pace(ratio: float) -> str:
+    """A speed against another: `2.2x as fast`, `9% faster`, `4% slower`, `as fast`."""
+    if ratio >= 2:
+        return f"{ratio:,.1f}x as fast"
+    change = percent(abs(ratio - 1))
+    if change == "0%":
+        return "as fast"
+    return f"{change} {'faster' if ratio > 1 else 'slower'}"
+
+
+def multiple(ratio: float) -> str:
+    """A ratio: `3.2x`, with more digits below 0.1."""
+    return f"{ratio:,.1f}x" if ratio >= 0.1 else f"{ratio:.2g}x"
+
+
+def span(low: float, high: float, show: Callable[[float], str]) -> str:
+    """`3% to 5%`; one value where both ends read the same."""
+    first, last = show(low), show(high)
+    return first if first == last else f"{first} to {last}"
+
+
 def error_words(error: float) -> tuple[str, str]:
     """A relative error as text, and its tone: good, fair or bad."""
     if error == 0:
         return "exact", "good"
-    if abs(error) < 0.0005:
-        return "0.0%", "good"  # a sign would say more than is shown
     tone = "good" if abs(error) < 0.03 else "fair" if abs(error) < 0.10 else "bad"
-    return f"{error:+.1%}", tone
+    return signed_percent(error, 1), tone
 
 
 def milliseconds(nanoseconds: float, form: str, whole_from: float) -> str:
-    """Without a unit, written in `form`; from `whole_from` milliseconds on without decimals."""
+    """Milliseconds without a unit, written in `form`; from `whole_from` on without decimals."""
     value = nanoseconds / MILLISECOND
     return f"{value:,.0f}" if value >= whole_from else f"{value:{form}}"

@@ -1,7 +1,7 @@
-"""Strategies run against each other fairly: the same model, data, seed and tokens, in turns.
+"""Benchmark strategies against each other with the same model, data, seed and tokens.
 
-Every round runs each of them once, in processes of their own and in another order, so that whatever
-else a machine does falls on all alike. One that breaks is a result, not an end.
+Every round runs each strategy once, in new processes and in a rotated order, so that other load on
+the machine affects all of them alike. A strategy that fails is a result; the others continue.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shardwise.train.launch import FOLDER, kill_tree
 
 
 class Contender(NamedTuple):
-    """A name, and the run it stands for."""
+    """A run to benchmark, and its name in the table."""
 
     name: str
     run: RunSpec
 
 
 class Score(NamedTuple):
-    """What came out for one contender; times are None where no round succeeded."""
+    """Measurements of one contender; times are None where no round succeeded."""
 
     name: str
     # The median step of every round that succeeded.
@@ -36,7 +36,7 @@ class Score(NamedTuple):
     predicted_s: float | None
     peak_bytes: int | None
     predicted_peak_bytes: int
-    # Why rounds failed, the last line of each.
+    # The last line of the log of each failed round.
     failures: list[str]
 
     @property
@@ -45,15 +45,43 @@ class Score(NamedTuple):
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """From the fastest round to the slowest."""
+        """The fastest and the slowest round."""
         return (min(self.step_s), max(self.step_s)) if self.step_s else None
 
     def indistinguishable_from(self, other: Score) -> bool:
-        """Whether rounds of the one were as fast as rounds of the other."""
+        """Whether the ranges of rounds overlap."""
         mine, theirs = self.interval_s, other.interval_s
         if mine is None or theirs is None:
             return False
         return mine[0] <= theirs[1] and theirs[0] <= mine[1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The score as `--json` prints it."""
+        return {**self._asdict(), "median_s": self.median_s}
+
+
+class Ranking(NamedTuple):
+    """Who is fastest, who is too close to call, and how much slower the next one is."""
+
+    fastest: Score
+    indistinguishable: list[Score]
+    next: Score | None
+    # Median step of `next` over that of the fastest, minus 1.
+    next_slower_by: float
+
+
+def ranking(scores: Sequence[Score]) -> Ranking | None:
+    """The result of a comparison; None where no strategy finished a round."""
+    finished = [score for score in scores if score.step_s]
+    if not finished:
+        return None
+    fastest, *others = sorted(finished, key=lambda score: median(score.step_s))
+    close = [score for score in others if score.indistinguishable_from(fastest)]
+    slower = [score for score in others if not score.indistinguishable_from(fastest)]
+    if not slower:
+        return Ranking(fastest, close, None, 0.0)
+    ratio = median(slower[0].step_s) / median(fastest.step_s)
+    return Ranking(fastest, close, slower[0], ratio - 1)
 
 
 def contest(
@@ -61,16 +89,19 @@ def contest(
     rounds: int,
     processes: int,
     folder: Path,
-    told: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> list[Score]:
-    """Run them; the fastest first, those that never finished last. `folder` keeps every run."""
+    """Run all rounds; scores are sorted, the fastest first, those that never finished last.
+
+    `folder` keeps every run; `progress` gets a line before each.
+    """
     results: dict[str, list[dict[str, Any]]] = {one.name: [] for one in contenders}
     failures: dict[str, list[str]] = {one.name: [] for one in contenders}
     for number in range(rounds):
-        # Each has each place in turn.
+        # Rotate: each contender runs first, second, … equally often.
         turn = number % len(contenders)
         for one in [*contenders[turn:], *contenders[:turn]]:
-            told(f"round {number + 1} of {rounds}: {one.name}")
+            progress(f"round {number + 1} of {rounds}: {one.name}")
             found = run_once(one.run, processes, folder / one.name.replace("/", "-"), number)
             if isinstance(found, str):
                 failures[one.name].append(found)
@@ -83,9 +114,9 @@ def contest(
 def run_once(
     run: RunSpec, processes: int, folder: Path, number: int, timeout_s: float | None = None
 ) -> dict[str, Any] | str:
-    """Train `run` in fresh processes; what `--json` prints, or the last line of what went wrong.
+    """Train `run` in new processes and return its JSON, or the last line of its log if it failed.
 
-    Processes that are not done after `timeout_s` are killed, all of them.
+    After `timeout_s` all of its processes are killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"round-{number + 1}.toml"
@@ -99,20 +130,20 @@ def run_once(
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
     ) as process:  # fmt: skip
         try:
-            said, complained = process.communicate(timeout=timeout_s)
+            output, log = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             kill_tree(process.pid)
             process.communicate()
-            return f"not done after {timeout_s:.0f} s, and killed"
+            return f"killed: not finished after {timeout_s:.0f} s"
         except BaseException:
             kill_tree(process.pid)
             raise
-    (folder / f"round-{number + 1}.log").write_text(complained)
+    (folder / f"round-{number + 1}.log").write_text(log)
     try:
-        found: dict[str, Any] = json.loads(said)
+        found: dict[str, Any] = json.loads(output)
         found["measured"]["time"]["step_s"]
     except (ValueError, KeyError):
-        lines = complained.strip().splitlines()
+        lines = log.strip().splitlines()
         return lines[-1] if lines else f"exit code {process.returncode}"
     return found
 

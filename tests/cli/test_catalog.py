@@ -1,0 +1,79 @@
+"""`shardwise catalog`: screens, and CSV and Markdown that agree with the JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shardwise.spec.quantity import parse_bytes, parse_flops, parse_rate
+from tests.command import shardwise
+from tests.screens import assert_screen
+from tests.tables import csv_rows, markdown_rows
+
+
+def printed(*words: str) -> str:
+    done = shardwise("catalog", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("words", [["models"], ["devices"], ["devices", "h100-sxm"]])
+def test_screens_fit_80_columns(words: list[str]) -> None:
+    text = printed(*words)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text  # nothing is cut
+    assert_screen("-".join(["catalog", *words]), text)
+
+
+def test_devices_as_csv_and_markdown_are_those_of_the_json() -> None:
+    known = json.loads(printed("devices", "--json"))
+    table = csv_rows(printed("devices", "--csv"))
+    shown = markdown_rows(printed("devices", "--markdown"))
+    assert [row["name"] for row in table] == [entry["name"] for entry in known]
+    assert [row["name"] for row in shown] == [entry["name"] for entry in known]
+    for row, text, entry in zip(table, shown, known, strict=True):
+        assert int(row["memory_bytes"]) == parse_bytes(entry["memory"])
+        assert float(row["memory_bytes_per_s"]) == parse_rate(entry["memory_bandwidth"])
+        assert float(row["link_bytes_per_s"]) == parse_rate(entry["link_bandwidth"])
+        peak = entry["peak"].get("bf16")
+        assert row["bf16_flops"] == ("" if peak is None else str(parse_flops(peak)))
+        assert text["memory"] == f"{parse_bytes(entry['memory']) / 2**30:.2f} GiB"
+        assert text["per node"] == row["node_size"] == str(entry["node_size"])
+
+
+def test_models_as_csv_are_those_of_the_json() -> None:
+    known = json.loads(printed("models", "--json"))
+    for row, entry in zip(csv_rows(printed("--csv")), known, strict=True):
+        assert row == {key: str(entry[key]) for key in row}
+
+
+def test_every_figure_of_a_device_has_a_source() -> None:
+    known = json.loads(printed("devices", "--json"))
+    assert all(entry["source"] for entry in known)
+    (one,) = json.loads(printed("devices", "h100-sxm", "--json"))
+    rows = {row["field"]: row for row in csv_rows(printed("devices", "h100-sxm", "--csv"))}
+    assert rows["memory"]["value"] == one["memory"]
+    for dtype, peak in one["peak"].items():
+        assert rows[f"peak {dtype}"]["value"] == peak
+        assert rows[f"peak {dtype}"]["source"] == one["source"]["peak"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["models", "lama-3-8b"], "llama-3-8b"),
+        (["devices", ""], "device"),
+        (["H100-SXM"], "catalog devices H100-SXM"),
+        (["devices", "--json", "--csv"], "--json and --csv"),
+        (["--csv", "--markdown", "--json"], "--json and --csv and --markdown"),
+    ],
+)
+def test_wrong_input_is_one_sentence_that_names_what_to_change(
+    words: list[str], named: str
+) -> None:
+    done = shardwise("catalog", *words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (sentence,) = done.stderr.splitlines()
+    assert named in sentence
