@@ -37,6 +37,11 @@ class Units:
         self._problem = problem
         self._made: dict[tuple[bool, int], ModelUnits] = {}
 
+    @property
+    def blocks(self) -> int:
+        """The model's number of blocks."""
+        return len(self.of(self._problem.base.but(blocks_per_unit=1)).blocks)
+
     def of(self, strategy: Strategy) -> ModelUnits:
         key = (strategy.autocast, strategy.blocks_per_unit)
         if key not in self._made:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,8 +49,9 @@ class Rows(NamedTuple):
         strategies: Sequence[Strategy],
         sizes: Sequence[tuple[int, int]],
         policies: Sequence[Recompute],
+        allowed: Callable[[Strategy], bool] | None = None,
     ) -> Rows:
-        """Each strategy with each micro-batch and accumulation and each policy."""
+        """Each strategy with each micro-batch and accumulation and each policy, if `allowed`."""
         shape = (len(strategies), len(sizes), len(policies))
         which, size, policy = (axis.ravel() for axis in np.indices(shape))
         columns = Configurations.of(strategies).take(which)
@@ -59,6 +60,19 @@ class Rows(NamedTuple):
         shares = [p if isinstance(p, float) else float(p == "full") for p in policies]
         columns.full_recompute = np.asarray(shares)[policy]
         columns.selective = np.asarray([p == "selective" for p in policies])[policy]
+        if allowed is not None:
+            expressible = np.asarray(
+                [
+                    [
+                        [allowed(s.but(recompute=p, accumulate=steps)) for steps in (1, 2)]
+                        for p in policies
+                    ]
+                    for s in strategies
+                ]
+            )
+            accumulates = (columns.accumulate > 1).astype(int)
+            kept = np.flatnonzero(expressible[which, policy, accumulates])
+            which, policy, columns = which[kept], policy[kept], columns.take(kept)
         return cls(strategies, policies, which, policy, columns)
 
     @classmethod

@@ -138,7 +138,7 @@ class Search:
         for autocast in (True, False):
             alike = [s for s in chosen if s.autocast == autocast]
             if alike:
-                self._price(Rows.product(alike, sizes, space.recompute))
+                self._price(Rows.product(alike, sizes, space.recompute, space.allowed))
         by_units: dict[tuple[bool, int], list[Strategy]] = {}
         for strategy in self._variants(self._fastest()):
             key = (strategy.autocast, strategy.blocks_per_unit)
@@ -148,12 +148,16 @@ class Search:
         return Found(self.table, self.nearest, self.considered, self.fitting, self.limit)
 
     def _price(self, rows: Rows) -> None:
+        if not len(rows.which):
+            return
         units = self.units.of(rows.strategies[0])
         peak, needed = peaks(units, rows.columns, self.problem)
         self.considered += len(needed)
         self.fitting += int((needed <= self.limit).sum())
         for index, one in enumerate(rows.strategies):
             mine = np.flatnonzero(rows.which == index)
+            if not len(mine):
+                continue
             row = int(mine[needed[mine].argmin()])
             known = self.nearest.get(str(one))
             if known is None or needed[row] < known.needed_bytes:
@@ -212,6 +216,6 @@ class Search:
                     reduce_dtype=dtype,
                 )
                 text = repr(changed)
-                if text not in tried and changed != strategy:
+                if text not in tried and changed != strategy and space.allowed(changed):
                     tried.add(text)
                     yield changed

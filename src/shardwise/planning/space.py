@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from shardwise.spec.cluster import ClusterSpec
@@ -23,6 +23,10 @@ BATCH_TOLERANCE = 0.02
 LEAST_BATCH = 0.75
 
 
+def _anything(strategy: Strategy) -> bool:
+    return True
+
+
 class Space(NamedTuple):
     """The values of each setting that are tried; kinds and degrees follow from the cluster."""
 
@@ -34,6 +38,9 @@ class Space(NamedTuple):
     # Only what does not change the arithmetic, unless asked for.
     reduce_dtypes: tuple[str, ...] = ("fp32",)
     offload: bool = False
+    # Whether a resolved strategy may be chosen. A stack that cannot express a strategy refuses it
+    # here; the micro-batch plays no part.
+    allowed: Callable[[Strategy], bool] = _anything
 
     def quick(self) -> Space:
         """Without what the second pass varies, which brings a few percent."""

@@ -12,7 +12,7 @@ from rich.text import Text
 from shardwise.predict.time import is_fitted
 from shardwise.report.memory_words import profile_memory_words, shortfall_words, show_memory
 from shardwise.report.screen import COLOURS, bar, plain_table, screen
-from shardwise.report.strategy import how
+from shardwise.report.strategy import run_words
 from shardwise.report.words import TERMS, VERDICTS
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DTYPE_BYTES
@@ -37,7 +37,7 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
         + Text(f" ({show_count(profile.model['parameters'])} parameters) on {run.cluster}")
         + Text(f", {profile.provenance.kind}")
     )
-    out.print(how(run), style="dim")
+    out.print(run_words(run), style="dim")
     if run.cluster.device.peak and run.cluster.device.peak_flops(strategy.param_dtype) is None:
         out.print(
             f"Note: {run.cluster.device.name} has no fast {strategy.param_dtype}. Try --precision "

@@ -14,9 +14,9 @@ from shardwise.planning.rows import Candidate
 from shardwise.report.estimate import not_compared, print_ways
 from shardwise.report.memory_words import memory_words
 from shardwise.report.screen import plain_table, screen
-from shardwise.report.strategy import batch_words, layout_words, settings
+from shardwise.report.strategy import batch_words, configuration_words, recompute_cell, shorthand
 from shardwise.spec.quantity import GIB, show_count, show_gib, show_seconds
-from shardwise.spec.strategy import show_recompute
+from shardwise.spec.strategy import Strategy
 
 
 def print_plan(plan: Plan, *, top: int, written: str | None, command: str) -> None:
@@ -62,9 +62,7 @@ def _bullet(out: Console, sentence: str) -> None:
 def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
     cluster = plan.problem.cluster
     low, high = plan.interval
-    out.print(
-        Text("Run ") + Text(settings(winner.strategy, plan.problem.job.seq_len), "bold green")
-    )
+    out.print(Text("Recommended: ") + Text(_configuration(plan, winner.strategy), "bold green"))
     between = (
         f"{show_seconds(winner.step_s * (1 + low))} to {show_seconds(winner.step_s * (1 + high))}"
     )
@@ -87,6 +85,11 @@ def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
         out.print(cost)
     if not plan.fitted:
         out.print(not_compared(cluster).strip())
+
+
+def _configuration(plan: Plan, strategy: Strategy) -> str:
+    seq_len, blocks = plan.problem.job.seq_len, plan.units.blocks
+    return configuration_words(strategy, seq_len=seq_len, blocks=blocks)
 
 
 def _of_tokens(plan: Plan, winner: Candidate) -> str:
@@ -135,7 +138,7 @@ def _print_sizes(out: Console, plan: Plan) -> None:
         late = " late" if not plan.budget.in_time(speed) else ""
         table.add_row(
             f"{devices:,}",
-            layout_words(size.candidate.strategy),
+            shorthand(size.candidate.strategy),
             show_count(speed),
             show_long(seconds) + late if seconds is not None else "",
             f"{plan.budget.device_hours(speed, devices):,.0f}",
@@ -168,9 +171,9 @@ def _table(plan: Plan, top: int) -> Table:
             size = f"{baseline.needed_bytes / GIB:,.1f}"
             table.add_row(
                 baseline.name,
-                layout_words(baseline.strategy),
+                shorthand(baseline.strategy),
                 batch_words(baseline.strategy),
-                show_recompute(baseline.strategy.recompute),
+                recompute_cell(baseline.strategy, plan.units.blocks),
                 *("does not fit", "", "", size),
             )
     return table
@@ -186,9 +189,9 @@ def ranked(plan: Plan, top: int) -> list[Candidate]:
 def _add(table: Table, plan: Plan, name: str, c: Candidate, style: str = "") -> None:
     table.add_row(
         name,
-        layout_words(c.strategy),
+        shorthand(c.strategy),
         batch_words(c.strategy),
-        show_recompute(c.strategy.recompute),
+        recompute_cell(c.strategy, plan.units.blocks),
         show_seconds(c.step_s),
         show_count(c.tokens_per_s),
         f"{plan.mfu(c):.0%}",
@@ -220,7 +223,7 @@ def _print_notes(out: Console, plan: Plan) -> None:
 def _rejected(plan: Plan) -> str:
     kinds: dict[str, float] = {}
     for miss in plan.rejected:
-        kind = layout_words(miss.strategy)
+        kind = shorthand(miss.strategy)
         kinds[kind] = min(kinds.get(kind, miss.needed_bytes), miss.needed_bytes)
     if not kinds:
         return ""
@@ -236,7 +239,7 @@ def _print_front(out: Console, plan: Plan) -> None:
     out.print(Text("To take less memory", style="bold"))
     for candidate in plan.front[:3]:
         loss = candidate.tokens_per_s / plan.winner.tokens_per_s - 1
-        what = f"{settings(candidate.strategy)}, micro-batch {candidate.strategy.micro_batch}"
+        what = configuration_words(candidate.strategy, blocks=plan.units.blocks)
         line = f"{candidate.needed_bytes / GIB:5.1f} GiB, {loss:+.0%}: {what}"
         out.print(
             fill(line, out.width, initial_indent="  ", subsequent_indent="    "), soft_wrap=True
@@ -247,7 +250,7 @@ def nearest_words(plan: Plan) -> str:
     """What came nearest where nothing fits, as a sentence without its full stop."""
     nearest = plan.rejected[0]
     return (
-        f"The nearest is {settings(nearest.strategy, plan.problem.job.seq_len)}: it needs "
+        f"The nearest is {_configuration(plan, nearest.strategy)}: it needs "
         f"{show_gib(nearest.needed_bytes)}, and a device can safely give "
         f"{show_gib(plan.limit_bytes)}"
     )

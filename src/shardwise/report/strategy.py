@@ -1,91 +1,148 @@
-"""A strategy in words: a whole line, what to set, or a cell of a table."""
+"""The words for a strategy: its layout, a whole configuration, a run, and cells of tables.
+
+Sentences name a layout ("ZeRO-3 in groups of 8"); tables show the shorthand that `--strategy` reads
+("zero3:8").
+"""
 
 from __future__ import annotations
 
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
-from shardwise.spec.strategy import Strategy, show_recompute
+from shardwise.spec.strategy import Kind, Strategy, show_recompute
 from shardwise.step import StepProfile
 
-_SYNC = {
-    "every": "every micro-batch",
-    "local": "in groups at once, across them last",
-    "last": "last",
+KIND_NAMES: dict[Kind, str] = {
+    "single": "single device",
+    "ddp": "DDP",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "zero3": "ZeRO-3",
+}
+_GRADIENT_SYNC = {
+    "every": "gradients reduced every micro-batch",
+    "local": "gradients reduced across groups in the last micro-batch",
+    "last": "gradients reduced in the last micro-batch",
 }
 
 
-def how(run: RunSpec) -> str:
-    """Everything about a run that is not its model or its cluster, in a line."""
+def layout_words(strategy: Strategy) -> str:
+    """The layout in a sentence: "DDP", "ZeRO-3", "ZeRO-3 in groups of 8"."""
+    groups = f" in groups of {strategy.shard}" if strategy.hybrid else ""
+    return KIND_NAMES[strategy.kind] + groups
+
+
+def shorthand(strategy: Strategy) -> str:
+    """The layout as `--strategy` reads it, and as tables show it: "ddp", "zero3", "zero3:8"."""
+    return f"{strategy.kind}:{strategy.shard}" if strategy.hybrid else strategy.kind
+
+
+def configuration_words(
+    strategy: Strategy, *, seq_len: int | None = None, blocks: int | None = None
+) -> str:
+    """The settings of a plan in one line, defaults left out.
+
+    `seq_len` adds the tokens of a micro-batch. `blocks` is the model's number of blocks; with it,
+    partial recomputation is a count of blocks.
+    """
+    return _joined(
+        layout_words(strategy),
+        _micro_batch(strategy, seq_len),
+        _accumulation(strategy),
+        _recompute(strategy, blocks),
+        _reshard(strategy),
+        _prefetch(strategy),
+        _blocks_per_unit(strategy),
+        _gradient_sync(strategy),
+        f"gradients reduced in {strategy.reduce_dtype}" if strategy.reduce_dtype != "fp32" else "",
+        "offload to host memory" if strategy.offload else "",
+    )
+
+
+def run_words(run: RunSpec) -> str:
+    """Everything about a run that is not its model or its cluster, in one line."""
     strategy, job = run.strategy, run.job
     own, master = strategy.param_dtype, strategy.master_dtype
-    batch = f"{strategy.micro_batch} x {job.seq_len:,} tokens per device"
-    parts = [
-        str(strategy),
-        batch if strategy.accumulate == 1 else f"{batch}, {strategy.accumulate} times a step",
-        f"recompute {show_recompute(strategy.recompute)}",
+    return _joined(
+        layout_words(strategy),
+        _micro_batch(strategy, job.seq_len),
+        _accumulation(strategy),
+        _recompute(strategy, blocks_of(run.model)),
         own if own == master else f"{own} over {master}",
         job.optimizer,
-        _blocks(strategy),
+        _blocks_per_unit(strategy),
         _prefetch(strategy),
         _reshard(strategy),
-        f"gradients reduced {_SYNC[strategy.grad_sync or 'every']}"
-        if strategy.accumulate > 1
-        else "",
-        "compiled" if strategy.compile else "",
-        "offloaded" if strategy.offload else "",
-    ]
+        _gradient_sync(strategy),
+        "torch.compile" if strategy.compile else "",
+        "offload to host memory" if strategy.offload else "",
+    )
+
+
+def blocks_of(model: object) -> int | None:
+    """A model's number of blocks; None where only its code knows it."""
+    return model.layers if isinstance(model, ModelSpec) else None
+
+
+def batch_words(strategy: Strategy) -> str:
+    """Micro-batch and accumulation steps for a cell of a table: "2 × 16", or "2" without."""
+    steps = f" × {strategy.accumulate}" if strategy.accumulate > 1 else ""
+    return f"{strategy.micro_batch}{steps}"
+
+
+def recompute_cell(strategy: Strategy, blocks: int | None = None) -> str:
+    """Recomputation for a cell of a table: "none", "full", "28 of 32"."""
+    return show_recompute(strategy.recompute, blocks).removesuffix(" blocks")
+
+
+def strategy_words(profile: StepProfile) -> str:
+    """The layout of a profile."""
+    fields = profile.strategy
+    shard, replicate = fields.get("shard") or 1, fields.get("replicate") or 1
+    groups = f" in groups of {shard}" if shard > 1 and replicate > 1 else ""
+    kind = fields.get("kind", "?")
+    return KIND_NAMES.get(kind, str(kind)) + groups
+
+
+def _joined(*parts: str) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def settings(strategy: Strategy, seq_len: int | None = None) -> str:
-    """What to set, in words."""
-    size = f"{strategy.micro_batch} x {seq_len:,} tokens" if seq_len else ""
-    times = f", {strategy.accumulate} times a step" if strategy.accumulate > 1 else ""
-    recompute = "no recomputation" if strategy.recompute == "none" else ""
-    parts = [
-        str(strategy),
-        f"{size}{times} per device" if size else "",
-        recompute or f"recompute {show_recompute(strategy.recompute)}",
-        _reshard(strategy),
-        _prefetch(strategy),
-        f"forward prefetch {strategy.forward_prefetch}" if strategy.forward_prefetch else "",
-        _blocks(strategy),
-        f"gradients reduced {strategy.grad_sync}"
-        if strategy.accumulate > 1 and strategy.sharded and strategy.grad_sync != "every"
-        else "",
-        f"reduce in {strategy.reduce_dtype}" if strategy.reduce_dtype != "fp32" else "",
-        "offloaded" if strategy.offload else "",
-    ]
-    return ", ".join(part for part in parts if part)
+def _micro_batch(strategy: Strategy, seq_len: int | None) -> str:
+    tokens = f" × {seq_len:,} tokens" if seq_len else ""
+    return f"micro-batch {strategy.micro_batch}{tokens}"
 
 
-def _blocks(strategy: Strategy) -> str:
+def _accumulation(strategy: Strategy) -> str:
+    return f"{strategy.accumulate} accumulation steps" if strategy.accumulate > 1 else ""
+
+
+def _recompute(strategy: Strategy, blocks: int | None) -> str:
+    if strategy.recompute == "none":
+        return "no recompute"
+    if isinstance(strategy.recompute, str):
+        return f"{strategy.recompute} recompute"
+    return f"recompute {show_recompute(strategy.recompute, blocks)}"
+
+
+def _blocks_per_unit(strategy: Strategy) -> str:
     return f"{strategy.blocks_per_unit} blocks per unit" if strategy.blocks_per_unit > 1 else ""
 
 
 def _prefetch(strategy: Strategy) -> str:
-    told = strategy.prefetch != 1 and strategy.sharded
-    return f"prefetch {strategy.prefetch}" if told else ""
+    if not strategy.sharded:
+        return ""
+    backward = f"prefetch {strategy.prefetch}" if strategy.prefetch != 1 else ""
+    forward = f"forward prefetch {strategy.forward_prefetch}" if strategy.forward_prefetch else ""
+    return _joined(backward, forward)
 
 
 def _reshard(strategy: Strategy) -> str:
     group = strategy.reshard_after_forward
-    return f"reshard in {group}s" if type(group) is int else ""
+    return f"reshard after forward in groups of {group}" if type(group) is int else ""
 
 
-def layout_words(strategy: Strategy) -> str:
-    """What is sharded, and for a hybrid over how many."""
-    return f"{strategy.kind} x {strategy.shard}" if strategy.hybrid else str(strategy)
-
-
-def batch_words(strategy: Strategy) -> str:
-    """Sequences per device at a time, and how many times a step."""
-    times = f" x {strategy.accumulate}" if strategy.accumulate > 1 else ""
-    return f"{strategy.micro_batch}{times}"
-
-
-def strategy_words(profile: StepProfile) -> str:
-    """The strategy of a profile in a word or two."""
-    strategy = profile.strategy
-    shard, replicate = strategy.get("shard") or 1, strategy.get("replicate") or 1
-    groups = f" in groups of {shard}" if shard > 1 and replicate > 1 else ""
-    return f"{strategy.get('kind', '?')}{groups}"
+def _gradient_sync(strategy: Strategy) -> str:
+    """When gradients are reduced, where that is not the kind's own way."""
+    usual = "last" if strategy.kind == "zero1" else "local" if strategy.hybrid else "every"
+    told = strategy.sharded and strategy.accumulate > 1 and strategy.grad_sync not in (None, usual)
+    return _GRADIENT_SYNC[strategy.grad_sync or "every"] if told else ""

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from shardwise.report.compare import comparison_table
 from shardwise.report.screen import screen
-from shardwise.report.strategy import how
+from shardwise.report.strategy import run_words
 from shardwise.spec.quantity import GIB, show_count, show_gib, show_seconds
 from shardwise.spec.run import RunSpec
 from shardwise.step import StepProfile
@@ -57,7 +57,7 @@ class TrainScreen:
                 f" on {devices} {kind}{'es' if run.cluster.device.is_cpu and devices > 1 else ''}"
             )
         )
-        out.print(how(run), style="dim")
+        out.print(run_words(run), style="dim")
         memory = predicted.known_memory
         assert memory.capacity_bytes is not None
         out.print(

@@ -14,7 +14,13 @@ from shardwise.planning.problem import Problem
 from shardwise.planning.whatif import Point, Solved, changes
 from shardwise.report.plan import show_long
 from shardwise.report.screen import bar, plain_table, screen
-from shardwise.report.strategy import batch_words, layout_words
+from shardwise.report.strategy import (
+    batch_words,
+    blocks_of,
+    layout_words,
+    recompute_cell,
+    shorthand,
+)
 from shardwise.spec.quantity import GIB, show_count, show_seconds
 from shardwise.spec.strategy import show_recompute
 
@@ -50,9 +56,9 @@ def print_study(name: str, points: Sequence[Point], budget: Budget) -> None:
             continue
         table.add_row(
             point.value,
-            layout_words(c.strategy),
+            shorthand(c.strategy),
             batch_words(c.strategy),
-            show_recompute(c.strategy.recompute).removesuffix(" of blocks"),
+            recompute_cell(c.strategy, blocks_of(point.problem.model)),
             _short_seconds(c.step_s),
             _short_count(c.tokens_per_s),
             f"{point.mfu:.1%}",

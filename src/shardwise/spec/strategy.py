@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fractions
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -219,9 +220,15 @@ class Strategy(Record):
         return self.kind
 
 
-def show_recompute(recompute: str | float) -> str:
-    """A policy as people read it."""
-    return f"{recompute:.0%} of blocks" if isinstance(recompute, float) else recompute
+def show_recompute(recompute: str | float, blocks: int | None = None) -> str:
+    """A policy as people read it: "full", "28 of 32 blocks", or "7/8 of blocks" of an unknown
+    number of `blocks`.
+    """
+    if isinstance(recompute, str):
+        return recompute
+    if blocks is None:
+        return f"{fractions.Fraction(recompute).limit_denominator(1000)} of blocks"
+    return f"{int(blocks_of_share(recompute, blocks))} of {blocks} blocks"
 
 
 def blocks_of_share(share: Any, count: int) -> Any:

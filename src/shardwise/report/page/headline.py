@@ -13,7 +13,7 @@ from shardwise.report.page.markup import Markup, element
 from shardwise.report.page.subject import Subject
 from shardwise.report.page.sweeps import best_by_value
 from shardwise.report.plan import nearest_words
-from shardwise.report.strategy import how, settings
+from shardwise.report.strategy import configuration_words, run_words
 from shardwise.report.words import VERDICTS
 from shardwise.spec.catalogue import coefficient
 from shardwise.spec.quantity import show_count, show_gb, show_gib, show_seconds
@@ -70,10 +70,12 @@ def _plan(one: Subject) -> Headline:
         gain = winner.tokens_per_s / tokens - 1 if tokens else 0.0
         told.insert(
             0,
-            f"{one.name} says {settings(one.run.strategy)}; the plan is {gain:.0%} faster "
-            "(predicted).",
+            f"The plan is {gain:.0%} faster than {one.name} as it is: "
+            f"{configuration_words(one.run.strategy)} (predicted).",
         )
-    return Headline(f"Run {settings(winner.strategy, plan.problem.job.seq_len)}.", told, "good")
+    seq_len, blocks = plan.problem.job.seq_len, plan.units.blocks
+    what = configuration_words(winner.strategy, seq_len=seq_len, blocks=blocks)
+    return Headline(f"Recommended: {what}.", told, "good")
 
 
 def _predicted(one: Subject) -> Headline:
@@ -272,4 +274,4 @@ def about(one: Subject) -> str:
     name, size = profile.model.get("name", ""), profile.model.get("parameters")
     what = f"{name} ({show_count(size)} parameters)" if size else str(name)
     where = profile.cluster.get("name") or f"{profile.cluster.get('devices', '?')} devices"
-    return f"{what} on {where}" + (f" · {how(one.run)}" if one.run is not None else "")
+    return f"{what} on {where}" + (f" · {run_words(one.run)}" if one.run is not None else "")

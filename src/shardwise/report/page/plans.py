@@ -13,10 +13,15 @@ from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.markup import Content, Markup, element, fragment, table
 from shardwise.report.page.subject import Subject
 from shardwise.report.plan import ranked
-from shardwise.report.strategy import batch_words, layout_words, settings
+from shardwise.report.strategy import (
+    batch_words,
+    blocks_of,
+    configuration_words,
+    recompute_cell,
+    shorthand,
+)
 from shardwise.spec.quantity import GIB, show_count, show_seconds, show_whole
 from shardwise.spec.record import SpecError
-from shardwise.spec.strategy import show_recompute
 
 _LAYOUTS = 12
 
@@ -29,8 +34,8 @@ def plan_section(plan: Plan) -> Markup | None:
     shown = ranked(plan, _LAYOUTS)
     rows = [_row(plan, candidate) for candidate in shown]
     rows += [
-        [f"{b.name}: {layout_words(b.strategy)}", batch_words(b.strategy),
-         show_recompute(b.strategy.recompute), "does not fit", "", "",
+        [f"{b.name}: {shorthand(b.strategy)}", batch_words(b.strategy),
+         recompute_cell(b.strategy, plan.units.blocks), "does not fit", "", "",
          f"{b.needed_bytes / GIB:,.1f} GiB"]
         for b in plan.baselines if b.candidate is None
     ]  # fmt: skip
@@ -58,13 +63,13 @@ def plan_section(plan: Plan) -> Markup | None:
 
 
 def _row(plan: Plan, one: Candidate) -> list[Content]:
-    name: Content = layout_words(one.strategy)
+    name: Content = shorthand(one.strategy)
     if one is plan.winner:
-        name = element("b", f"{layout_words(one.strategy)} (chosen)")
+        name = element("b", f"{shorthand(one.strategy)} (chosen)")
     return [
         name,
         batch_words(one.strategy),
-        show_recompute(one.strategy.recompute),
+        recompute_cell(one.strategy, plan.units.blocks),
         show_seconds(one.step_s),
         show_count(one.tokens_per_s),
         f"{plan.mfu(one):.1%}",
@@ -98,7 +103,7 @@ def _points(name: str, found: Sequence[Candidate], colour: int, line: bool) -> S
         [(c.needed_bytes / GIB, c.tokens_per_s) for c in found],
         colour=colour,
         line=line,
-        titles=[f"{settings(c.strategy)}, micro-batch {c.strategy.micro_batch}: "
+        titles=[f"{configuration_words(c.strategy)}: "
                 f"{show_count(c.tokens_per_s)} tokens/s" for c in found],
     )  # fmt: skip
 
@@ -173,8 +178,8 @@ def _line(told: list[tuple[Point, float]], name: str, value: Callable[[Point], f
         name,
         [(at, value(point)) for point, at in told],
         titles=[
-            f"{layout_words(p.candidate.strategy)}, recompute "
-            f"{show_recompute(p.candidate.strategy.recompute)}, MFU {p.mfu or 0:.1%}"
+            f"{configuration_words(p.candidate.strategy, blocks=blocks_of(p.problem.model))}: "
+            f"MFU {p.mfu or 0:.1%}"
             for p, _ in told if p.candidate is not None
         ],
     )  # fmt: skip
