@@ -483,10 +483,11 @@ def test_the_profile_shown_is_what_the_command_prints() -> None:
 
 @pytest.mark.usefixtures("make")
 def test_figures_show_what_the_simulator_says_now() -> None:
-    from make.figures import FOLDER, draw_all
+    from make import figures, pictures
 
-    for name, figure in draw_all().items():
-        assert (FOLDER / name).read_text() == figure, "python docs/make/figures.py draws them anew"
+    for maker in (figures, pictures):
+        for name, drawn in maker.draw_all().items():
+            assert (maker.FOLDER / name).read_text() == drawn, f"run {maker.__file__} to draw it"
 
 
 @pytest.mark.usefixtures("make")

@@ -49,11 +49,11 @@ def draw_all() -> dict[str, str]:
     }
 
 
-def simulated(kind: str) -> Timeline:
+def simulated(kind: str, cluster: str = CLUSTER) -> Timeline:
     """The simulated step of the example under a strategy."""
     fields = catalogue.model(PRESET).model_dump()
     model = ModelSpec.read({**fields, "name": "four blocks", "layers": BLOCKS})
-    timeline = replay_run(describe_run(model, CLUSTER, kind, seq_len=SEQ_LEN))
+    timeline = replay_run(describe_run(model, cluster, kind, seq_len=SEQ_LEN))
     assert timeline is not None
     return timeline
 
