@@ -116,24 +116,36 @@ def _current(path: Path, described: RunSpec) -> Strategy:
 
 
 def read_budget(
-    tokens: str | int | None = None, price: float | None = None, deadline_days: float | None = None
+    tokens: str | int | None = None,
+    price: str | float | None = None,
+    deadline_days: float | None = None,
 ) -> Budget:
-    """A budget as people write it: `1T` tokens, a price per device-hour, days."""
-    from shardwise.planning.money import DAY, Budget
+    """A budget as people write it: `1T` tokens, a price per device-hour, days.
+
+    `price` is a number, or one per device: `H100-SXM=2.5,A100-80GB=1.6`.
+    """
+    from shardwise.planning.money import DAY, Budget, read_price
     from shardwise.spec.quantity import QuantityError, parse_count
 
+    problems = Problems()
+    count = rate = None
     if deadline_days is not None and tokens is None:
-        raise SpecError("deadline: needs --tokens, such as --tokens 1T")
-    try:
-        count = parse_count(str(tokens)) if tokens is not None else None
-    except QuantityError as error:
-        raise SpecError(f"tokens: {error}") from None
-    if count is not None and count < 1:
-        raise SpecError("tokens: must be at least 1")
-    for name, value in (("price", price), ("deadline", deadline_days)):
-        if value is not None and not 0 < value < 1e12:
-            raise SpecError(f"{name}: must be more than 0 and finite")
-    return Budget(count, price, None if deadline_days is None else deadline_days * DAY)
+        problems.found.append("deadline: needs --tokens, such as --tokens 1T")
+    if deadline_days is not None and not 0 < deadline_days < 1e6:
+        problems.found.append(
+            f"deadline: {deadline_days:g} days is out of range; give days above 0"
+        )
+    with problems.collect():
+        rate = read_price(price) if price is not None else None
+    with problems.collect():
+        try:
+            count = parse_count(str(tokens)) if tokens is not None else None
+        except QuantityError as error:
+            raise SpecError(f"tokens: {error}") from None
+        if count is not None and count < 1:
+            raise SpecError("tokens: must be at least 1; write it like 300B or 1T")
+    problems.raise_if_any()
+    return Budget(count, rate, None if deadline_days is None else deadline_days * DAY)
 
 
 def start_command(cluster: ClusterSpec, run: Path) -> str:

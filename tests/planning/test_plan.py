@@ -130,8 +130,8 @@ def test_money_prefers_fewer_devices_unless_time_runs_out() -> None:
     assert tokens / winner(quick).tokens_per_s <= (hurry.deadline_s or 0)
     cost = quick.cost(winner(quick))
     hours = tokens / winner(quick).tokens_per_s * quick.problem.cluster.devices / 3600
-    assert cost["device_hours"] == pytest.approx(hours)
-    assert cost["money"] == pytest.approx(2.0 * hours)
+    assert cost.device_hours == pytest.approx(hours)
+    assert cost.money == pytest.approx(2.0 * hours)
 
 
 def test_the_longest_sequence_says_what_keeps_it() -> None:
@@ -140,20 +140,6 @@ def test_the_longest_sequence_says_what_keeps_it() -> None:
     learned = plan("gpt2", "8xA100-80GB", objective="sequence")
     assert learned.problem.job.seq_len == 1024
     assert "1024 learned positions" in learned.aim
-
-
-def test_money_counts_every_size_and_says_when_none_is_in_time() -> None:
-    asked: dict[str, Any] = {"objective": "money", "global_batch": 2**22}
-    budget = Budget(tokens=1e12, price=2.5, deadline_s=100 * 86400)
-    found = plan("llama-3-8b", "6x8xH100-SXM@100Gbps", budget=budget, **asked)
-    costs = {s.cluster.devices: s.cost for s in found.sizes}
-    in_time = {
-        s.cluster.devices: s.cost for s in found.sizes if budget.in_time(s.candidate.tokens_per_s)
-    }
-    assert set(costs) > set(in_time)
-    assert costs[found.problem.cluster.devices] <= 1.02 * min(in_time.values())
-    hopeless = plan("llama-3-8b", "8xH100-SXM", budget=budget._replace(deadline_s=1.0), **asked)
-    assert hopeless.aim.startswith("Nothing is in time")
 
 
 def test_less_memory_is_less_and_at_risk_is_at_risk() -> None:

@@ -50,11 +50,18 @@ PrecisionOption = Annotated[
 ]
 TokensOption = Annotated[
     str | None,
-    typer.Option("--tokens", help="Tokens to train on, such as 1T: tells time and cost."),
+    typer.Option("--tokens", help="Tokens to train on, such as 1T; adds time and cost."),
 ]
 PriceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--price",
+        help="Price per GPU-hour: 2.5, or per device: H100-SXM=2.5,A100-80GB=1.6.",
+    ),
+]
+DeadlineOption = Annotated[
     float | None,
-    typer.Option("--price", help="Of one device for one hour, in any currency.", min=0.0),
+    typer.Option("--deadline", help="Days by which all of --tokens must be trained."),
 ]
 CompileOption = Annotated[
     bool | None, typer.Option("--compile", help="Blocks go through torch.compile.")

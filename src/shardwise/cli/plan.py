@@ -11,6 +11,7 @@ import typer
 from shardwise.cli.options import (
     ClusterOption,
     CompileOption,
+    DeadlineOption,
     GlobalBatchOption,
     ModelOption,
     OptimizerOption,
@@ -56,10 +57,7 @@ def plan(
     ] = Goal.throughput,
     tokens: TokensOption = None,
     price: PriceOption = None,
-    deadline: Annotated[
-        float | None,
-        typer.Option(help="Days that all of --tokens may take; slower is refused.", min=0),
-    ] = None,
+    deadline: DeadlineOption = None,
     low_precision_reduce: Annotated[
         bool,
         typer.Option(

@@ -1,8 +1,9 @@
-"""What training costs: time and money for so many tokens, and the cheapest number of devices."""
+"""Cost of training: time and money for a number of tokens, and the cheapest number of devices."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from shardwise.planning.problem import Problem
 from shardwise.planning.rows import Candidate
@@ -11,37 +12,122 @@ from shardwise.planning.space import Space
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.record import SpecError
 
-# Costs nearer than this are the same.
+# Cost differences up to this share are treated as equal, and the faster size wins. Screens say so.
 SAME_COST = 0.02
 HOUR = 3600.0
 DAY = 24 * HOUR
+# The tokens that costs are stated for where a budget names none.
+BILLION = 1e9
+
+Price = float | Mapping[str, float]
+
+
+class Cost(NamedTuple):
+    """What training on `tokens` takes; per billion tokens where a budget names none."""
+
+    tokens: float | None
+    # None without a number of tokens.
+    seconds: float | None
+    device_hours: float
+    # None without a price.
+    money: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The cost as `--json` prints it: keys name the tokens, unknown values are absent."""
+        per = "" if self.tokens is not None else "_per_billion_tokens"
+        figures = {
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            f"device_hours{per}": self.device_hours,
+            f"money{per}": self.money,
+        }
+        return {key: value for key, value in figures.items() if value is not None}
 
 
 class Budget(NamedTuple):
-    """Tokens to train on, the price of a device-hour, and how long it may take; each optional."""
+    """Tokens to train on, price per device-hour and deadline; each optional.
+
+    `price` is one number for all devices, or one per device by its name.
+    """
 
     tokens: float | None = None
-    price: float | None = None
+    price: Price | None = None
     deadline_s: float | None = None
 
-    def seconds(self, tokens_per_s: float) -> float | None:
-        return None if self.tokens is None else self.tokens / tokens_per_s
+    @property
+    def given(self) -> bool:
+        """Whether there is anything to state a cost for."""
+        return self.tokens is not None or self.price is not None
 
-    def device_hours(self, tokens_per_s: float, devices: int) -> float:
-        """For all tokens; for a billion where no number is given."""
-        return (self.tokens or 1e9) / tokens_per_s * devices / HOUR
+    def price_of(self, device: str) -> float | None:
+        """Price per hour of one device; SpecError where prices are given but not for this one."""
+        if self.price is None or isinstance(self.price, (int, float)):
+            return self.price
+        folded = {name.lower(): price for name, price in self.price.items()}
+        if device.lower() not in folded:
+            known = ",".join(f"{name}={price:g}" for name, price in self.price.items())
+            raise SpecError(
+                f"price: no price for {device}; add it, such as --price {known},{device}=2.5"
+            )
+        return folded[device.lower()]
 
-    def money(self, tokens_per_s: float, devices: int) -> float | None:
-        hours = self.device_hours(tokens_per_s, devices)
-        return None if self.price is None else hours * self.price
+    def cost(self, tokens_per_s: float, cluster: ClusterSpec) -> Cost:
+        """Time, device-hours and money of this budget at a speed."""
+        seconds = (self.tokens or BILLION) / tokens_per_s
+        hours = seconds * cluster.devices / HOUR
+        price = self.price_of(cluster.device.name)
+        return Cost(
+            tokens=self.tokens,
+            seconds=None if self.tokens is None else seconds,
+            device_hours=hours,
+            money=None if price is None else hours * price,
+        )
 
     def in_time(self, tokens_per_s: float) -> bool:
-        seconds = self.seconds(tokens_per_s)
-        return seconds is None or self.deadline_s is None or seconds <= self.deadline_s
+        """Whether all tokens are done by the deadline; true without one."""
+        if self.tokens is None or self.deadline_s is None:
+            return True
+        return self.tokens / tokens_per_s <= self.deadline_s
+
+
+def read_price(text: str | float) -> Price:
+    """`2.5`, or prices by device: `H100-SXM=2.5,A100-80GB=1.6`."""
+    parts = [part.strip() for part in str(text).split(",") if part.strip()]
+    if len(parts) == 1 and "=" not in parts[0]:
+        return _positive(parts[0], str(text))
+    prices = {}
+    for part in parts:
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (name and equals):
+            raise _unreadable(str(text))
+        prices[name] = _positive(value, str(text))
+    if not prices:
+        raise _unreadable(str(text))
+    return prices
+
+
+def _positive(number: str, text: str) -> float:
+    try:
+        value = float(number)
+    except ValueError:
+        raise _unreadable(text) from None
+    if not 0 < value < 1e12:
+        raise SpecError(f"price: {number} is not a price per GPU-hour; give a number above 0")
+    return value
+
+
+def _unreadable(text: str) -> SpecError:
+    return SpecError(
+        f"price: cannot read {text[:60]!r}; write --price 2.5, or per device "
+        "--price H100-SXM=2.5,A100-80GB=1.6"
+    )
+
+
+# ---- the cheapest number of devices ---------------------------------------------------------
 
 
 def smaller_clusters(cluster: ClusterSpec) -> list[ClusterSpec]:
-    """Parts of the cluster up to all of it: some of a node, then whole nodes."""
+    """Parts of the cluster up to all of it: some devices of a node, then whole nodes."""
     steps = sorted({base * 2**power for base in (1, 3) for power in range(20)})
     parts = [
         cluster.but(nodes=1, devices_per_node=size)
@@ -53,37 +139,85 @@ def smaller_clusters(cluster: ClusterSpec) -> list[ClusterSpec]:
 
 
 class Sized(NamedTuple):
-    """The best on a part of the cluster."""
+    """The best configuration on a part of the cluster."""
 
     cluster: ClusterSpec
     candidate: Candidate
 
     @property
     def cost(self) -> float:
-        """Device-seconds of a token."""
+        """Device-seconds per token."""
         return self.cluster.devices / self.candidate.tokens_per_s
 
 
-def by_size(problem: Problem) -> list[Sized]:
-    """The best on each part of the cluster on which anything fits."""
-    quick = Space().quick()
+def by_size(problem: Problem, space: Space | None = None) -> list[Sized]:
+    """The best configuration on each part of the cluster on which one fits."""
     found = []
     for cluster in smaller_clusters(problem.cluster):
         try:
-            best = Search(problem._replace(cluster=cluster), quick).run().best()
-        except SpecError:  # a global batch too small for so many devices
+            best = Search(problem._replace(cluster=cluster), space).run().best()
+        except SpecError:  # fewer sequences per step than devices
             continue
         if best is not None:
             found.append(Sized(cluster, best))
     return found
 
 
-def cheapest(sizes: list[Sized], budget: Budget) -> Sized | None:
-    """The part on which a token costs least, in time; of those that cost nearly as little, the
-    largest, which is done first.
-    """
+SizeReason = Literal["nothing fits", "none in time", "cheapest", "as cheap and faster"]
+
+
+class SizeChoice(NamedTuple):
+    """The size to train on, and how its cost compares."""
+
+    sizes: list[Sized]
+    all_devices: int
+    reason: SizeReason
+    # None where nothing fits or no size meets the deadline.
+    chosen: Sized | None
+    # The least cost of the sizes that meet the deadline, and of all sizes.
+    cheapest_in_time: Sized | None
+    cheapest: Sized | None
+
+    @property
+    def deadline_costs(self) -> bool:
+        """Whether a cheaper size was not chosen because it misses the deadline."""
+        if self.chosen is None or self.cheapest is None or self.cheapest_in_time is None:
+            return False
+        return self.cheapest.cost < self.cheapest_in_time.cost
+
+    def to_dict(self, budget: Budget) -> dict[str, Any]:
+        """The sizes and the choice as `--json` prints them."""
+        return {
+            "reason": self.reason,
+            "tolerance": SAME_COST,
+            "devices": self.chosen.cluster.devices if self.chosen else None,
+            "cheapest_devices": self.cheapest.cluster.devices if self.cheapest else None,
+            "sizes": [
+                {
+                    "devices": size.cluster.devices,
+                    "layout": str(size.candidate.strategy),
+                    "tokens_per_s": size.candidate.tokens_per_s,
+                    **budget.cost(size.candidate.tokens_per_s, size.cluster).to_dict(),
+                }
+                for size in self.sizes
+            ],
+        }
+
+
+def choose_size(sizes: list[Sized], budget: Budget, all_devices: int) -> SizeChoice:
+    """The largest size whose cost per token is within SAME_COST of the least, in time."""
+    if not sizes:
+        return SizeChoice(sizes, all_devices, "nothing fits", None, None, None)
+    cheapest = min(sizes, key=_cost)
     in_time = [size for size in sizes if budget.in_time(size.candidate.tokens_per_s)]
     if not in_time:
-        return None
-    least = min(size.cost for size in in_time)
-    return [size for size in in_time if size.cost <= least * (1 + SAME_COST)][-1]
+        return SizeChoice(sizes, all_devices, "none in time", None, None, cheapest)
+    least = min(in_time, key=_cost)
+    close = [size for size in in_time if size.cost <= least.cost * (1 + SAME_COST)]
+    chosen = max(close, key=lambda size: size.candidate.tokens_per_s)
+    reason: SizeReason = "as cheap and faster" if least.cost < chosen.cost else "cheapest"
+    return SizeChoice(sizes, all_devices, reason, chosen, least, cheapest)
+
+
+def _cost(size: Sized) -> float:
+    return size.cost

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from shardwise.planning.explain import limits_in_words, reasons
 from shardwise.planning.limits import WORTH, Limits, limits_of
-from shardwise.planning.money import SAME_COST, Budget, Sized, by_size, cheapest
+from shardwise.planning.money import Budget, Cost, SizeChoice, by_size, choose_size
 from shardwise.planning.price import mfu_of, price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate
@@ -43,8 +43,8 @@ class Plan(NamedTuple):
     # What the objective found before the search, in a sentence.
     aim: str
     budget: Budget
-    # For money: the best on each part of the cluster.
-    sizes: list[Sized]
+    # For money: the best on each part of the cluster, and which part was chosen.
+    size_choice: SizeChoice | None
     winner: Candidate | None
     # The best of each layout, the fastest first.
     layouts: list[Candidate]
@@ -73,14 +73,9 @@ class Plan(NamedTuple):
         speeds = [c.tokens_per_s / self.winner.tokens_per_s for c in self.layouts]
         return sum(1 for speed in speeds if 1 + low <= speed <= 1 + high)
 
-    def cost(self, candidate: Candidate) -> dict[str, float | None]:
-        """Seconds, device-hours and money of the budget's tokens, or of a billion."""
-        devices, speed = self.problem.cluster.devices, candidate.tokens_per_s
-        return {
-            "seconds": self.budget.seconds(speed),
-            "device_hours": self.budget.device_hours(speed, devices),
-            "money": self.budget.money(speed, devices),
-        }
+    def cost(self, candidate: Candidate) -> Cost:
+        """Time, device-hours and money of the budget's tokens, or of a billion."""
+        return self.budget.cost(candidate.tokens_per_s, self.problem.cluster)
 
     def mfu(self, candidate: Candidate) -> float:
         return mfu_of(self.problem, self.units, candidate)
@@ -99,25 +94,27 @@ class Plan(NamedTuple):
             "job": self.problem.job.model_dump(mode="json", exclude_none=True),
             "objective": self.objective,
             "aim": self.aim,
-            "cost": self.cost(self.winner) if self.winner else None,
+            **({"size": self.size_choice.to_dict(self.budget)} if self.size_choice else {}),
+            "cost": self.cost(self.winner).to_dict() if self.winner else None,
             "winner": told(self.winner) if self.winner else None,
             "layouts": [told(c) for c in self.layouts],
             "baselines": [
                 {
                     "name": b.name,
-                    "needed_bytes": b.needed_bytes,
+                    "needed_bytes": round(b.needed_bytes),
                     **({"tokens_per_s": b.candidate.tokens_per_s} if b.candidate else {}),
                 }
                 for b in self.baselines
             ],
             "rejected": [
-                {"layout": str(r.strategy), "least_bytes": r.needed_bytes} for r in self.rejected
+                {"layout": str(r.strategy), "least_bytes": round(r.needed_bytes)}
+                for r in self.rejected
             ],
             "pareto": [told(c) for c in self.front],
             "why": self.why,
             "binding": self.limits.binding if self.limits else "memory",
             "slack": {
-                "memory_bytes": self.limits.free_bytes,
+                "memory_bytes": round(self.limits.free_bytes),
                 "network_factor": self.limits.network_slack,
             }
             if self.limits
@@ -167,12 +164,15 @@ def make_plan(
     """
     check(problem)
     aim = ""
-    sizes: list[Sized] = []
+    size_choice: SizeChoice | None = None
     budget = budget or Budget()
+    budget.price_of(problem.cluster.device.name)
     if objective == "sequence":
         problem, aim = _longest(problem)
     elif objective == "money":
-        problem, aim, sizes = _cheapest(problem, budget)
+        size_choice = choose_size(by_size(problem, space), budget, problem.cluster.devices)
+        if size_choice.chosen is not None:
+            problem = problem._replace(cluster=size_choice.chosen.cluster)
     if problem.base.devices != problem.cluster.devices:
         current = None
     search = Search(problem, space)
@@ -186,7 +186,7 @@ def make_plan(
         objective=objective,
         aim=aim,
         budget=budget,
-        sizes=sizes,
+        size_choice=size_choice,
         winner=winner,
         layouts=found.layouts(),
         baselines=_baselines(problem, units, found, current),
@@ -215,25 +215,6 @@ def _longest(problem: Problem) -> tuple[Problem, str]:
         return problem, ""
     aim = f"The longest sequence is {found.tokens:,} tokens; {found.why_not_longer}"
     return problem._replace(job=problem.job.but(seq_len=found.tokens)), aim
-
-
-def _cheapest(problem: Problem, budget: Budget) -> tuple[Problem, str, list[Sized]]:
-    sizes = by_size(problem)
-    found = cheapest(sizes, budget)
-    all_devices = problem.cluster.devices
-    if found is None:
-        late = "Nothing is in time; this is all of it." if sizes else ""
-        return problem, late, sizes
-    if found.cluster.devices == all_devices:
-        cheaper = [s for s in sizes if s.cost < found.cost * (1 - SAME_COST)]
-        aim = "No part of the cluster trains a token for less than all of it."
-        if cheaper:
-            aim = "A token would cost less on fewer devices, but not in time."
-        return problem, aim, sizes
-    aim = f"A token costs least on {found.cluster.devices} of the {all_devices} devices."
-    if any(s.cost < found.cost * (1 - SAME_COST) for s in sizes):
-        aim = f"{found.cluster.devices} of the {all_devices} devices are the cheapest in time."
-    return problem._replace(cluster=found.cluster), aim, sizes
 
 
 def chosen(found: Found, objective: Objective) -> Candidate | None:

@@ -123,7 +123,8 @@ class Candidate(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         strategy = self.strategy.model_dump(mode="json", exclude={"within_node"})
-        return {**self._asdict(), "strategy": strategy}
+        sizes = {"peak_bytes": round(self.peak_bytes), "needed_bytes": round(self.needed_bytes)}
+        return {**self._asdict(), **sizes, "strategy": strategy}
 
 
 class Table:

@@ -8,13 +8,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.planning.money import DAY, HOUR, Budget
 from shardwise.planning.plan import Plan
 from shardwise.planning.rows import Candidate
 from shardwise.report.estimate import not_compared, print_ways
 from shardwise.report.memory_words import memory_words
+from shardwise.report.money import cost_words, size_words, sizes_table, tokens_words
 from shardwise.report.screen import plain_table, screen
 from shardwise.report.strategy import batch_words, configuration_words, recompute_cell, shorthand
+from shardwise.report.table import terminal_table
 from shardwise.spec.quantity import GIB, show_count, show_gib, show_seconds
 from shardwise.spec.strategy import Strategy
 
@@ -31,6 +32,8 @@ def print_plan(plan: Plan, *, top: int, written: str | None, command: str) -> No
     )
     if plan.aim:
         out.print(plan.aim)
+    if plan.size_choice:
+        out.print(size_words(plan.size_choice))
     out.print()
     if plan.winner is None:
         _print_nothing_fits(out, plan)
@@ -80,7 +83,7 @@ def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
             capacity=cluster.device.capacity,
         )
     )
-    cost = cost_in_words(plan.budget, winner.tokens_per_s, cluster.devices)
+    cost = cost_words(plan.budget, winner.tokens_per_s, cluster)
     if cost:
         out.print(cost)
     if not plan.fitted:
@@ -100,53 +103,13 @@ def _of_tokens(plan: Plan, winner: Candidate) -> str:
     return f"of {real:,} tokens ({real / asked - 1:+.1%} against what was asked for) "
 
 
-def cost_in_words(budget: Budget, tokens_per_s: float, devices: int) -> str:
-    """Time and money of the budget, or nothing where none was given."""
-    if budget.tokens is None and budget.price is None:
-        return ""
-    tokens = show_count(budget.tokens or 1e9)
-    hours = budget.device_hours(tokens_per_s, devices)
-    seconds = budget.seconds(tokens_per_s)
-    money = budget.money(tokens_per_s, devices)
-    parts = [
-        f"{show_long(seconds)}" if seconds is not None else "",
-        f"{hours:,.0f} device-hours",
-        f"{money:,.0f} at {budget.price:g} each" if money is not None else "",
-    ]
-    told = f"{tokens} tokens take " + ", ".join(part for part in parts if part) + "."
-    if not budget.in_time(tokens_per_s):
-        told += f" That misses the deadline of {show_long(budget.deadline_s or 0.0)}."
-    return told
-
-
-def show_long(seconds: float) -> str:
-    """Days or hours."""
-    days = seconds / DAY
-    return f"{days:,.1f} days" if days >= 1 else f"{seconds / HOUR:,.1f} hours"
-
-
 def _print_sizes(out: Console, plan: Plan) -> None:
-    """For money: what each part of the cluster takes."""
-    if not plan.sizes:
+    """For money: the cost on each part of the cluster."""
+    if plan.size_choice is None or not plan.size_choice.sizes:
         return
-    table = plain_table()
-    for column in ("devices", "layout", "tokens/s", "time", "device-hours", "money"):
-        table.add_column(column, justify="left" if column == "layout" else "right", no_wrap=True)
-    for size in plan.sizes:
-        devices, speed = size.cluster.devices, size.candidate.tokens_per_s
-        seconds, money = plan.budget.seconds(speed), plan.budget.money(speed, devices)
-        late = " late" if not plan.budget.in_time(speed) else ""
-        table.add_row(
-            f"{devices:,}",
-            shorthand(size.candidate.strategy),
-            show_count(speed),
-            show_long(seconds) + late if seconds is not None else "",
-            f"{plan.budget.device_hours(speed, devices):,.0f}",
-            f"{money:,.0f}" if money is not None else "",
-            style="bold" if devices == plan.problem.cluster.devices else "",
-        )
-    out.print(f"For {show_count(plan.budget.tokens or 1e9)} tokens", style="bold")
-    out.print(table)
+    out.print(f"Cost of {tokens_words(plan.budget)} by size", style="bold")
+    chosen = plan.problem.cluster.devices
+    out.print(terminal_table(sizes_table(plan.size_choice.sizes, plan.budget, chosen)))
     out.print()
 
 

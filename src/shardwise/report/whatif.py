@@ -12,7 +12,7 @@ from rich.text import Text
 from shardwise.planning.money import Budget
 from shardwise.planning.problem import Problem
 from shardwise.planning.whatif import Point, Solved, changes
-from shardwise.report.plan import show_long
+from shardwise.report.money import cost_cells, cost_columns, tokens_words
 from shardwise.report.screen import bar, plain_table, screen
 from shardwise.report.strategy import (
     batch_words,
@@ -21,6 +21,7 @@ from shardwise.report.strategy import (
     recompute_cell,
     shorthand,
 )
+from shardwise.report.table import Column, Table, terminal_table
 from shardwise.spec.quantity import GIB, show_count, show_seconds
 from shardwise.spec.strategy import show_recompute
 
@@ -112,26 +113,16 @@ def _print_scaling(out: Console, points: Sequence[Point]) -> None:
 
 
 def _print_costs(out: Console, name: str, points: Sequence[Point], budget: Budget) -> None:
-    if budget.tokens is None and budget.price is None:
+    if not budget.given:
         return
-    table = plain_table()
-    table.add_column(_NAMES.get(name, name), justify="right", no_wrap=True)
-    for column in ("time", "device-hours", "money"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = Table((Column(name, _NAMES.get(name, name)), *cost_columns(budget)))
     for point in points:
-        if point.candidate is None:
-            continue
-        devices, speed = point.problem.cluster.devices, point.candidate.tokens_per_s
-        seconds, money = budget.seconds(speed), budget.money(speed, devices)
-        table.add_row(
-            point.value,
-            show_long(seconds) if seconds is not None else "",
-            f"{budget.device_hours(speed, devices):,.0f}",
-            f"{money:,.0f}" if money is not None else "",
-        )
+        if point.candidate is not None:
+            speed = point.candidate.tokens_per_s
+            table.add(point.value, *cost_cells(budget, speed, point.problem.cluster))
     out.print()
-    out.print(f"For {show_count(budget.tokens or 1e9)} tokens", style="bold")
-    out.print(table)
+    out.print(f"Cost of {tokens_words(budget)}", style="bold")
+    out.print(terminal_table(table))
 
 
 def print_solved(solved: Solved) -> None:

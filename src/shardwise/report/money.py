@@ -1,0 +1,153 @@
+"""Costs in words and as a table: time, device-hours, money, and the size to train on."""
+
+from __future__ import annotations
+
+from shardwise.planning.money import (
+    BILLION,
+    DAY,
+    HOUR,
+    SAME_COST,
+    Budget,
+    SizeChoice,
+    Sized,
+)
+from shardwise.report.strategy import shorthand
+from shardwise.report.table import Cell, Column, Table
+from shardwise.report.words import multiple, percent
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.quantity import show_count
+
+
+def show_long(seconds: float) -> str:
+    """Days or hours."""
+    days = seconds / DAY
+    return f"{days:,.1f} days" if days >= 1 else f"{seconds / HOUR:,.1f} hours"
+
+
+def show_money(amount: float) -> str:
+    """An amount in the currency of `--price`; cents below 100."""
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:,.2f}"
+
+
+def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str:
+    """Time and money in one sentence; empty without a budget."""
+    if not budget.given:
+        return ""
+    cost, price = budget.cost(tokens_per_s, cluster), budget.price_of(cluster.device.name)
+    parts = [
+        show_long(cost.seconds) if cost.seconds is not None else "",
+        f"{cost.device_hours:,.0f} device-hours",
+        f"{show_money(cost.money)} at {price:g} per device-hour" if cost.money is not None else "",
+    ]
+    sentence = f"Cost of {tokens_words(budget)}: {', '.join(part for part in parts if part)}."
+    if budget.deadline_s is not None and not budget.in_time(tokens_per_s):
+        sentence += f" Misses the deadline of {show_long(budget.deadline_s)}."
+    return sentence
+
+
+def tokens_words(budget: Budget) -> str:
+    """The tokens that costs are stated for."""
+    return f"{show_count(budget.tokens or BILLION)} tokens"
+
+
+def cost_columns(budget: Budget) -> tuple[Column, ...]:
+    """Columns of what the budget can tell; CSV headers are the keys of `--json`."""
+    per = "" if budget.tokens is not None else "_per_billion_tokens"
+    columns = {
+        "seconds": Column("seconds", "time", show_long),
+        "hours": Column(f"device_hours{per}", "device-hours", lambda hours: f"{hours:,.0f}"),
+        "money": Column(f"money{per}", "money", show_money),
+        "in_time": Column("in_time", "in time", lambda met: "yes" if met else "late"),
+    }
+    return tuple(columns[name] for name in _known(budget))
+
+
+def _known(budget: Budget) -> list[str]:
+    known = {
+        "seconds": budget.tokens is not None,
+        "hours": True,
+        "money": budget.price is not None,
+        "in_time": budget.deadline_s is not None,
+    }
+    return [name for name, given in known.items() if given]
+
+
+def cost_cells(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> list[Cell]:
+    """Cells of `cost_columns` at a speed."""
+    cost, met = budget.cost(tokens_per_s, cluster), budget.in_time(tokens_per_s)
+    cells = {
+        "seconds": Cell(cost.seconds),
+        "hours": Cell(cost.device_hours),
+        "money": Cell(cost.money),
+        "in_time": Cell(met, style="" if met else "red"),
+    }
+    return [cells[name] for name in _known(budget)]
+
+
+def sizes_table(sizes: list[Sized], budget: Budget, chosen_devices: int) -> Table:
+    """One row per part of the cluster, with its cost; the chosen one is strong."""
+    table = Table(
+        (
+            Column("devices", "devices", lambda count: f"{count:,}"),
+            Column("layout", "layout", left=True),
+            Column("tokens_per_s", "tokens/s", show_count),
+            *cost_columns(budget),
+        )
+    )
+    for size in sizes:
+        speed = size.candidate.tokens_per_s
+        table.add(
+            *(size.cluster.devices, shorthand(size.candidate.strategy), speed),
+            *cost_cells(budget, speed, size.cluster),
+            strong=size.cluster.devices == chosen_devices,
+        )
+    return table
+
+
+def size_words(choice: SizeChoice) -> str:
+    """Which size to train on, what it costs against the cheapest, and why it was chosen."""
+    all_devices = choice.all_devices
+    if choice.reason == "nothing fits":
+        return ""
+    if choice.chosen is None or choice.cheapest_in_time is None or choice.cheapest is None:
+        return (
+            f"No size up to {all_devices:,} devices meets the deadline; figures are for all "
+            f"{all_devices:,}."
+        )
+    sentences = [_chosen_words(choice, choice.chosen, choice.cheapest_in_time)]
+    if choice.deadline_costs:
+        late = choice.cheapest
+        saving = _saving(late, choice.chosen)
+        sentences.append(
+            f"{_devices(late, all_devices)} would cost {saving} less per token but miss the "
+            "deadline."
+        )
+    return " ".join(sentences)
+
+
+def _chosen_words(choice: SizeChoice, chosen: Sized, least: Sized) -> str:
+    all_devices = choice.all_devices
+    name = _devices(chosen, all_devices)
+    if choice.reason == "cheapest":
+        of_those = " of the sizes that meet the deadline" if choice.deadline_costs else ""
+        return f"{name} cost least per token{of_those}."
+    saving = _saving(least, chosen)
+    slower = multiple(chosen.candidate.tokens_per_s / least.candidate.tokens_per_s)
+    return (
+        f"{name} recommended: {_devices(least, all_devices)} would cost {saving} less per token "
+        f"and take {slower} as long. Cost differences up to {percent(SAME_COST)} count as equal, "
+        "and the faster size wins."
+    )
+
+
+def _saving(cheap: Sized, chosen: Sized) -> str:
+    """A share of the cost; never `0.0%`, which the table would contradict."""
+    share = 1 - cheap.cost / chosen.cost
+    return percent(share, 1) if share >= 0.001 else "under 0.1%"
+
+
+def _devices(size: Sized, all_devices: int) -> str:
+    count = size.cluster.devices
+    if count == all_devices:
+        return f"All {count:,} devices"
+    return f"{count:,} of {all_devices:,} devices"

@@ -1,0 +1,161 @@
+"""Costs, prices per device, and the cheapest size: the choice agrees with its own table."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwise.planning.money import (
+    SAME_COST,
+    Budget,
+    SizeChoice,
+    Sized,
+    by_size,
+    choose_size,
+    read_price,
+    smaller_clusters,
+)
+from shardwise.planning.plan import make_plan
+from shardwise.planning.problem import Problem
+from shardwise.planning.rows import Candidate
+from shardwise.report.money import size_words, sizes_table
+from shardwise.report.table import csv_text
+from shardwise.spec.job import Job
+from shardwise.spec.lookup import find_cluster, find_model
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
+from tests.tables import csv_rows
+
+CLUSTER = find_cluster("8x8xH100-SXM@400Gbps")
+PARTS = smaller_clusters(CLUSTER)
+
+
+def size(devices: int, tokens_per_s: float) -> Sized:
+    (cluster,) = (part for part in PARTS if part.devices == devices)
+    strategy = Strategy(kind="ddp").resolve(devices, 8)
+    return Sized(cluster, Candidate(strategy, 1.0, 1.0, tokens_per_s, 1.0, 1.0, 0.0, 0.0, 0.0))
+
+
+def check_choice(choice: SizeChoice, budget: Budget) -> None:
+    """The reason, the sentence and the CSV of the sizes say the same."""
+    devices = choice.chosen.cluster.devices if choice.chosen else choice.all_devices
+    rows = csv_rows(csv_text(sizes_table(choice.sizes, budget, devices)))
+    cost = {int(row["devices"]): float(row["device_hours"]) for row in rows}
+    late = {int(row["devices"]) for row in rows if row.get("in_time") == "false"}
+    in_time = {count: hours for count, hours in cost.items() if count not in late}
+    sentence = size_words(choice)
+    named = [int(number) for number in re.findall(r"(\d+)(?: of \d+)? devices", sentence)]
+    if choice.chosen is None:
+        assert choice.reason == ("nothing fits" if not cost else "none in time")
+        assert not in_time
+        return
+    assert devices in in_time
+    assert named[0] == devices
+    least = min(in_time.values())
+    assert cost[devices] <= least * (1 + SAME_COST) * (1 + 1e-9)
+    if choice.reason == "cheapest":
+        assert cost[devices] == least
+    else:
+        # What the sentence calls cheaper is cheaper in the table, by what the sentence says.
+        assert cost[named[1]] == pytest.approx(least)
+        (saved, *_) = re.findall(r"would cost (?:under )?([\d.]+)% less", sentence)
+        assert float(saved) == pytest.approx(100 * (1 - least / cost[devices]), abs=0.11)
+    assert choice.deadline_costs == (min(cost.values()) < least)
+    if choice.deadline_costs:
+        assert named[-1] in late
+        assert cost[named[-1]] == pytest.approx(min(cost.values()))
+    assert "0.0%" not in sentence
+
+
+@given(
+    st.lists(st.floats(0.5, 1.5), min_size=len(PARTS), max_size=len(PARTS)),
+    st.lists(st.booleans(), min_size=len(PARTS), max_size=len(PARTS)),
+    st.none() | st.floats(1, 100),
+)
+def test_the_sentence_agrees_with_the_table(
+    efficiency: list[float], fits: list[bool], days: float | None
+) -> None:
+    sizes = [
+        size(part.devices, 5000.0 * part.devices * factor)
+        for part, factor, kept in zip(PARTS, efficiency, fits, strict=True)
+        if kept
+    ]
+    budget = Budget(tokens=1e11, deadline_s=None if days is None else days * 86400)
+    check_choice(choose_size(sizes, budget, CLUSTER.devices), budget)
+
+
+@settings(max_examples=3)
+@given(
+    st.sampled_from(["gpt2-xl", "llama-3.2-1b", "llama-3-8b"]),
+    st.sampled_from(["4x8xA100-80GB@100Gbps", "2x8xH100-SXM@400Gbps", "8xL40S"]),
+    st.sampled_from([None, 2**20]),
+    st.none() | st.floats(1, 50),
+)
+def test_a_plan_for_money_agrees_with_its_own_table(
+    model: str, cluster: str, batch: int | None, days: float | None
+) -> None:
+    job = Job(seq_len=1024, global_batch=batch)
+    problem = Problem(find_model(model), find_cluster(cluster), job, Strategy(kind="zero3"))
+    budget = Budget(1e10, 2.5, None if days is None else days * 86400)
+    found = make_plan(problem, objective="money", budget=budget)
+    choice = found.size_choice
+    assert choice is not None
+    check_choice(choice, budget)
+    if choice.chosen is not None:
+        assert found.winner is not None
+        # The headline and the row of the chosen size are one figure.
+        assert found.winner.tokens_per_s == pytest.approx(choice.chosen.candidate.tokens_per_s)
+
+
+def test_equal_costs_within_the_tolerance_take_the_faster_size() -> None:
+    """The audit's case: 91,011 on 8 devices and 92,631 on 64."""
+    sizes = [size(8, 8 * 5000.0), size(64, 64 * 5000.0 * 91_011 / 92_631)]
+    choice = choose_size(sizes, Budget(), 64)
+    assert choice.chosen is sizes[1]
+    assert choice.cheapest is sizes[0]
+    assert choice.reason == "as cheap and faster"
+    apart = choose_size([sizes[0], size(64, 64 * 4800.0)], Budget(), 64)
+    assert apart.chosen is sizes[0]
+    assert apart.reason == "cheapest"
+
+
+def test_costs_say_which_tokens_they_are_for() -> None:
+    speed, hours = 64_000.0, 1e9 / 64_000 * 64 / 3600
+    without = Budget(price=2.0).cost(speed, CLUSTER).to_dict()
+    assert without == pytest.approx(
+        {"device_hours_per_billion_tokens": hours, "money_per_billion_tokens": 2 * hours}
+    )
+    given_tokens = Budget(tokens=3e9).cost(speed, CLUSTER).to_dict()
+    assert given_tokens == pytest.approx(
+        {"tokens": 3e9, "seconds": 3e9 / speed, "device_hours": 3 * hours}
+    )
+
+
+def test_prices_are_for_all_devices_or_by_name() -> None:
+    assert read_price("2.5") == read_price(2.5) == 2.5
+    prices = Budget(price=read_price("h100-sxm=2.5, A100-80GB=1.6"))
+    assert prices.price_of("H100-SXM") == 2.5
+    assert prices.price_of("A100-80GB") == 1.6
+    with pytest.raises(SpecError) as error:
+        prices.price_of("L40S")
+    assert "L40S=" in error.value.problems[0]
+    assert Budget().price_of("L40S") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "0", "nan", "inf", "cheap", "H100-SXM=", "=2", "H100-SXM:2", "1,2", "A=1,2"]
+)
+def test_a_price_that_cannot_be_read_is_one_sentence(text: str) -> None:
+    with pytest.raises(SpecError) as error:
+        read_price(text)
+    (sentence,) = error.value.problems
+    assert sentence.startswith("price: ")
+
+
+def test_sizes_where_the_batch_is_too_small_are_left_out() -> None:
+    job = Job(seq_len=1024, global_batch=8 * 1024)
+    problem = Problem(find_model("gpt2"), CLUSTER, job, Strategy(kind="zero3"))
+    assert max(found.cluster.devices for found in by_size(problem)) <= 16
