@@ -1,14 +1,9 @@
-"""A training step on the engine, watched: collectives, state bytes and peak memory.
-
-Started by torchrun with a JSON list of cases; rank 0 prints one JSON line per case.
-"""
+"""Measure a training step on the engine: collectives, state bytes and peak memory."""
 
 from __future__ import annotations
 
 import gc
-import json
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +11,6 @@ import torch.distributed as dist
 
 from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.ledger import LiveBytes
-from shardwise.engine.mesh import join, leave
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
 from shardwise.spec import ModelSpec, Strategy
@@ -38,12 +32,6 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def any_rank(value: bool) -> bool:
-    told = torch.tensor(float(value))
-    dist.all_reduce(told, dist.ReduceOp.MAX)
-    return bool(told)
-
-
 def run_case(case: dict[str, Any]) -> dict[str, Any]:
     spec = ModelSpec.model_validate(case["model"])
     strategy = Strategy.model_validate(case["strategy"])
@@ -62,38 +50,40 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         if isinstance(v, torch.Tensor) and v.numel() > 1
     ]
     result: dict[str, Any] = {
-        "collectives": {f"{op}/{size}": list(n) for (op, size), n in counter.found.items()},
+        "collectives": {f"{op}/{size}": tuple(n) for (op, size), n in counter.found.items()},
         "parameter_bytes": sum(local(p).nbytes for p in module.parameters()),
         "optimizer_bytes": sum(s.nbytes for s in states),
     }
     if case.get("peak"):
         gc.collect()
-        with LiveBytes() as live:
-            step(module, optimizer, ids, strategy)  # meets DDP's buckets, which outlive steps
-            peaks: list[int] = []
-            # Gloo's threads let go of their tensors a little late when the machine is busy, which
-            # can only add to a peak.
-            while len(peaks) < 3 and any_rank(len(set(peaks)) == len(peaks)):
-                live.reset()
-                step(module, optimizer, ids, strategy)
-                peaks.append(live.peak_bytes)
-        result["peak_bytes"] = min(peaks)
+        result["peak_bytes"] = measured_peak(lambda: step(module, optimizer, ids, strategy))
     return result
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    join(torch.device("cpu"))
-    # What the imports left need not be searched again in every case.
-    gc.freeze()
-    for case in json.loads(Path(sys.argv[1]).read_text()):
-        result = run_case(case)
-        gc.collect()
-        if dist.get_rank() == 0:
-            print("RESULT " + json.dumps(result), flush=True)
-    gc.unfreeze()
-    leave()
+def measured_peak(run_step: Callable[[], None]) -> int:
+    """The most bytes of tensors that rank 0 held during a step; 0 on other ranks.
+
+    The lowest of two or three steps: when the machine is busy, Gloo's threads let go of their
+    tensors late, which can only add to a peak.
+    """
+    if dist.get_rank():
+        while agreed(False):
+            run_step()
+        return 0
+    peaks: list[int] = []
+    with LiveBytes() as live:
+        # DDP's buckets outlive steps, and are first seen in one that is followed.
+        agreed(True)
+        run_step()
+        while agreed(len(peaks) < 3 and len(set(peaks)) == len(peaks)):
+            live.reset()
+            run_step()
+            peaks.append(live.peak_bytes)
+    return min(peaks)
 
 
-if __name__ == "__main__":
-    main()
+def agreed(wanted: bool) -> bool:
+    """What rank 0 wants, on every rank."""
+    told = torch.tensor(float(wanted))
+    dist.broadcast(told, src=0)
+    return bool(told)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.command import ROOT, environment
+from tests.command import environment
 
 
 def free_port() -> int:
@@ -52,15 +52,3 @@ def results(shown: str) -> list[dict[str, Any]]:
     """The lines that rank 0 marked; others may have written before a mark, on the same line."""
     lines = [line.partition("RESULT ")[2] for line in shown.splitlines() if "RESULT " in line]
     return [json.loads(line) for line in lines]
-
-
-def run_workers(
-    module: str, processes: int, cases: list[dict[str, Any]], folder: Path, timeout: float = 600
-) -> list[dict[str, Any]]:
-    """Run `python -m module cases.json` on `processes` Gloo ranks; one result per case."""
-    file = folder / "cases.json"
-    file.write_text(json.dumps(cases))
-    words = ("--module", module, str(file))
-    found = results(torchrun(processes, *words, folder=ROOT, timeout=timeout))
-    assert len(found) == len(cases)
-    return found

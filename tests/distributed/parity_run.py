@@ -1,21 +1,16 @@
-"""Six steps of training in fp64 under a strategy; rank 0 prints digests of the parameters.
+"""Train six steps in fp64 under a strategy and return the parameters.
 
-Started by torchrun with a JSON list of cases. Every rank takes its own part of one global batch, so
-that any number of processes trains on the same data.
+Every rank takes its own part of one global batch, so that any number of processes trains on the
+same data.
 """
 
 from __future__ import annotations
 
-import gc
-import hashlib
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from shardwise.engine.mesh import join, leave, resolve_for_world, world
+from shardwise.engine.mesh import resolve_for_world, world
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
 from shardwise.spec import ModelSpec, Strategy
@@ -28,7 +23,8 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def train(case: dict[str, Any]) -> list[torch.Tensor]:
+def train(case: dict[str, Any]) -> list[float]:
+    """Every parameter after the last step, in one list; empty on ranks other than 0."""
     spec = ModelSpec.model_validate(case["model"])
     strategy = resolve_for_world(Strategy.model_validate(case["strategy"]))
     torch.manual_seed(0)
@@ -47,25 +43,5 @@ def train(case: dict[str, Any]) -> list[torch.Tensor]:
             torch.nn.utils.clip_grad_norm_(model.parameters(), case["clip"])
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return [full(parameter.detach()) for parameter in model.parameters()]
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    join(torch.device("cpu"))
-    # What the imports left need not be searched again in every case.
-    gc.freeze()
-    for case in json.loads(Path(sys.argv[1]).read_text()):
-        parameters = train(case)
-        gc.collect()
-        if world()[0] == 0:
-            flat = torch.cat([p.flatten() for p in parameters])
-            torch.save(flat, case["file"])
-            digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
-            print("RESULT " + json.dumps({"digest": digest}), flush=True)
-    gc.unfreeze()
-    leave()
-
-
-if __name__ == "__main__":
-    main()
+    parameters = torch.cat([full(p.detach()).flatten() for p in model.parameters()])
+    return [] if rank else parameters.tolist()

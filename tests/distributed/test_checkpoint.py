@@ -12,20 +12,16 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.launch import run_workers
+from tests.distributed.workers import Workers
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch
 
-MODULE = "tests.distributed.checkpoint_run"
+from tests.distributed.checkpoint_run import digest, run
+
 ZERO3, ZERO2, DDP, SINGLE = ({"kind": kind} for kind in ("zero3", "zero2", "ddp", "single"))
 HYBRID = {"kind": "zero3", "shard": 2, "replicate": 2}
 Ranks = list[dict[str, Any]]
-
-
-def run(processes: int, cases: list[dict[str, Any]], folder: Path) -> list[Ranks]:
-    """What every rank found, by case."""
-    found = run_workers(MODULE, processes, cases, folder, timeout=180)
-    return [one["ranks"] for one in found]
 
 
 class TestAnyWorld:
@@ -36,14 +32,14 @@ class TestAnyWorld:
         *((4, ZERO3), (4, ZERO3)),
     )
 
-    def test_every_tensor_is_the_same_to_the_bit(self, tmp_path: Path) -> None:
+    def test_every_tensor_is_the_same_to_the_bit(self, tmp_path: Path, workers: Workers) -> None:
         place = str(tmp_path / "checkpoints")
-        first = {"do": "save", "world": 4, "strategy": ZERO3, "place": place, "steps": [1]}
-        chain = [
-            {"do": "load", "world": world, "strategy": strategy, "place": place, "save": step}
-            for step, (world, strategy) in enumerate(self.CHAIN, start=2)
-        ]
-        saved, *loads = run(4, [first, *chain], tmp_path)
+        first = {"do": "save", "strategy": ZERO3, "place": place, "steps": [1]}
+        [saved] = workers.run(run, 4, [first])
+        loads: list[Ranks] = []
+        for step, (world, strategy) in enumerate(self.CHAIN, start=2):
+            case = {"do": "load", "strategy": strategy, "place": place, "save": step}
+            loads += workers.run(run, world, [case])
         original = saved[0]["1"]
         assert any(name.endswith("exp_avg_sq") for name in original)
         assert any(name.endswith("table.weight") for name in original)
@@ -78,7 +74,7 @@ def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]
 
 @pytest.fixture(scope="module")
 def written(
-    full_disk: Path | None, tmp_path_factory: pytest.TempPathFactory
+    full_disk: Path | None, workers: Workers, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict[str, Ranks]]:
     """What two processes found while they saved in every way, and the folder they saved in."""
     folder = tmp_path_factory.mktemp("written")
@@ -93,7 +89,7 @@ def written(
     if full_disk is not None:
         cases["full disk"] = {**fail, "small_on": None, "place": str(full_disk)}
     all_cases = [{"strategy": ZERO3, "place": str(folder / n), **c} for n, c in cases.items()]
-    return folder, dict(zip(cases, run(2, all_cases, folder), strict=True))
+    return folder, dict(zip(cases, workers.run(run, 2, all_cases), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +164,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 
 @pytest.fixture(scope="module")
 def loaded(
-    two_steps: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory
+    two_steps: tuple[Path, Any], workers: Workers, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Ranks]:
     folder = tmp_path_factory.mktemp("broken")
     cases = []
@@ -185,7 +181,8 @@ def loaded(
         {"do": "load", "strategy": ZERO3, "place": str(place)}
         for place in (whole, hopeless, folder / "empty")
     )
-    return dict(zip([*BROKEN, "whole", "hopeless", "empty"], run(2, cases, folder), strict=True))
+    names = [*BROKEN, "whole", "hopeless", "empty"]
+    return dict(zip(names, workers.run(run, 2, cases), strict=True))
 
 
 class TestBroken:
@@ -272,8 +269,6 @@ def test_torch_reads_the_files_by_itself(two_steps: tuple[Path, dict[str, Any]])
     pytest.importorskip("safetensors")
     from torch.distributed.checkpoint import load
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-
-    from tests.distributed.checkpoint_run import digest
 
     place, digests = two_steps
     reader = HuggingFaceStorageReader(str(place / "step-00000002"))

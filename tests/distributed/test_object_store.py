@@ -7,21 +7,23 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardwise.checkpoint.format.place import find_place
 from shardwise.checkpoint.verify.fsck import check, find_checkpoints
-from tests.distributed.launch import free_port, run_workers
+from tests.distributed.launch import free_port
+from tests.distributed.workers import Workers
 
 pytest.importorskip("torch")
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
 pytest.importorskip("flask_cors")
+from tests.distributed import checkpoint_run
 
-MODULE = "tests.distributed.checkpoint_run"
+pytestmark = pytest.mark.nightly
+
 SHARD = "rank-00001.safetensors"
 Ranks = list[dict[str, Any]]
 
@@ -70,14 +72,13 @@ def store() -> Iterator[Any]:
         server.wait(timeout=20)
 
 
-def run(names: dict[str, dict[str, Any]], folder: Path) -> dict[str, Ranks]:
+def run(names: dict[str, dict[str, Any]], workers: Workers) -> dict[str, Ranks]:
     """What both ranks found, by case; each has its own prefix unless it says where."""
     cases = [
         {"strategy": {"kind": "zero3"}, "place": f"s3://bucket/{name}", **case}
         for name, case in names.items()
     ]
-    found = run_workers(MODULE, 2, cases, folder, timeout=180)
-    return dict(zip(names, (one["ranks"] for one in found), strict=True))
+    return dict(zip(names, workers.run(checkpoint_run.run, 2, cases), strict=True))
 
 
 def copy(store: Any, name: str, names: set[str] | None = None) -> str:
@@ -91,18 +92,16 @@ def copy(store: Any, name: str, names: set[str] | None = None) -> str:
 
 
 @pytest.fixture(scope="module")
-def saved(store: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ranks]:
+def saved(store: Any, workers: Workers) -> dict[str, Ranks]:
     cases = {
         "run": {"do": "save", "steps": [1, 2]},
         "few": {"do": "save", "steps": [1, 2, 3, 4], "keep": 2, "background": True},
     }
-    return run(cases, tmp_path_factory.mktemp("saved"))
+    return run(cases, workers)
 
 
 @pytest.fixture(scope="module")
-def loaded(
-    store: Any, saved: dict[str, Ranks], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Ranks]:
+def loaded(store: Any, saved: dict[str, Ranks], workers: Workers) -> dict[str, Ranks]:
     interrupted = copy(store, "interrupted", {"rank-00000.safetensors", "tensors.json"})
     assert store.exists(f"{interrupted}/step-00000003/tensors.json")
     corrupt = f"{copy(store, 'corrupt')}/step-00000002/{SHARD}"
@@ -115,7 +114,7 @@ def loaded(
     }
     cases["go on"] = {"do": "load", "place": "s3://bucket/interrupted", "save": 5}
     cases["refused"] = {"do": "refuse", "background": True, "place": "s3://no-such-bucket/run"}
-    return run(cases, tmp_path_factory.mktemp("loaded"))
+    return run(cases, workers)
 
 
 def test_what_was_saved_is_loaded(saved: dict[str, Ranks], loaded: dict[str, Ranks]) -> None:

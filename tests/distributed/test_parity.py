@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import itertools
 from typing import Any
 
 import pytest
 
-from tests.distributed.launch import run_workers
+from tests.distributed.workers import Workers
 from tests.units.reduced import reduced
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("transformers")
+from tests.distributed.parity_run import train
 
 SPEC = reduced("llama", layers=3, hidden=64, heads=4, head_dim=16, ffn=96, vocab=101, tied=True)
 FP64 = {"param_dtype": "fp64", "reduce_dtype": "fp64", "master_dtype": "fp64"}
-
-
-def case(clip: float, **strategy: Any) -> dict[str, Any]:
-    return {
-        "model": SPEC.model_dump(mode="json"),
-        "strategy": {**FP64, **strategy},
-        "clip": clip,
-    }
-
-
-def run(folder: Path, processes: int, cases: list[dict[str, Any]]) -> list[tuple[Any, str]]:
-    folder.mkdir(exist_ok=True)
-    numbered = [{**c, "file": str(folder / f"{i}.pt")} for i, c in enumerate(cases)]
-    results = run_workers("tests.distributed.parity_run", processes, numbered, folder)
-    return [
-        (torch.load(c["file"], weights_only=True), r["digest"])
-        for c, r in zip(numbered, results, strict=True)
-    ]
-
-
-TWO = [{"kind": kind} for kind in ("ddp", "zero1", "zero2", "zero3")]
+CLIPS = (0.0, 0.5)
+ACCUMULATIONS = (1, 2)
+TWO: list[dict[str, Any]] = [{"kind": kind} for kind in ("ddp", "zero1", "zero2", "zero3")]
 TWO += [{"kind": "zero3", "recompute": policy} for policy in ("full", "selective", 0.5)]
-FOUR = [
+FOUR: list[dict[str, Any]] = [
     {"kind": "zero3", "shard": 2},
     {"kind": "zero3", "reshard_after_forward": 2},
     {"kind": "zero3", "prefetch": 0},
@@ -45,25 +28,54 @@ FOUR = [
 ]
 
 
-def test_two_and_four_processes_train_what_one_does(tmp_path: Path) -> None:
-    clips = (0.0, 0.5)
-    alone = run(tmp_path / "one", 1, [case(clip, kind="single") for clip in clips])
-    for processes, kinds in ((2, TWO), (4, FOUR)):
-        cases = [
-            case(clip, **kind, accumulate=accumulate)
-            for clip in clips
-            for kind in kinds
-            for accumulate in (1, 2)
-        ]
-        found = run(tmp_path / str(processes), processes, cases)
-        digests: dict[tuple[float, int], set[str]] = {}
-        for given, (parameters, digest) in zip(cases, found, strict=True):
-            reference, _ = alone[clips.index(given["clip"])]
-            difference = (parameters - reference).abs().max().item()
-            assert difference <= 1e-12, (difference, given["strategy"], given["clip"])
-            strategy = given["strategy"]
-            # DDP and zero1 sum micro-batches before they reduce, and hybrid sharding reduces in
-            # two steps: the same sum in another order. The others are the same to the bit.
-            if strategy["kind"] in ("zero2", "zero3") and "shard" not in strategy:
-                digests.setdefault((given["clip"], strategy["accumulate"]), set()).add(digest)
-        assert {key: len(found) for key, found in digests.items()} == dict.fromkeys(digests, 1)
+def trained(workers: Workers, processes: int, clip: float, **strategy: Any) -> list[float]:
+    """All parameters after training, as rank 0 sees them."""
+    case = {
+        "model": SPEC.model_dump(mode="json"),
+        "strategy": {**FP64, **strategy},
+        "clip": clip,
+    }
+    [ranks] = workers.run(train, processes, [case])
+    found: list[float] = ranks[0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(workers: Workers) -> dict[float, list[float]]:
+    """The same training on one process, by what gradients are clipped to."""
+    return {clip: trained(workers, 1, clip, kind="single") for clip in CLIPS}
+
+
+@pytest.fixture(scope="module")
+def sums_in_one_order() -> dict[tuple[int, float, int], list[float]]:
+    """By processes, clipping and accumulation: what the first strategy that sums in this order got.
+
+    DDP and zero1 sum micro-batches before they reduce, and hybrid sharding reduces in two steps:
+    the same sum in another order. All other strategies agree to the bit.
+    """
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("processes", "strategy", "clip", "accumulate"),
+    [
+        (processes, strategy, clip, accumulate)
+        for processes, strategies in ((2, TWO), (4, FOUR))
+        for strategy, clip, accumulate in itertools.product(strategies, CLIPS, ACCUMULATIONS)
+    ],
+    ids=str,
+)
+def test_processes_train_what_one_does(
+    processes: int,
+    strategy: dict[str, Any],
+    clip: float,
+    accumulate: int,
+    workers: Workers,
+    alone: dict[float, list[float]],
+    sums_in_one_order: dict[tuple[int, float, int], list[float]],
+) -> None:
+    found = trained(workers, processes, clip, **strategy, accumulate=accumulate)
+    assert len(found) == len(alone[clip]) > 0
+    assert max(abs(a - b) for a, b in zip(found, alone[clip], strict=True)) <= 1e-12
+    if strategy["kind"] in ("zero2", "zero3") and "shard" not in strategy:
+        assert found == sums_in_one_order.setdefault((processes, clip, accumulate), found)

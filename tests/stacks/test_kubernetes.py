@@ -14,7 +14,8 @@ import pytest
 
 from shardwise.spec.run import RunSpec, run_from_dict
 from shardwise.stacks.write.kubernetes import export
-from tests.distributed.launch import ROOT, free_port
+from tests.command import ROOT
+from tests.distributed.launch import free_port
 from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
 
 yaml = pytest.importorskip("yaml")

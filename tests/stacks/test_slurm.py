@@ -20,7 +20,7 @@ import pytest
 
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.stacks.write.slurm import export
-from tests.distributed.launch import ROOT
+from tests.command import ROOT
 from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
 
 RUNS = {

@@ -16,7 +16,7 @@ from shardwise.api import estimate_run
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.write.torchtitan import export
-from tests.distributed.launch import ROOT
+from tests.command import ROOT
 from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
 
 RUNS: dict[str, RunSpec] = {

@@ -1,0 +1,51 @@
+"""Compare one training step on the engine with its prediction."""
+
+from __future__ import annotations
+
+from shardwise.predict.configurations import Configurations
+from shardwise.predict.memory import predict_memory
+from shardwise.predict.traffic import predict_traffic
+from shardwise.spec import ModelSpec, Strategy
+from shardwise.units.decoder import decoder_units
+from tests.distributed.engine_run import run_case
+from tests.distributed.workers import Workers
+
+# The largest error of a predicted peak.
+PEAK_TOLERANCE = 0.03
+
+
+def assert_agrees(workers: Workers, spec: ModelSpec, strategy: Strategy, seq_len: int) -> None:
+    """Calls, bytes and state bytes must be equal, peak memory within 3 %; on every rank."""
+    case = {
+        "model": spec.model_dump(mode="json"),
+        "strategy": strategy.model_dump(mode="json"),
+        "seq_len": seq_len,
+        "peak": True,
+    }
+    [ranks] = workers.run(run_case, strategy.devices, [case])
+    columns = Configurations.of([strategy])
+    units = decoder_units(spec, seq_len, strategy.param_dtype, autocast=strategy.autocast).grouped(
+        strategy.blocks_per_unit
+    )
+    sizes = {
+        "shard": strategy.shard,
+        "replicate": strategy.replicate,
+        "reshard": strategy.reshard_after_forward,
+    }
+    collectives: dict[str, tuple[int, int]] = {}
+    for one in predict_traffic(units, columns):
+        key = f"{one.op}/{sizes[one.group]}"
+        calls, total = collectives.get(key, (0, 0))
+        collectives[key] = (calls + int(one.calls[0]), total + int(one.bytes[0]))
+    memory = predict_memory(units, columns)
+    resting = memory.phases["optimizer step"]
+    predicted = float(memory.peak_bytes[0])
+    for measured in ranks:
+        assert measured["collectives"] == collectives
+        assert measured["parameter_bytes"] <= resting["parameters"][0]
+        assert measured["optimizer_bytes"] <= resting["optimizer"][0]
+    # Rank 0 holds the most where a dimension cannot be divided evenly, and is what is predicted.
+    assert ranks[0]["parameter_bytes"] == resting["parameters"][0]
+    assert ranks[0]["optimizer_bytes"] == resting["optimizer"][0]
+    error = predicted / ranks[0]["peak_bytes"] - 1
+    assert abs(error) <= PEAK_TOLERANCE, f"peak {error:+.2%}: {predicted} predicted, {ranks}"

@@ -1,0 +1,17 @@
+"""The ranks that tests of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.distributed.workers import Workers
+
+
+@pytest.fixture(scope="session")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    """Gloo ranks, started by the first case that needs them."""
+    started = Workers(tmp_path_factory.mktemp("workers"))
+    yield started
+    started.close()
