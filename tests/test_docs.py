@@ -327,8 +327,14 @@ def test_python_for_other_machines_compiles(code: str) -> None:
 
 
 @pytest.mark.parametrize("text", of_language("toml"))
-def test_toml_is_read(text: str, tmp_path: Path) -> None:
+def test_toml_is_read(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tomllib.loads(text)
+    # Where a page speaks of a pretrained model, a small one stands in its folder.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-model").mkdir()
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 8}
+    config = {"model_type": "llama", "intermediate_size": 8, **small}
+    (tmp_path / "my-model" / "config.json").write_text(json.dumps(config))
     if set(data) <= set(SECTIONS):
         # A section alone is read beside the shortest run.
         whole = {"model": "llama-3-8b", "cluster": "8xH100-SXM", **data}
