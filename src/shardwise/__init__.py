@@ -1,31 +1,110 @@
-"""Plan, run, measure and explain sharded data-parallel training on PyTorch."""
+"""Plan, run, measure and explain sharded data-parallel training on PyTorch.
+
+Predict (needs neither a GPU nor torch):
+
+    import shardwise
+
+    plan = shardwise.plan("llama-3-8b", "8xH100-SXM")    # the best configuration, and why
+    plan.winner.strategy, plan.winner.tokens_per_s
+    profile = shardwise.estimate("llama-3-8b", "8xH100-SXM", "zero3", micro_batch=2)
+    profile.memory.verdict, profile.throughput.mfu       # one configuration in detail
+    shardwise.whatif("llama-3-8b", "4x8xH100-SXM@400Gbps", vary={"network": [100, 200]})
+    shardwise.compare(profile, another)                  # profiles side by side
+
+Train with your own loop (needs torch; start it with torchrun):
+
+    model = shardwise.parallelize(model, "zero3")
+    with shardwise.micro_batch(model, last=True):
+        model(batch).loss.backward()
+
+Types, each with its own help(), such as help(shardwise.Strategy):
+
+    Plan         answer of plan: winner, other layouts, reasons; .to_dict() for JSON
+    Candidate    one configuration of a plan, with its step time, speed and memory
+    Budget       tokens to train on, price per GPU-hour, deadline; for plan
+    StepProfile  answer of estimate: memory, traffic, time; .to_dict() for JSON
+    Comparison   answer of compare
+    RunSpec      everything a run.toml holds; read_run and write_run
+    ModelSpec, Cluster, Job, Strategy    the parts of a RunSpec
+    SpecError    raised for invalid input; .problems has one sentence per problem
+
+In a notebook a Plan, a StepProfile and a Comparison display as charts. The `shardwise`
+command does the same and more (train, trace, report, ...): see `shardwise --help`.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwise.version import __version__
-
-__all__ = ["Strategy", "__version__", "estimate", "micro_batch", "parallelize", "plan"]
+from shardwise.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from shardwise.api import estimate, plan
+    from shardwise.api import estimate, plan, whatif
     from shardwise.loop import micro_batch, parallelize
-    from shardwise.spec.strategy import Strategy
+    from shardwise.planning.money import Budget as Budget
+    from shardwise.planning.plan import Plan as Plan
+    from shardwise.planning.rows import Candidate as Candidate
+    from shardwise.report.comparison import Comparison as Comparison
+    from shardwise.report.comparison import compare
+    from shardwise.spec.cluster import ClusterSpec
+    from shardwise.spec.job import Job as Job
+    from shardwise.spec.model import ModelSpec as ModelSpec
+    from shardwise.spec.record import SpecError as SpecError
+    from shardwise.spec.run import RunSpec as RunSpec
+    from shardwise.spec.run import read_run, write_run
+    from shardwise.spec.strategy import Strategy as Strategy
+    from shardwise.step import StepProfile as StepProfile
 
-# Importing the package stays free; its functions load what they need when first asked for.
+    Cluster = ClusterSpec
+
+# Functions only: help() prints every method that a class of this list inherits, thousands of lines.
+# The types are as public; `_HOMES` lists both.
+__all__ = [
+    "compare",
+    "estimate",
+    "micro_batch",
+    "parallelize",
+    "plan",
+    "read_run",
+    "whatif",
+    "write_run",
+]
+
+# Where each name is defined. Importing the package loads none of it: numpy, pydantic and torch are
+# imported when a name that needs them is first used.
 _HOMES = {
-    "estimate": "shardwise.api",
-    "plan": "shardwise.api",
-    "parallelize": "shardwise.loop",
-    "micro_batch": "shardwise.loop",
-    "Strategy": "shardwise.spec.strategy",
+    "plan": "shardwise.api.plan",
+    "estimate": "shardwise.api.estimate",
+    "whatif": "shardwise.api.whatif",
+    "compare": "shardwise.report.comparison.compare",
+    "read_run": "shardwise.spec.run.read_run",
+    "write_run": "shardwise.spec.run.write_run",
+    "parallelize": "shardwise.loop.parallelize",
+    "micro_batch": "shardwise.loop.micro_batch",
+    "Plan": "shardwise.planning.plan.Plan",
+    "Candidate": "shardwise.planning.rows.Candidate",
+    "Budget": "shardwise.planning.money.Budget",
+    "StepProfile": "shardwise.step.StepProfile",
+    "Comparison": "shardwise.report.comparison.Comparison",
+    "RunSpec": "shardwise.spec.run.RunSpec",
+    "ModelSpec": "shardwise.spec.model.ModelSpec",
+    "Cluster": "shardwise.spec.cluster.ClusterSpec",
+    "Job": "shardwise.spec.job.Job",
+    "Strategy": "shardwise.spec.strategy.Strategy",
+    "SpecError": "shardwise.spec.record.SpecError",
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
+if not TYPE_CHECKING:  # a type checker would take any name for one that exists
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        module, _, attribute = _HOMES[name].rpartition(".")
+        return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOMES, "__version__"])

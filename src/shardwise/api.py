@@ -1,9 +1,9 @@
-"""The commands as Python functions."""
+"""The planning commands as Python functions."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from shardwise.predict.estimate import price
 from shardwise.spec.cluster import ClusterSpec
@@ -12,52 +12,133 @@ from shardwise.spec.lookup import Model, find_cluster, find_model, read_toml
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import Problems, SpecError
 from shardwise.spec.run import RunSpec, default_seq_len, default_strategy, read_run
+from shardwise.spec.settings import PlanSettings, RunSettings, keywords
 from shardwise.spec.strategy import Strategy, parse_precision, parse_strategy
 from shardwise.step import StepProfile
 from shardwise.units.load import load_units
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from shardwise.planning.money import Budget
     from shardwise.planning.plan import Objective, Plan
+    from shardwise.planning.whatif import Point
     from shardwise.predict.fit import Change
     from shardwise.timeline.spans import Timeline
 
 
+@keywords(RunSettings)
 def estimate(
     model: str | Model | None = None,
     cluster: str | ClusterSpec | None = None,
     strategy: str | Strategy | None = None,
-    **settings: Any,
+    *,
+    run: str | Path | RunSpec | None = None,
+    **settings: Unpack[RunSettings],
 ) -> StepProfile:
-    """Memory, traffic and time of one configuration, predicted.
+    """Predict memory, traffic and time of one configuration.
 
-    `model` and `cluster` are names, shorthands, paths or specs. `settings` are those of
-    `describe_run`: `run=` a run.toml that the rest overrides, `seq_len`, `global_batch`,
-    `optimizer`, `precision`, and any field of Strategy, such as `micro_batch=2`.
+    model:    a preset ("llama-3-8b"), a Hugging Face config.json or model folder,
+              "package.module:factory", or a ModelSpec
+    cluster:  "4x8xH100-SXM@400Gbps" (nodes x GPUs x device @ network per GPU), a TOML
+              file, or a Cluster
+    strategy: "ddp", "zero1", "zero2", "zero3", "hsdp", "zero3:8" (groups of 8), or a
+              Strategy; its fields, such as micro_batch or recompute, are keywords too
+    run:      a run.toml or RunSpec to start from; the other arguments override it
+
+    Raises SpecError, which lists every problem of the input. Example:
+
+        profile = shardwise.estimate("llama-3-8b", "8xH100-SXM", "zero3", micro_batch=2)
+        profile.memory.verdict, profile.time.step_s, profile.throughput.mfu
     """
-    return estimate_run(describe_run(model, cluster, strategy, **settings))
+    return estimate_run(describe_run(model, cluster, strategy, run=run, **settings))
 
 
 def estimate_run(run: RunSpec) -> StepProfile:
-    """Memory, traffic and time of a run whose strategy is resolved."""
+    """Predict memory, traffic and time of a run whose strategy is resolved."""
     units = load_units(run.model, run.job.seq_len, run.strategy)
     origin = "formulas" if isinstance(run.model, ModelSpec) else "traced module"
     return price(units, run.strategy, run.cluster, run.job, origin)
 
 
 def replay_run(run: RunSpec) -> Timeline | None:
-    """The simulated step of a run, stream by stream; None where its time cannot be known."""
+    """Simulate one step, stream by stream; None where the cluster's rates are unknown."""
     from shardwise.predict.replay import replay
 
     units = load_units(run.model, run.job.seq_len, run.strategy)
     return replay(units, run.strategy, run.cluster, run.job)
 
 
+@keywords(PlanSettings)
 def plan(
-    model: str | Model | None = None, cluster: str | ClusterSpec | None = None, **settings: Any
+    model: str | Model | None = None,
+    cluster: str | ClusterSpec | None = None,
+    *,
+    run: str | Path | RunSpec | None = None,
+    current: str | Path | None = None,
+    objective: Objective = "throughput",
+    low_precision_reduce: bool = False,
+    budget: Budget | None = None,
+    **settings: Unpack[PlanSettings],
 ) -> Plan:
-    """The best configuration, its rivals and the reasons. `settings` are those of `plan_run`."""
-    return plan_run(model, cluster, **settings)[0]
+    """Search all configurations for the best one; the Plan says which, and why.
+
+    model, cluster: as in `estimate`
+    run:            a run.toml or RunSpec to start from; its strategy is compared with
+    current:        compare with this file instead: a run.toml, or another stack's file
+    objective:      "throughput", "memory" (least memory within 10 % of the fastest),
+                    "sequence" (longest sequence) or "money" (cheapest token)
+    low_precision_reduce: also try reducing gradients in the compute dtype
+    budget:         tokens, price per GPU-hour and deadline; see Budget
+
+    Raises SpecError, which lists every problem of the input. Example:
+
+        plan = shardwise.plan("llama-3-8b", "8xH100-SXM", global_batch="1Mi")
+        plan.winner.strategy, plan.winner.tokens_per_s   # winner is None if nothing fits
+    """
+    found, _ = plan_run(
+        model,
+        cluster,
+        run=run,
+        current=current,
+        objective=objective,
+        low_precision_reduce=low_precision_reduce,
+        budget=budget,
+        **settings,
+    )
+    return found
+
+
+@keywords(PlanSettings)
+def whatif(
+    model: str | Model | None = None,
+    cluster: str | ClusterSpec | None = None,
+    *,
+    vary: Mapping[str, Iterable[object]],
+    run: str | Path | RunSpec | None = None,
+    **settings: Unpack[PlanSettings],
+) -> dict[str, list[Point]]:
+    """Plan again for other networks, memories, devices, sizes or lengths.
+
+    vary: what to vary and its values: network (Gbps), memory (GiB), device, devices,
+          seq_len, global_batch. Each is varied alone.
+
+    The other arguments are those of `plan`. Returns the points by name; the candidate of
+    a point is its best configuration, or None if nothing fits. Example:
+
+        points = shardwise.whatif("llama-3-8b", "4x8xH100-SXM@400Gbps",
+                                  vary={"network": [100, 200, 400]})["network"]
+        [(p.value, p.mfu) for p in points]
+    """
+    from shardwise.planning.problem import Problem
+    from shardwise.planning.whatif import study
+
+    described = describe_run(model, cluster, run=run, **settings)
+    problem = Problem(described.model, described.cluster, described.job, described.strategy)
+    return {
+        name: study(problem, name.replace("_", "-"), [str(value) for value in values])
+        for name, values in vary.items()
+    }
 
 
 def plan_run(
@@ -71,10 +152,9 @@ def plan_run(
     budget: Budget | None = None,
     **settings: Any,
 ) -> tuple[Plan, RunSpec | None]:
-    """A plan, and the run it asks for (None where nothing fits).
+    """Plan as `plan` does; also return the run to start, or None where nothing fits.
 
-    `settings` are those of `describe_run`; where a `run` is given, its strategy is compared with,
-    or that of `current`: a run.toml, or a file of another stack.
+    `settings` are those of `describe_run`.
     """
     from shardwise.planning.plan import make_plan
     from shardwise.planning.problem import Problem
@@ -97,7 +177,7 @@ def plan_run(
 
 
 def _current(path: Path, described: RunSpec) -> Strategy:
-    """The strategy of a file, for the model, the cluster and the batch of a run."""
+    """Read the strategy of a run.toml or another stack's file, resolved for the described run."""
     from shardwise.stacks.read.imports import import_file, imported_strategy
 
     devices = described.cluster.devices
@@ -109,7 +189,7 @@ def _current(path: Path, described: RunSpec) -> Strategy:
     else:
         fields = imported_strategy(import_file(path), devices)
     strategy = Strategy.read(fields, where="current")
-    # Degrees that are all given belong to the cluster of the file.
+    # Degrees of the file fit only the cluster of the file.
     if strategy.replicate is not None and strategy.devices != devices:
         strategy = strategy.unplaced()
     return described._replace(strategy=strategy).resolved().strategy
@@ -120,9 +200,9 @@ def read_budget(
     price: str | float | None = None,
     deadline_days: float | None = None,
 ) -> Budget:
-    """A budget as people write it: `1T` tokens, a price per device-hour, days.
+    """Read a budget: tokens such as "1T", a price per device-hour, a deadline in days.
 
-    `price` is a number, or one per device: `H100-SXM=2.5,A100-80GB=1.6`.
+    `price` is a number, or one per device: "H100-SXM=2.5,A100-80GB=1.6".
     """
     from shardwise.planning.money import DAY, Budget, read_price
     from shardwise.spec.quantity import QuantityError, parse_count
@@ -149,7 +229,7 @@ def read_budget(
 
 
 def start_command(cluster: ClusterSpec, run: Path) -> str:
-    """What to type to start a run on a cluster."""
+    """The shell command that starts a run on a cluster."""
     if cluster.nodes == 1:
         return f"shardwise train {run} --nproc {cluster.devices_per_node}"
     return (
@@ -159,7 +239,7 @@ def start_command(cluster: ClusterSpec, run: Path) -> str:
 
 
 def ways_for(run: RunSpec) -> list[Change]:
-    """Changes after which a run that does not fit would."""
+    """List changes after which a run that does not fit would fit."""
     from shardwise.predict.fit import ways_to_fit
 
     units = load_units(run.model, run.job.seq_len, run.strategy)
@@ -178,9 +258,13 @@ def describe_run(
     precision: str | None = None,
     **settings: object,
 ) -> RunSpec:
-    """Put names, a run.toml and single settings together; report all that is wrong at once."""
+    """Combine names, a run.toml and single settings into a resolved run.
+
+    `settings` are fields of Strategy; values may be text, as a command line gives them. Raises one
+    SpecError that lists every problem.
+    """
     named = {"model": model, "cluster": cluster}
-    # A file beside the caller, not beside the run.toml.
+    # Paths are relative to the caller's folder, not to that of the run.toml.
     sections = {
         name: str(Path(value).resolve()) if "/" in value or value.endswith(".toml") else value
         for name, value in named.items()
@@ -203,7 +287,7 @@ def describe_run(
     if chosen_cluster is None and cluster is None:
         problems.found.append("cluster: is required, such as --cluster 8xH100-SXM")
 
-    # Some kind is needed to judge the other settings even when the one given cannot be read.
+    # A kind that cannot be read must not hide problems of the other settings.
     fields: dict[str, object] = {"kind": "zero3"}
     with problems.collect():
         fields |= _strategy_fields(strategy, base, chosen_cluster)
@@ -245,7 +329,7 @@ def _strategy_fields(
         return strategy.model_dump()
     inherited: dict[str, object] = {}
     if base:
-        # Degrees belong to the cluster of the file.
+        # Degrees of the file fit only the cluster of the file.
         moved = cluster is not None and base.strategy.devices != cluster.devices
         inherited = (base.strategy.unplaced() if moved else base.strategy).model_dump()
     if isinstance(strategy, str):

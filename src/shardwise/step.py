@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from shardwise.notebook import html_of
+from shardwise.spec.quantity import show_count, show_gib, show_seconds
 from shardwise.spec.record import SpecError
 
 SCHEMA = 1
@@ -117,6 +119,21 @@ class StepProfile(NamedTuple):
         """The memory of a profile that has it, as every prediction does."""
         assert self.memory is not None
         return self.memory
+
+    def __repr__(self) -> str:
+        where = self.cluster.get("name") or f"{self.cluster.get('devices')} devices"
+        known = [f"{self.model.get('name')} on {where}", str(self.strategy.get("kind"))]
+        if self.memory is not None:
+            peak = f"peak {show_gib(self.memory.peak_allocated_bytes)}"
+            known.append(f"{peak} ({self.memory.verdict})" if self.memory.verdict else peak)
+        if self.time is not None:
+            known.append(f"step {show_seconds(self.time.step_s)}")
+        if self.throughput is not None:
+            known.append(f"{show_count(self.throughput.tokens_per_s)} tokens/s")
+        return f"StepProfile({self.provenance.kind}: {', '.join(known)})"
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""

@@ -12,8 +12,9 @@ import pytest
 import typer
 
 from shardwise.cli.examples import EXAMPLES
-from shardwise.cli.main import COMMANDS, add_commands, app
+from shardwise.cli.main import COMMANDS, GROUPS, add_commands, app
 from shardwise.version import __version__
+from tests.screens import assert_screen
 
 
 def shardwise(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -73,6 +74,15 @@ def test_help_fits_a_terminal() -> None:
         done = shardwise(*words, "--help")
         assert done.returncode == 0
         assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_commands_are_grouped(group: typer.core.TyperGroup) -> None:
+    assert list(GROUPS) == ["Plan", "Train", "Analyse", "Checkpoints", "Interoperate"]
+    assert len(set(COMMANDS)) == len(COMMANDS) == len(group.commands)
+    for panel, commands in GROUPS.items():
+        for name in commands:
+            assert getattr(group.commands[name], "rich_help_panel") == panel  # noqa: B009
+    assert_screen("help", shardwise("--help", NO_COLOR="1", TERM="dumb").stdout)
 
 
 def test_completion_knows_the_catalogue() -> None:

@@ -105,7 +105,8 @@ def test_text_from_files_stays_text(tmp_path):
 
 
 def test_attributes_are_escaped():
-    assert element("a", "x", title='"><b>') == '<a title="&quot;&gt;&lt;b&gt;">x</a>'
+    (tag,) = Seen(element("a", "x", title='"><b>', class_="y", hidden=True, id=None)).tags
+    assert tag == ("a", {"title": '"><b>', "class": "y", "hidden": None})
 
 
 def test_the_page_asks_nobody_for_anything(tmp_path):

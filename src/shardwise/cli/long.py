@@ -1,4 +1,4 @@
-"""What commands that run for more than a moment share."""
+"""What long-running commands share: torch, signals, tracebacks, and errors of several ranks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,16 +15,23 @@ import typer
 
 from shardwise.spec.record import SpecError
 
+DEBUG = "SHARDWISE_DEBUG"
+
+
+def wants_traceback() -> bool:
+    """Whether `--debug` was given, or SHARDWISE_DEBUG is set."""
+    return os.environ.get(DEBUG) not in (None, "", "0")
+
 
 def long_command() -> None:
-    """Undo what makes short commands start fast."""
+    """Turn the garbage collector on again, and let a lost peer be an error, not a signal."""
     gc.enable()
     if hasattr(signal, "SIGPIPE"):
-        # A peer that goes away is an error to be told, not the end of the process.
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
 def needs_torch() -> None:
+    """Raise a SpecError that says how to install torch, where it is missing."""
     try:
         import torch  # noqa: F401
     except ModuleNotFoundError:
@@ -36,9 +44,9 @@ def needs_torch() -> None:
 def speak_for_all(
     on_error: Callable[[], None] = lambda: None, launched: bool = False
 ) -> Iterator[None]:
-    """Tell what went wrong once: rank 0 first, the others only if it had nothing to say.
+    """Report an error once for all ranks: rank 0 first, others only if rank 0 is silent.
 
-    `launched` by Shardwise itself, which tells who of the others is gone.
+    With `launched`, the launcher reports lost peers itself. `on_error` closes the screen first.
     """
     from shardwise.checkpoint.dcp.load import NothingGoodError, UnreachableError
     from shardwise.checkpoint.dcp.save import SaveError
@@ -46,7 +54,7 @@ def speak_for_all(
     from shardwise.train.loop import NonFiniteError
     from shardwise.train.supervisor import LOST
 
-    # What would happen again if the run were started again, and what may not.
+    # A restart would repeat the first kind of error, and may not meet the second.
     lasting, passing = (
         (UnequalDataError, NonFiniteError, NothingGoodError),
         (SaveError, UnreachableError),
@@ -57,6 +65,8 @@ def speak_for_all(
         on_error()
         if os.environ.get("RANK", "0") != "0":
             time.sleep(2)
+        if wants_traceback():
+            traceback.print_exc()
         problems = error.problems if isinstance(error, SpecError) else [str(error)]
         for problem in problems:
             typer.echo(f"error: {problem}", err=True)
@@ -67,13 +77,13 @@ def speak_for_all(
         if not _lost_a_peer(error):
             raise
         on_error()
-        # Whose end that was, the launcher tells.
+        # The launcher reports which rank is lost.
         if launched:
             os._exit(LOST)
         raise
 
 
 def _lost_a_peer(error: RuntimeError) -> bool:
-    """Whether a collective failed because another process is gone; torch has no type for it."""
+    """Whether a collective failed because its peer died; torch has no exception type for it."""
     said = str(error)
     return any(words in said for words in ("Connection closed by peer", "Connection reset by peer"))

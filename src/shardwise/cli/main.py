@@ -1,4 +1,4 @@
-"""`shardwise`: the application, its commands, and how errors reach the user."""
+"""The `shardwise` application: its commands, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from keyword import iskeyword
 import typer
 
 from shardwise.cli.examples import epilog
+from shardwise.cli.long import DEBUG, wants_traceback
 from shardwise.cli.usage import UsageError, usage_problem
 from shardwise.spec.record import SpecError
 from shardwise.version import __version__
@@ -21,16 +22,45 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    epilog="Exit codes: 0 done; 1 done, and the answer is no (it does not fit, a check failed, it "
-    "became slower); 2 bad input, each problem in a sentence; 3 training that would fail again.",
+    epilog="Exit codes: 0 done; 1 the answer is no (does not fit, check failed, slower), or an "
+    "unexpected error; 2 invalid input; 3 training failed in a way that a restart would repeat.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# In the order of --help; each is the function of its name in the module of its name.
-COMMANDS = (
-    *("plan", "estimate", "whatif", "train", "profile", "doctor"),
-    *("compare", "tune", "calibrate", "trace", "diff", "memory", "report"),
-    *("export", "import", "fsck", "export-weights", "catalog"),
-)
+# The groups of --help, and each command in a line. A command is the function of its name in the
+# module of its name.
+GROUPS: dict[str, dict[str, str]] = {
+    "Plan": {
+        "plan": "Find the best configuration, and explain why it is the best",
+        "estimate": "Predict memory, traffic and time of one configuration",
+        "whatif": "Vary network, device, size or length and see what changes",
+        "catalog": "List the models and devices that can be named",
+        "calibrate": "Measure this machine or cluster for better predictions",
+    },
+    "Train": {
+        "train": "Train a run.toml, and compare with the prediction",
+        "doctor": "Check a run in miniature before it costs anything",
+        "compare": "Run several strategies for real; rank them by measured speed",
+        "tune": "Benchmark the most promising configurations and keep the fastest",
+    },
+    "Analyse": {
+        "profile": "Profile a few steps of a run.toml",
+        "trace": "Explain profiler traces: compute, communication, stragglers",
+        "diff": "Compare two runs or traces; exit 1 if the second is slower",
+        "memory": "Analyse memory snapshots: peak, owners, leaks, fragmentation",
+        "report": "Write one HTML page about plans, runs and traces",
+    },
+    "Checkpoints": {
+        "fsck": "Verify a checkpoint's integrity",
+        "export-weights": "Export weights for Hugging Face transformers",
+    },
+    "Interoperate": {
+        "export": "Write a run for accelerate, DeepSpeed, torchtitan, Slurm, …",
+        "import": "Read another stack's configuration as a run.toml",
+    },
+}
+COMMANDS = tuple(name for commands in GROUPS.values() for name in commands)
+# Characters of an unexpected error's own text.
+MAX_DETAIL = 300
 
 
 def _print_version(wanted: bool) -> None:
@@ -44,36 +74,64 @@ def _options(
     version: bool = typer.Option(
         False, "--version", help="Print the version.", callback=_print_version, is_eager=True
     ),
+    debug: bool = typer.Option(
+        False, "--debug", help="Show the traceback of an error; so does SHARDWISE_DEBUG=1."
+    ),
 ) -> None:
     """Which FSDP configuration should I run, what will it cost, and why is it slow?"""
 
 
 def add_commands(names: Iterable[str] = COMMANDS) -> None:
-    """Give the application these of its commands."""
-    for name in names:
-        function = name.replace("-", "_") + "_" * iskeyword(name)
-        found = getattr(import_module(f"shardwise.cli.{function}"), function)
-        app.command(name, epilog=epilog(name))(found)
+    """Register these commands with the application."""
+    for group, commands in GROUPS.items():
+        for name in [name for name in commands if name in names]:
+            function = name.replace("-", "_") + "_" * iskeyword(name)
+            found = getattr(import_module(f"shardwise.cli.{function}"), function)
+            app.command(
+                name, short_help=commands[name], epilog=epilog(name), rich_help_panel=group
+            )(found)
 
 
 def run() -> None:
-    """Exit codes: 0 done, 1 done and the answer is no, 2 bad input."""
-    # A shell that completes a line tells it in the environment.
+    """Run the command that was asked for, and exit with its code."""
+    if "--debug" in sys.argv:
+        # Anywhere on the line; the environment carries it to processes that a command starts.
+        sys.argv.remove("--debug")
+        os.environ[DEBUG] = "1"
+    # Completion passes the words of the line in the environment.
     words = os.environ.get("COMP_WORDS", "").split() or sys.argv
-    # Describing every command's options to typer takes longer than the answer of one.
+    # Registering every command takes longer than the answer of one.
     add_commands(words[1:2] if set(words[1:2]) & set(COMMANDS) else COMMANDS)
     try:
         # Outside of its standalone mode typer raises usage errors instead of framing them.
         sys.exit(app(standalone_mode=False) or 0)
+    except typer.Abort:
+        sys.exit(130)  # Ctrl-C
     except UsageError as error:
         if type(error).__name__ != "NoArgsIsHelpError":  # which has printed the help
             typer.echo(f"error: {usage_problem(error)}", err=True)
         sys.exit(2)
-    except SpecError as error:
-        for problem in error.problems:
-            typer.echo(f"error: {problem}", err=True)
-        sys.exit(2)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        typer.echo(f"error: {where}{error.strerror or error}", err=True)
-        sys.exit(2)
+    except Exception as error:
+        if wants_traceback():
+            raise
+        for sentence in sentences(error):
+            typer.echo(f"error: {sentence}", err=True)
+        sys.exit(2 if is_bad_input(error) else 1)
+
+
+def is_bad_input(error: Exception) -> bool:
+    """Whether the user can mend it: a SpecError, or a file of theirs that cannot be used."""
+    return isinstance(error, SpecError) or (isinstance(error, OSError) and bool(error.filename))
+
+
+def sentences(error: Exception) -> list[str]:
+    """What to print of an error: one sentence for each thing to change."""
+    if isinstance(error, SpecError):
+        return error.problems
+    if isinstance(error, OSError) and error.filename:
+        return [f"{error.filename}: {error.strerror or error}"]
+    what = " ".join(str(error).split())
+    kind = type(error).__name__
+    return [
+        f"unexpected {kind}: {what[:MAX_DETAIL] or 'no details'} (add --debug to see the traceback)"
+    ]

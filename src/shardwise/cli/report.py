@@ -1,4 +1,4 @@
-"""`shardwise report`: one page that shows it all."""
+"""`shardwise report`: one HTML page about plans, runs and traces."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def report(
     subjects: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders, run.toml files, traces, folders of either, or what --json printed."
+            help="Run folders, run.toml files, traces, folders of these, or output of --json."
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write it.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path(
         "report.html"
     ),
 ) -> None:
     """Write one HTML page about plans, runs and traces: verdict, memory, time, timeline, what-ifs.
 
-    The page needs no network and opens from disk. Give several to compare them.
+    The page opens from disk and needs no network. Several arguments are compared.
     """
     import shlex
 

@@ -1,4 +1,4 @@
-"""Where the `shardwise` command begins: what must be set before the first import."""
+"""Entry point of the `shardwise` command: what must be set before the first import."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import sys
 
 def main() -> None:
     """Start fast, then hand over to the application."""
-    # A command that answers in half a second makes no garbage worth collecting, and collecting
-    # amid thousands of fresh imports takes a tenth of that time. Long commands turn it on again.
+    # Collecting garbage during imports takes a tenth of a short command's time, and frees nothing.
+    # Long commands turn the collector on again.
     gc.disable()
-    # Looking for pydantic plugins reads the metadata of every installed package.
+    # Searching for pydantic plugins would read the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # `shardwise catalog | head` ends like any other command whose reader goes away.
+    # `shardwise catalog | head` ends quietly, as other commands do.
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    # A terminal or file that cannot show a bar gets a question mark, not a traceback.
+    # A terminal without Unicode shows question marks instead of failing.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -30,8 +30,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except SystemExit as end:
-        # Taking thousands of imported objects apart again takes another tenth. Commands that start
-        # processes or write while they run leave the usual way.
+        # Freeing thousands of imported objects takes another tenth of the time. Long commands exit
+        # the usual way, for they have processes and files to close.
         if not gc.isenabled() and (end.code is None or isinstance(end.code, int)):
             sys.stdout.flush()
             sys.stderr.flush()

@@ -36,10 +36,13 @@ def is_parallel(model: nn.Module) -> bool:
 
 @contextmanager
 def micro_batch(model: nn.Module, *, last: bool = True) -> Iterator[None]:
-    """Wrap the forward *and* the backward of one micro-batch; `last` is the last one of a step.
+    """Run the forward and the backward of one micro-batch, reducing gradients when due.
 
-    DDP decides in the forward whether a backward will reduce, so wrapping the backward alone
-    saves nothing.
+    model: what `parallelize` returned
+    last:  True for the last micro-batch before the optimizer's step
+
+    Only needed to accumulate gradients. The forward belongs inside: DDP decides there whether the
+    backward will reduce.
     """
     strategy = strategy_of(model)
     if isinstance(model, FSDPModule):

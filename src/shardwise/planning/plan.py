@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+from shardwise.notebook import html_of
 from shardwise.planning.explain import limits_in_words, reasons
 from shardwise.planning.limits import WORTH, Limits, limits_of
 from shardwise.planning.money import Budget, Cost, SizeChoice, by_size, choose_size
@@ -64,6 +65,14 @@ class Plan(NamedTuple):
     fitted: bool
     # Of the ratio of two configurations on one machine.
     comparison: tuple[float, float]
+
+    def __repr__(self) -> str:
+        best = repr(self.winner) if self.winner else "no configuration fits"
+        question = f"{self.problem.model.name} on {self.problem.cluster}"
+        return f"Plan({question}: {best}; {self.fitting:,} of {self.considered:,} fit)"
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     def indistinguishable(self) -> int:
         """How many layouts lie too near to the winner to be told from it."""

@@ -10,7 +10,8 @@ import numpy as np
 from shardwise.planning.space import Recompute
 from shardwise.predict.configurations import Configurations, Floats, Ints
 from shardwise.predict.simulate import Times
-from shardwise.spec.strategy import Strategy
+from shardwise.spec.quantity import show_count, show_gib
+from shardwise.spec.strategy import Strategy, show_recompute
 
 
 def complexity(strategy: Strategy, recompute: Recompute, accumulates: bool) -> int:
@@ -116,6 +117,14 @@ class Candidate(NamedTuple):
     copy_s: float
     exposed_s: float
     optimizer_s: float
+
+    def __repr__(self) -> str:
+        s = self.strategy
+        return (
+            f"Candidate({s}, micro-batch {s.micro_batch} × {s.accumulate}, recompute "
+            f"{show_recompute(s.recompute)}: {show_count(self.tokens_per_s)} tokens/s, "
+            f"{show_gib(self.needed_bytes)})"
+        )
 
     @property
     def layout(self) -> str:

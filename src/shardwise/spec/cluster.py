@@ -51,7 +51,7 @@ class DeviceSpec(Record):
     link_bandwidth: Annotated[ByteRate, Field(gt=0)]
     node_size: PositiveInt = 8
     peak: Mapping[str, Flops]
-    source: Mapping[str, str] = Field(default_factory=dict)
+    source: Mapping[str, str] = Field(default_factory=dict, repr=False)
 
     @property
     def capacity(self) -> int:
@@ -89,6 +89,10 @@ class ClusterSpec(Record):
     @property
     def devices(self) -> int:
         return self.nodes * self.devices_per_node
+
+    def __repr__(self) -> str:
+        calibrated = ", calibrated" if self.calibration else ""
+        return f"Cluster({str(self)!r}{calibrated})"
 
     def __str__(self) -> str:
         network = f"@{write_rate(self.network)}" if self.network else ""

@@ -72,7 +72,7 @@ class ModelSpec(Record):
     experts_per_token: Size | None = None
     dropout: Share = 0.0
 
-    source: str = ""
+    source: Annotated[str, Field(repr=False)] = ""
     # The Hugging Face configuration this was read from, unchanged, and whether training starts
     # from the weights beside it.
     config: str | None = None

@@ -34,6 +34,13 @@ class Record(BaseModel):
         defer_build=True,
     )
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Only fields that differ from their default: a repr that a person can read."""
+        for name, value in super().__repr_args__():
+            field = type(self).model_fields.get(name or "")
+            if field is None or value != field.get_default(call_default_factory=True):
+                yield name, value
+
     @classmethod
     def read(cls, data: Mapping[str, object], where: str = "") -> Self:
         """Validate `data`; raise one SpecError that lists every problem, each under its key."""

@@ -57,11 +57,12 @@ class RunSpec(NamedTuple):
         return self._replace(strategy=self.job.split(strategy))
 
 
-def read_run(path: Path, given: Mapping[str, str] | None = None) -> RunSpec:
-    """Read a run.toml; raises one SpecError that lists all problems of all sections.
+def read_run(path: str | Path, given: Mapping[str, str] | None = None) -> RunSpec:
+    """Read a run.toml. Raises one SpecError that lists the problems of all sections.
 
-    `given` are names for sections that the file may leave out.
+    `given` holds shorthands for sections that the file may leave out, such as a cluster.
     """
+    path = Path(path)
     data = {**(given or {}), **read_toml(path, "run")}
     return run_from_dict(data, base=path.parent)
 
@@ -177,7 +178,7 @@ def _data(section: object, base: Path | None) -> DataSettings:
 
 
 def write_run(run: RunSpec) -> str:
-    """TOML that `read_run` reads back to an equal RunSpec."""
+    """Return the text of a run.toml; `read_run` reads it back to an equal RunSpec."""
     import tomli_w
 
     return tomli_w.dumps(run_table(run))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from importlib import resources
 
 from shardwise.observe.why.verdict import sentence
 from shardwise.report.page.against import against_section
@@ -14,6 +13,7 @@ from shardwise.report.page.headline import about, headline, tiles
 from shardwise.report.page.markup import Content, Markup, element, fragment
 from shardwise.report.page.memory import memory_section
 from shardwise.report.page.plans import front_section, plan_section, whatif_section
+from shardwise.report.page.style import page_style, resource
 from shardwise.report.page.subject import Subject
 from shardwise.report.page.sweeps import sweep_section
 from shardwise.report.page.time import time_section
@@ -55,7 +55,7 @@ def write_page(subjects: Sequence[Subject], command: str) -> str:
             element("p", "Shardwise report", class_="brand"),
             element("h1", title),
             element("p", about(first) if len(subjects) == 1 else _names(subjects), class_="about"),
-            _verdict(subjects),
+            verdict(subjects),
             tiles(first) if len(subjects) == 1 else None,
         ),
         element(
@@ -77,7 +77,7 @@ def write_page(subjects: Sequence[Subject], command: str) -> str:
 
 
 def _document(title: str, body: Markup) -> str:
-    style, script = _resource("style.css"), _resource("timeline.js")
+    script = resource("timeline.js")
     # Only this very script may run, whatever a file managed to put into the page.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     policy = (
@@ -90,17 +90,13 @@ def _document(title: str, body: Markup) -> str:
         Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
         Markup('<link rel="icon" href="data:,">'),
         element("title", f"{title} · Shardwise"),
-        element("style", Markup(style)),
+        element("style", page_style()),
     )
     page = element(
         "html", element("head", head), element("body", body, element("script", Markup(script))),
         lang="en",
     )  # fmt: skip
     return f"<!doctype html>\n{page}\n"
-
-
-def _resource(name: str) -> str:
-    return resources.files("shardwise.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def _id(name: str) -> str:
@@ -113,7 +109,8 @@ def _names(subjects: Sequence[Subject]) -> str:
     return ", ".join(shown) + more
 
 
-def _verdict(subjects: Sequence[Subject]) -> Markup:
+def verdict(subjects: Sequence[Subject]) -> Markup:
+    """The headline in a box: the answer first, then what it rests on."""
     found = headline(subjects)
     return element(
         "div",

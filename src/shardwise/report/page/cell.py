@@ -1,0 +1,78 @@
+"""What a notebook displays of a plan, a profile or a comparison: sections of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwise.planning.plan import Plan
+from shardwise.predict.estimate import price
+from shardwise.report.page.against import against_section
+from shardwise.report.page.headline import about, tiles
+from shardwise.report.page.markup import Content, Markup, element
+from shardwise.report.page.memory import memory_section
+from shardwise.report.page.page import verdict
+from shardwise.report.page.plans import plan_section
+from shardwise.report.page.style import cell_style
+from shardwise.report.page.subject import Subject
+from shardwise.report.page.time import time_section
+from shardwise.step import StepProfile
+
+
+def record_cell(record: object) -> str:
+    """HTML of a Plan or a StepProfile."""
+    if isinstance(record, Plan):
+        return _plan_cell(record)
+    assert isinstance(record, StepProfile)
+    return _cell([_subject(record.provenance.kind, record)])
+
+
+def comparison_cell(names: Sequence[str], profiles: Sequence[StepProfile]) -> str:
+    """HTML of profiles side by side; a prediction with its measurement term by term."""
+    kinds = [profile.provenance.kind for profile in profiles]
+    if len(profiles) == 2 and kinds.count("measured") == 1:
+        measured = profiles[kinds.index("measured")]
+        predicted = profiles[1 - kinds.index("measured")]
+        return _cell([Subject("step", "", predicted=predicted, measured=measured)])
+    return _cell([_subject(name, profile) for name, profile in zip(names, profiles, strict=True)])
+
+
+def _subject(name: str, profile: StepProfile) -> Subject:
+    if profile.provenance.kind == "measured":
+        return Subject(name, "", measured=profile)
+    return Subject(name, "", predicted=profile)
+
+
+def _plan_cell(plan: Plan) -> str:
+    problem, winner = plan.problem, plan.winner
+    subject = Subject(problem.model.name, "", plan=plan)
+    if winner is not None:
+        units = plan.units.of(winner.strategy)
+        profile = price(units, winner.strategy, problem.cluster, problem.job, "formulas")
+        subject = subject._replace(predicted=profile)
+    return _cell([subject], plan_section(plan))
+
+
+def _cell(subjects: Sequence[Subject], reasons: Content = None) -> str:
+    first, alone = subjects[0], len(subjects) == 1
+    sections: dict[str, Content] = {
+        "Why": reasons,
+        "Predicted and measured": against_section(subjects),
+        "Memory": memory_section(subjects),
+        "Time": time_section(subjects),
+    }
+    drawn: list[Markup] = [
+        element("section", element("h3", name), content)
+        for name, content in sections.items()
+        if content
+    ]
+    return str(
+        element(
+            "div",
+            element("style", cell_style()),
+            element("p", about(first), class_="about") if alone and first.profile else None,
+            verdict(subjects),
+            tiles(first) if alone else None,
+            drawn,
+            class_="shardwise",
+        )
+    )

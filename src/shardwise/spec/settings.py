@@ -1,0 +1,113 @@
+"""Keyword arguments of the Python functions, typed: the fields of Job and Strategy.
+
+A `TypedDict` behind `Unpack` lists them once for several functions. Type checkers and editors read
+it there; `keywords` shows the same list to `help()` and to notebooks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, cast
+
+from shardwise.spec.dtype import DType
+from shardwise.spec.job import Optimizer
+from shardwise.spec.record import did_you_mean
+from shardwise.spec.strategy import GradSync
+
+P = ParamSpec("P")
+R = TypeVar("R")
+# Sets param_dtype and reduce_dtype at once.
+Precision = Literal["bf16", "fp16", "fp32"]
+
+
+class JobSettings(TypedDict, total=False):
+    """The fields of Job. Counts may be text, such as "4Mi"."""
+
+    seq_len: int | str | None
+    global_batch: int | str | None
+    optimizer: Optimizer | None
+
+
+class FixedSettings(TypedDict, total=False):
+    """Fields of Strategy that a plan takes as given: dtypes and compilation."""
+
+    param_dtype: DType | None
+    reduce_dtype: DType | None
+    master_dtype: DType | None
+    compile: bool | None
+
+
+class StrategySettings(FixedSettings, total=False):
+    """The fields of Strategy, but for `kind`, which the argument `strategy` names."""
+
+    shard: int | None
+    replicate: int | None
+    within_node: bool | None
+    micro_batch: int | None
+    accumulate: int | None
+    recompute: Literal["none", "selective", "full"] | float | None
+    reshard_after_forward: bool | int | None
+    reshard_after_backward: bool | None
+    grad_sync: GradSync | None
+    prefetch: int | None
+    forward_prefetch: int | None
+    blocks_per_unit: int | None
+    offload: bool | None
+    ddp_bucket_mib: float | None
+
+
+class PlanSettings(JobSettings, FixedSettings, total=False):
+    """Keywords of `plan`: the job and the dtypes. Everything else is searched."""
+
+    precision: Precision | None
+
+
+class RunSettings(JobSettings, StrategySettings, total=False):
+    """Keywords of `estimate`: one complete configuration."""
+
+    precision: Precision | None
+
+
+class _Annotation(str):
+    """The text of an annotation; a signature shows it without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def keywords(settings: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Expand `**settings: Unpack[settings]` in the signature, and refuse other names."""
+    known = settings.__annotations__
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        shown = inspect.signature(function)
+        own = [p for p in shown.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        names = [*(p.name for p in own), *known]
+        more = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_text(t)
+            )
+            for name, t in known.items()
+        ]
+
+        @wraps(function)
+        def checked(*args: P.args, **given: P.kwargs) -> R:
+            for name in given:
+                if name not in names:
+                    hint = did_you_mean(name, names) or f"; known are {', '.join(names)}"
+                    raise TypeError(f"{function.__name__}: unknown argument {name}{hint}")
+            return function(*args, **given)
+
+        parameters = [*(p.replace(annotation=_text(p.annotation)) for p in own), *more]
+        cast(Any, checked).__signature__ = inspect.Signature(
+            parameters, return_annotation=_text(shown.return_annotation)
+        )
+        return checked
+
+    return decorate
+
+
+def _text(annotation: Any) -> _Annotation:
+    return _Annotation(getattr(annotation, "__forward_arg__", annotation))
