@@ -17,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from shardwise.observe.diagnosis.verdicts import verdicts_of
 from shardwise.observe.summary import summarise
-from shardwise.observe.why.verdicts import verdicts_of
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces" / "megatron_tp8_8rank"
 

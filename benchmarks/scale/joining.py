@@ -44,8 +44,8 @@ def synthetic(rank: int, ranks: int, calls: int) -> Calls:
         start_ns=begin + 1_000_000 * rank,
         # A clock of its own.
         end_ns=np.arange(calls, dtype=np.int64) * 100_000 + 50_000 + 1_000_000 * rank,
-        asked_ns=unknown,
-        asked_thread=unknown.astype(np.int32),
+        issued_ns=unknown,
+        issued_thread=unknown.astype(np.int32),
         moved_bytes=unknown,
         group_size=unknown,
         key=keys,

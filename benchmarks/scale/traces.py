@@ -44,8 +44,8 @@ def _ranks(count: int) -> dict[str, float]:
 
 
 def _read(paths: list[Path], count: int) -> dict[str, float]:
+    from shardwise.observe.diagnosis.verdicts import verdicts_of
     from shardwise.observe.summary import summarise
-    from shardwise.observe.why.verdicts import verdicts_of
 
     before = forget_peak()
     begun = cpu_s()

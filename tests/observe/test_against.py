@@ -127,9 +127,10 @@ def test_the_command_shows_both(tmp_path: Path) -> None:
     words = ("trace", str(trace), "--run", str(file), "--timeline", str(both))
     done = shardwise(*words)
     assert done.returncode == 0, done.stderr
-    assert "one step of rank 0" in done.stdout
     assert json.loads(both.read_text())["traceEvents"]
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    told = json.loads(shardwise("trace", str(trace), "--run", str(file), "--json").stdout)
+    assert len(told["against"]["units"]) == 32
     rank = summarise_rank(trace)
     terms = {t.name: t for t in traffic_terms(estimate_run(run).traffic, rank)}
     # A gather for every unit and pass but the root's second, a reduction for each.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from shardwise.observe.diff import Diff, compare, short_name
 from shardwise.observe.summary import summarise
 from tests.command import shardwise
+from tests.screens import assert_screen
 
 
 def trace(path: Path, kernels: dict[str, list[float]], step: float = 1000.0) -> Path:
@@ -70,5 +72,36 @@ def test_the_exit_code_says_whether_it_got_slower(tmp_path: Path, step: float, c
     one, other = trace(tmp_path / "a.json", BASE), trace(tmp_path / "b.json", BASE, step)
     done = shardwise("diff", str(one), str(other))
     assert done.returncode == code, done.stderr
-    assert done.stdout.startswith("Slower beyond noise." if code else "No regression.")
-    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    found = json.loads(shardwise("diff", str(one), str(other), "--json").stdout)
+    assert found["regressed"] is bool(code)
+    assert found["after"]["step_ns"] == step * 1000
+
+
+def test_the_screen_shows_changes_beyond_noise(tmp_path: Path) -> None:
+    before = trace(tmp_path / "a.json", BASE)
+    changed = {"void gemm<float>(int)": [400, 401, 399], "norm": [70, 65, 85], "new": [30, 30, 30]}
+    after = trace(tmp_path / "b.json", changed, step=1200.0)
+    done = shardwise("diff", str(before), str(after))
+    assert done.returncode == 1, done.stderr
+    assert_screen("diff-regression", done.stdout)
+    assert_screen("diff-same", shardwise("diff", str(before), str(before)).stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("folder", None, "no .json or .json.gz files"),
+        ("cut.json.gz", gzip.compress(b'{"traceEvents": [{"ph"' * 99)[:40], "not a usable trace"),
+        ("other.json", b'{"answer": 42}', "no list of trace events"),
+    ],
+)
+def test_a_wrong_input_is_one_sentence_and_exit_2(
+    tmp_path: Path, name: str, content: bytes | None, said: str
+) -> None:
+    good, bad = trace(tmp_path / "a.json", BASE), tmp_path / name
+    bad.mkdir() if content is None else bad.write_bytes(content)
+    done = shardwise("diff", str(good), str(bad))
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.strip().splitlines()
+    assert str(bad) in line
+    assert said in line

@@ -50,13 +50,13 @@ def test_a_changed_or_broken_entry_is_made_anew(tmp_path: Path) -> None:
 def test_processes_read_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = build(tmp_path, PLAN, offset=500).paths
     alone = summarise(paths)
-    monkeypatch.setattr(reading, "_WORTH_PROCESSES", 0)
+    monkeypatch.setattr(reading, "_MIN_BYTES_FOR_PROCESSES", 0)
     done: list[int] = []
     together = summarise(list(reversed(paths)), progress=done.append)
     assert done == [1, 2, 3]
     assert [rank.rank for rank in together.ranks] == [0, 1, 2]
     for one, other in zip(alone.ranks, together.ranks, strict=True):
-        assert (one.whole, one.units, one.host) == (other.whole, other.units, other.host)
+        assert (one.full_trace, one.units, one.host) == (other.full_trace, other.units, other.host)
     (tmp_path / "broken.json").write_text("{}")
     with pytest.raises(SpecError, match="no list of trace events"):
         summarise([*paths, tmp_path / "broken.json"])

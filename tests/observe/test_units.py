@@ -106,20 +106,20 @@ def test_a_synthetic_device_trace_is_told_exactly(tmp_path: Path) -> None:
     assert unit.backward_ns == 60_000
     assert (unit.gather_forward_ns, unit.gather_forward_exposed_ns) == (20_000, 10_000)
     assert (unit.scatter_ns, unit.scatter_exposed_ns) == (20_000, 20_000)
-    assert rank.whole.compute_ns == 110_000
-    assert rank.whole.exposed_communication_ns == 30_000
+    assert rank.full_trace.compute_ns == 110_000
+    assert rank.full_trace.exposed_communication_ns == 30_000
 
 
 def test_rules_come_before_names(tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text('communication = ["^gemm"]\ncopy = ["other"]\n')
     (rank,) = summarise([synthetic(tmp_path)], read_rules(rules)).ranks
-    assert rank.whole.compute_ns == 0
-    assert rank.whole.communication_ns == 130_000
+    assert rank.full_trace.compute_ns == 0
+    assert rank.full_trace.communication_ns == 130_000
     for text, said in (
         ("comunication = []", "did you mean 'communication'"),
         ("copy = 3", "rules.copy: must be a list"),
-        ('copy = ["("]', "is no regular expression"),
+        ('copy = ["("]', "is not a valid regular expression"),
     ):
         rules.write_text(text)
         with pytest.raises(SpecError, match=said):
@@ -155,5 +155,5 @@ def test_a_process_groups_note_on_the_stream_makes_a_collective(tmp_path: Path) 
     path.write_text(json.dumps(trace))
     (rank,) = summarise([path]).ranks
     assert not rank.problems
-    assert rank.whole.communication_ns == (20 + 20 + 5) * 1000
-    assert rank.whole.compute_ns == (110 + 5) * 1000
+    assert rank.full_trace.communication_ns == (20 + 20 + 5) * 1000
+    assert rank.full_trace.compute_ns == (110 + 5) * 1000

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardwise.timeline.breakdown import breakdown
 from shardwise.timeline.chrome import write_chrome
-from shardwise.timeline.intervals import minus, overlap, union
+from shardwise.timeline.intervals import overlap_length, uncovered_length, union
 from shardwise.timeline.spans import KINDS, Kind, Timeline, TimelineBuilder
 
 SPAN = st.tuples(st.integers(0, 60), st.integers(0, 25), st.sampled_from(KINDS), st.integers(0, 2))
@@ -53,8 +53,8 @@ def test_unions_are_sorted_and_apart(spans: list[tuple[int, int]]) -> None:
     covered = {i for s, e in zip(start, end, strict=True) for i in range(s, e)}
     assert found.length == len(covered)
     assert (found.start[1:] > found.end[:-1]).all()
-    assert overlap(found, found) == found.length
-    assert minus(found, found) == 0
+    assert overlap_length(found, found) == found.length
+    assert uncovered_length(found, found) == 0
 
 
 def test_an_empty_timeline() -> None:

@@ -86,6 +86,6 @@ def shares(summary: Summary) -> tuple[float, float]:
         return float(sum(values)) / len(values)
 
     exposed = mean(
-        [r.inside.exposed_communication_ns / max(1, r.inside.window_ns) for r in summary.ranks]
+        [r.profiled.exposed_communication_ns / max(1, r.profiled.window_ns) for r in summary.ranks]
     )
     return 1 - exposed, exposed

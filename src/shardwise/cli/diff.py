@@ -1,4 +1,4 @@
-"""`shardwise diff`: what changed from one profiled run to another."""
+"""`shardwise diff`: compare two profiled runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from shardwise.cli.output import JsonOption, print_json
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(help="A trace of torch.profiler, or a run's folder.")],
-    after: Annotated[Path, typer.Argument(help="Another one; of a folder the first rank counts.")],
-    top: Annotated[int, typer.Option(help="Differences to show.", min=1, max=500)] = 15,
+    before: Annotated[Path, typer.Argument(help="A trace of torch.profiler, or a run folder.")],
+    after: Annotated[
+        Path, typer.Argument(help="The same after the change; of a folder, its first rank.")
+    ],
+    top: Annotated[int, typer.Option(help="Number of changes to show.", min=1, max=500)] = 15,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two traces or runs: what was added, removed, slower and faster.
+    """Compare two traces or runs by kernel: added, removed, slower, faster.
 
     Exits with 1 if a step takes longer beyond noise.
     """
@@ -25,17 +27,16 @@ def diff(
     from shardwise.observe.summary import summarise
     from shardwise.report.diff import print_diff
 
-    found = compare(
-        *(summarise(trace_files([path])[:1], timelines=True).ranks[0] for path in (before, after))
-    )
+    paths = [trace_files([path])[0] for path in (before, after)]
+    compared = compare(*(summarise([path], timelines=True).ranks[0] for path in paths))
     if as_json:
         print_json(
             {
                 "schema": 1,
                 "kind": "measured",
-                "regressed": found.regressed,
-                "before": found.before._asdict(),
-                "after": found.after._asdict(),
+                "regressed": compared.regressed,
+                "before": compared.before._asdict(),
+                "after": compared.after._asdict(),
                 "differences": [
                     {
                         **one._asdict(),
@@ -43,11 +44,11 @@ def diff(
                         "after": one.after._asdict(),
                         "delta_ns": one.delta_ns,
                     }
-                    for one in found.differences
+                    for one in compared.differences
                 ],
             }
         )
     else:
-        print_diff(found, top)
-    if found.regressed:
+        print_diff(compared, top)
+    if compared.regressed:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`shardwise profile`: a short run that is profiled, and what its traces say."""
+"""`shardwise profile`: train a few steps under the profiler and analyse the traces."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import typer
 from shardwise.cli.output import JsonOption, print_json
 from shardwise.cli.train import NameOption, ProcessesOption, RunFile
 
-# Steps that nobody disturbs, so that their time can be told beside the profile.
+# Steps without the profiler, to measure the undisturbed step time too.
 _PLAIN_STEPS = 5
 
 
 def profile(
     run: RunFile,
     nproc: ProcessesOption = None,
-    after: Annotated[int, typer.Option(min=1, help="Steps before those profiled.")] = 5,
+    after: Annotated[int, typer.Option(min=1, help="Steps to run before profiling.")] = 5,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps to profile.")] = 3,
     memory: Annotated[
-        bool, typer.Option("--memory", help="Record allocations too; slows the steps a little.")
+        bool, typer.Option("--memory", help="Record memory too; slows the profiled steps a little.")
     ] = False,
     name: NameOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a few steps of a run.toml under the profiler, and tell where their time went.
+    """Profile a few steps of a run and show where their time goes.
 
-    One step of a run is counted and another weighed; what is profiled comes after both.
+    Profiled steps come after those in which collectives are counted and memory is measured.
     """
     from shardwise.cli.long import needs_torch
     from shardwise.cli.train import launch_or_join, result_json, with_steps
@@ -39,13 +39,15 @@ def profile(
     from shardwise.train.profile import first_profiled, moment_folder
 
     settings = described.train or TrainSettings()
-    asked = settings.profile or ProfileSettings()
+    requested = settings.profile or ProfileSettings()
     first = first_profiled(after, settings.measure)
     described = with_steps(
         described,
-        # In the step after those profiled, traces are written.
+        # Traces are written in the step after the profiled ones.
         first + steps + 1 + _PLAIN_STEPS,
-        profile=asked.but(after=first, steps=steps, every=None, memory=memory or asked.memory),
+        profile=requested.but(
+            after=first, steps=steps, every=None, memory=memory or requested.memory
+        ),
         checkpoint=False,
     )
     arguments = ["profile", str(run), "--after", str(after), "--steps", str(steps)]
@@ -54,26 +56,26 @@ def profile(
     if result is None:
         return
     from shardwise.cli.trace import read_summary, summary_json
+    from shardwise.observe.diagnosis.verdicts import health_of, verdicts_of
     from shardwise.observe.rules import Rules
     from shardwise.observe.run_folder import traces_in
-    from shardwise.observe.why.verdicts import verdicts_of
     from shardwise.report.trace import print_trace
 
     traces = moment_folder(result.folder, first)
     files = traces_in(traces) if traces.is_dir() else []
     if not files:
         raise SpecError(
-            f"profile: nothing was profiled, for the run ended after {result.steps} steps; give "
-            f"it data for {first + steps}"
+            f"profile: the run ended after {result.steps} steps, before any was profiled; give it "
+            f"data for {first + steps} steps, or lower --after"
         )
     summary = read_summary(files, Rules(), None, quiet=as_json)
     thresholds = Rules().thresholds
     cluster = None if described.cluster.device.is_cpu else described.cluster
     verdicts = verdicts_of(summary, thresholds, cluster)
     if as_json:
-        told = summary_json(summary, verdicts)
-        print_json({**result_json(result), "traces": str(traces), "trace": told})
+        analysis = summary_json(summary, verdicts, health_of(summary, thresholds))
+        print_json({**result_json(result), "traces": str(traces), "trace": analysis})
         return
-    which = f"Step {first}" if steps == 1 else f"Steps {first} to {first + steps - 1}"
-    typer.echo(f"\n{which}, profiled: {traces}\n")
+    which = f"step {first}" if steps == 1 else f"steps {first} to {first + steps - 1}"
+    typer.echo(f"\nProfiled {which}; traces in {traces}\n")
     print_trace(summary, verdicts, thresholds, cluster)

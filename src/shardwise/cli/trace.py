@@ -1,4 +1,4 @@
-"""`shardwise trace`: where the time of a profiled run went, and why."""
+"""`shardwise trace`: why a profiled run is slow, and where its time goes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import typer
 from shardwise.cli.output import JsonOption, print_json
 
 if TYPE_CHECKING:
+    from shardwise.observe.diagnosis.verdict import Verdict
+    from shardwise.observe.diagnosis.verdicts import Health
     from shardwise.observe.rank.summary import RankSummary
+    from shardwise.observe.rules import Rules
     from shardwise.observe.summary import Summary
-    from shardwise.observe.why.verdict import Verdict
 
 
 def trace(
@@ -22,32 +24,32 @@ def trace(
     ],
     cluster: Annotated[
         str | None,
-        typer.Option(help="What it ran on, such as 4x8xH100-SXM@400Gbps: links and peaks."),
+        typer.Option(help="Cluster of the run (4x8xH100-SXM@400Gbps), to compare with its peaks."),
     ] = None,
     rules: Annotated[
         Path | None,
-        typer.Option(help="TOML with name patterns (compute, communication, copy), thresholds."),
+        typer.Option(help="TOML file with kernel name patterns and thresholds."),
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option(help="The run.toml of these traces: simulated against measured."),
+        typer.Option(help="run.toml of the traced run, to compare simulated and measured."),
     ] = None,
     timeline: Annotated[
         Path | None,
-        typer.Option(help="With a run: write both steps for Perfetto, to a .json or .json.gz."),
+        typer.Option(help="With --run: write both steps for Perfetto (.json or .json.gz)."),
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder that keeps what was read, as Parquet.")
+        Path | None, typer.Option(help="Folder to cache parsed traces in, as Parquet.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read traces: why a run is slow, what computed, waited and idled, and for whom.
+    """Analyse profiler traces: main cause of lost time, evidence, suggested fix.
 
-    Ranks are joined: give the traces of as many as there are.
+    Give the traces of all ranks: only then can waiting be told from transfer.
     """
-    from shardwise.cli.beside import Beside
+    from shardwise.cli.run_prediction import RunPrediction
+    from shardwise.observe.diagnosis.verdicts import health_of, verdicts_of
     from shardwise.observe.rules import Rules, read_rules
-    from shardwise.observe.why.verdicts import verdicts_of
     from shardwise.report.trace import print_trace
     from shardwise.spec.lookup import find_cluster
     from shardwise.spec.record import SpecError
@@ -55,26 +57,26 @@ def trace(
     known = find_cluster(cluster) if cluster else None
     chosen = read_rules(rules) if rules else Rules()
     paths = trace_files(files)
-    beside = Beside.of(run, files)
+    prediction = RunPrediction.of(run, files)
     if timeline is not None:
-        if beside is None:
+        if prediction is None:
             raise SpecError("--timeline: needs a run to simulate; add --run run.toml")
-        beside.check(timeline)
+        prediction.check(timeline)
     summary = read_summary(paths, chosen, cache, quiet=as_json)
     verdicts = verdicts_of(summary, chosen.thresholds, known)
     if as_json:
-        found = summary_json(summary, verdicts)
-        print_json(found | (beside.to_dict(summary.ranks[0]) if beside else {}))
+        result = summary_json(summary, verdicts, health_of(summary, chosen.thresholds))
+        print_json(result | (prediction.to_dict(summary.ranks[0]) if prediction else {}))
     else:
         print_trace(summary, verdicts, chosen.thresholds, known)
-        if beside is not None:
-            beside.show(summary.ranks[0])
-    if beside is not None and timeline is not None:
-        beside.write(summary.ranks[0], chosen, timeline)
+        if prediction is not None:
+            prediction.show(summary.ranks[0])
+    if prediction is not None and timeline is not None:
+        prediction.write(summary.ranks[0], chosen, timeline)
 
 
-def read_summary(files: list[Path], rules: Any, cache: Path | None, *, quiet: bool) -> Summary:
-    """Read many files under a bar, few without one."""
+def read_summary(files: list[Path], rules: Rules, cache: Path | None, *, quiet: bool) -> Summary:
+    """Read traces, with a progress bar if there are several."""
     from shardwise.observe.summary import summarise
 
     if quiet or len(files) < 4:
@@ -89,14 +91,22 @@ def read_summary(files: list[Path], rules: Any, cache: Path | None, *, quiet: bo
         )
 
 
-def summary_json(summary: Summary, verdicts: list[Verdict]) -> dict[str, Any]:
-    """What a machine reads; nanoseconds of the whole trace unless a name says otherwise."""
+def summary_json(summary: Summary, verdicts: list[Verdict], health: Health) -> dict[str, Any]:
+    """The analysis as JSON.
+
+    Times, calls and bytes of ranks and verdicts are per step, averaged over the profiled steps;
+    `full_trace`, `steps` and `matched` say what they cover.
+    """
     joined = summary.joined
     return {
-        "schema": 1,
+        "schema": 2,
         "kind": "measured",
+        "step_ns": health.step_ns,
+        "profiled_steps": health.steps,
+        "healthy": health.healthy,
+        "verdicts": [_verdict_json(verdict, health) for verdict in verdicts],
         "ranks": [_rank_json(rank) for rank in summary.ranks],
-        "joined": None
+        "matched": None
         if joined is None
         else {
             "collectives": joined.collectives,
@@ -106,25 +116,46 @@ def summary_json(summary: Summary, verdicts: list[Verdict]) -> dict[str, Any]:
             "offset_ns": joined.offset_ns.tolist(),
             "unmatched": joined.unmatched,
         },
-        "verdicts": [verdict._asdict() for verdict in verdicts],
+    }
+
+
+def _verdict_json(verdict: Verdict, health: Health) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from shardwise.report.verdicts import explain
+
+    words = explain(verdict, health)
+    return {
+        **asdict(verdict),
+        "share": verdict.saves_ns / health.step_ns,
+        "text": {"result": words.result, "evidence": words.evidence, "fix": words.fix},
     }
 
 
 def _rank_json(rank: RankSummary) -> dict[str, Any]:
+    def per_step(values: dict[str, Any]) -> dict[str, Any]:
+        """Averages of what is summed over the profiled steps; sizes of groups are not."""
+        return {
+            key: rank.per_step(value) if isinstance(value, int) and key != "group_size" else value
+            for key, value in values.items()
+        }
+
     return {
         "path": str(rank.path),
         "rank": rank.rank,
         "device": "cpu" if rank.on_cpu else "accelerator",
-        **rank.whole._asdict(),
-        "overlap": rank.whole.overlap,
+        **per_step(rank.profiled._asdict()),
+        "overlap": rank.profiled.overlap,
         "steps": [step._asdict() | {"overlap": step.overlap} for step in rank.steps],
+        "full_trace": rank.full_trace._asdict() | {"overlap": rank.full_trace.overlap},
         "collectives": [
-            one._asdict() | {"bus_bytes_per_s": one.bus_bytes_per_s} for one in rank.collectives
+            per_step(one._asdict()) | {"bus_bytes_per_s": one.bus_bytes_per_s}
+            for one in rank.collectives
         ],
-        "units": [unit._asdict() for unit in rank.units],
+        "units": [per_step(unit._asdict()) for unit in rank.units],
         "micro_batches": [kind._asdict() for kind in rank.micro_batches],
-        "idle": rank.host.idle._asdict(),
-        "data_ns": rank.host.data_ns,
+        "idle": per_step(rank.host.idle._asdict()),
+        "data_ns": rank.per_step(rank.host.data_ns),
         "matmul": None
         if rank.matmul is None
         else rank.matmul._asdict() | {"flops_per_s": rank.matmul.flops_per_s},
@@ -134,24 +165,32 @@ def _rank_json(rank: RankSummary) -> dict[str, Any]:
 
 
 def trace_files(given: list[Path]) -> list[Path]:
-    """Files as they are; of a folder its traces, of a run's folder those of its last profile."""
+    """Files as given; for a folder its traces, for a run folder those of its last profile."""
     from shardwise.observe.run_folder import TRACES, profiled_moments, traces_in
     from shardwise.spec.record import SpecError
 
-    found: list[Path] = []
+    files: list[Path] = []
+    problems: list[str] = []
     for path in given:
+        if not path.exists():
+            problems.append(f"trace: {path} does not exist; give a trace file or a folder")
         if not path.is_dir():
-            found.append(path)
+            files.append(path)
             continue
         moments = profiled_moments(path / TRACES)
         if not moments and (path / "run.toml").is_file():
-            raise SpecError(
-                f"trace: the run in {path} was not profiled; use 'shardwise profile', or "
-                "[train.profile] in its run.toml"
+            problems.append(
+                f"trace: the run in {path} was not profiled; run 'shardwise profile', or add "
+                "[train.profile] to its run.toml"
             )
-        folder = moments[-1] if moments else path
-        inside = traces_in(folder)
+            continue
+        inside = traces_in(moments[-1] if moments else path)
         if not inside:
-            raise SpecError(f"trace: {path} holds no .json or .json.gz")
-        found += inside
-    return found
+            problems.append(
+                f"trace: {path} has no .json or .json.gz files; write traces with torch.profiler's "
+                "export_chrome_trace"
+            )
+        files += inside
+    if problems:
+        raise SpecError(problems)
+    return files

@@ -1,1 +1,1 @@
-"""Traces and memory snapshots, read honestly: where the time went, on which unit, and why."""
+"""Analysis of profiler traces and memory snapshots: where time and memory go, and why."""

@@ -1,4 +1,4 @@
-"""A simulated step beside the measured one: the same terms of both, and unit by unit."""
+"""Compare a simulated step with the measured one: by term and by FSDP unit."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shardwise.observe.rank.units import ROOT, UnitTime
 from shardwise.step import CollectiveProfile, relative_error
 from shardwise.timeline.breakdown import breakdown
 from shardwise.timeline.chrome import chrome_events
-from shardwise.timeline.intervals import minus, union
+from shardwise.timeline.intervals import uncovered_length, union
 from shardwise.timeline.spans import KINDS, Timeline
 
 
 class Term(NamedTuple):
-    """One quantity of a step, in nanoseconds, calls or bytes."""
+    """One quantity per step, predicted and measured: nanoseconds, calls or bytes."""
 
     name: str
     predicted: float
@@ -30,20 +30,20 @@ class Term(NamedTuple):
 
 
 class UnitTerms(NamedTuple):
-    """One unit by its measured name."""
+    """Terms of one unit, under its measured name."""
 
     unit: str
     terms: list[Term]
 
 
 class Against(NamedTuple):
-    """Both steps of one rank. `units` is empty where the two have different units."""
+    """Terms of the step of one rank, and of its units; none if the units differ in number."""
 
     terms: list[Term]
     units: list[UnitTerms]
 
 
-# What a unit's row compares, by the fields of UnitTime.
+# Columns of the table of units, and the fields of UnitTime they show.
 UNIT_TERMS = {
     "forward": "forward_ns",
     "backward": "backward_ns",
@@ -54,51 +54,49 @@ UNIT_TERMS = {
 
 
 def against(predicted: Timeline, rank: RankSummary) -> Against:
-    """Compare a simulated step with the average profiled one."""
+    """Compare a simulated step with the average profiled step."""
     if not rank.on_cpu:
-        # A device packs and unpacks with kernels, which a trace cannot tell from compute.
+        # A GPU packs and unpacks with compute kernels.
         computing, copying = KINDS.index("compute"), KINDS.index("copy")
         kinds = np.where(predicted.kind == copying, computing, predicted.kind)
         predicted = replace(predicted, kind=kinds.astype(np.int8))
-    ours, theirs = breakdown(predicted), rank.inside
-    steps = max(1, len(rank.steps))
+    simulated = breakdown(predicted)
     terms = [
-        Term(name, getattr(ours, field), getattr(theirs, field) / steps)
+        Term(name, getattr(simulated, field), rank.per_step(getattr(rank.profiled, field)))
         for name, field in (
             ("step", "window_ns"),
             ("compute", "compute_ns"),
             ("exposed communication", "exposed_communication_ns"),
             ("exposed copies", "exposed_copy_ns"),
             ("idle", "idle_ns"),
-            ("communication, hidden or not", "communication_ns"),
+            ("communication (exposed and hidden)", "communication_ns"),
         )
     ]
     return Against([t for t in terms if t.predicted or t.measured], _units(predicted, rank))
 
 
 def _units(predicted: Timeline, rank: RankSummary) -> list[UnitTerms]:
-    ours = [u for u in predicted_units(predicted) if u.unit != ROOT]
-    theirs = [u for u in rank.units if u.unit != ROOT]
-    if not ours or len(ours) != len(theirs):
+    simulated = [u for u in predicted_units(predicted) if u.unit != ROOT]
+    measured = [u for u in rank.units if u.unit != ROOT]
+    if not simulated or len(simulated) != len(measured):
         return []
-    steps = max(1, len(rank.steps))
     return [
         UnitTerms(
             real.unit,
-            [Term(name, getattr(guess, field), getattr(real, field) / steps)
+            [Term(name, getattr(mine, field), rank.per_step(getattr(real, field)))
              for name, field in UNIT_TERMS.items()],
         )
-        for guess, real in zip(ours, theirs, strict=True)
+        for mine, real in zip(simulated, measured, strict=True)
     ]  # fmt: skip
 
 
 def predicted_units(timeline: Timeline) -> list[UnitTime]:
-    """Time by unit of a simulated step, in the order of the forward."""
+    """Time by unit of a simulated step, in forward order."""
     compute = timeline.covered("compute")
     names = np.asarray(timeline.names, dtype=object)[timeline.name]
     order = np.argsort(timeline.start_ns, kind="stable")
     units = list(dict.fromkeys(int(u) for u in timeline.unit[order] if u >= 0))
-    found = []
+    times = []
     for unit in units:
         mine = timeline.unit == unit
         gathers = mine & (names == "all-gather")
@@ -109,10 +107,10 @@ def predicted_units(timeline: Timeline) -> list[UnitTime]:
         def spent(rows: Any) -> int:
             return int((timeline.end_ns[rows] - timeline.start_ns[rows]).sum())
 
-        def alone(rows: Any) -> int:
-            return minus(union(timeline.start_ns[rows], timeline.end_ns[rows]), compute)
+        def exposed(rows: Any) -> int:
+            return uncovered_length(union(timeline.start_ns[rows], timeline.end_ns[rows]), compute)
 
-        found.append(
+        times.append(
             UnitTime(
                 unit=timeline.units[unit],
                 gathers=int(gathers.sum()),
@@ -121,49 +119,49 @@ def predicted_units(timeline: Timeline) -> list[UnitTime]:
                 backward_ns=spent(mine & (names == "backward")),
                 copy_ns=spent(mine & ((names == "copy in") | (names == "copy out"))),
                 gather_forward_ns=spent(forward),
-                gather_forward_exposed_ns=alone(forward),
+                gather_forward_exposed_ns=exposed(forward),
                 gather_backward_ns=spent(backward),
-                gather_backward_exposed_ns=alone(backward),
+                gather_backward_exposed_ns=exposed(backward),
                 scatter_ns=spent(scatters),
-                scatter_exposed_ns=alone(scatters),
+                scatter_exposed_ns=exposed(scatters),
             )
         )
-    return found
+    return times
 
 
 def _before_backward(timeline: Timeline, mine: Any, names: Any) -> Any:
-    """Which of a unit's spans are followed by its backward, not its forward."""
+    """Whether the next compute of the unit after each span is its backward."""
     computing = np.flatnonzero(mine & ((names == "forward") | (names == "backward")))
     computing = computing[np.argsort(timeline.start_ns[computing], kind="stable")]
     if not len(computing):
         return np.zeros(len(timeline), dtype=np.bool_)
-    place = np.searchsorted(timeline.start_ns[computing], timeline.start_ns, side="left")
-    known = place < len(computing)
-    return known & (names[computing[np.minimum(place, len(computing) - 1)]] == "backward")
+    following = np.searchsorted(timeline.start_ns[computing], timeline.start_ns, side="left")
+    known = following < len(computing)
+    next_compute = computing[np.minimum(following, len(computing) - 1)]
+    return known & (names[next_compute] == "backward")
 
 
 def traffic_terms(predicted: Sequence[CollectiveProfile], rank: RankSummary) -> list[Term]:
-    """Calls and bytes of one step; bytes only where the trace tells them."""
-    ours: dict[str, tuple[int, int]] = {}
+    """Calls and bytes per step; bytes only where the trace records them."""
+    expected: dict[str, tuple[int, int]] = {}
     for one in predicted:
         name = one.op.replace("_", "-")
-        calls, size = ours.get(name, (0, 0))
-        ours[name] = (calls + one.calls, size + one.bytes)
-    steps = max(1, len(rank.steps))
-    theirs = {one.operation: one for one in rank.collectives}
+        calls, size = expected.get(name, (0, 0))
+        expected[name] = (calls + one.calls, size + one.bytes)
+    measured = {one.operation: one for one in rank.collectives}
     terms = []
-    for name in sorted({*ours, *theirs}):
-        calls, size = ours.get(name, (0, 0))
-        real = theirs.get(name)
-        terms.append(Term(f"{name}: calls", calls, real.calls / steps if real else 0))
+    for name in sorted({*expected, *measured}):
+        calls, size = expected.get(name, (0, 0))
+        real = measured.get(name)
+        terms.append(Term(f"{name}: calls", calls, rank.per_step(real.calls) if real else 0))
         if real is None or real.moved_bytes is not None:
-            moved = (real.moved_bytes or 0) / steps if real else 0
+            moved = rank.per_step(real.moved_bytes or 0) if real else 0
             terms.append(Term(f"{name}: bytes", size, moved))
     return terms
 
 
 def side_by_side(predicted: Timeline, measured: Timeline, window: tuple[int, int]) -> list[Any]:
-    """Both steps as events of one Chrome trace, beginning at the same moment."""
+    """Chrome trace events of both steps, starting at the same time."""
     return [
         *chrome_events(predicted, "simulated", 0),
         *chrome_events(measured.cut(window), "measured", 1),

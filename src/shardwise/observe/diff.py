@@ -1,7 +1,7 @@
-"""Two traces, kernel by kernel: what was added, removed, slower and faster, beyond noise.
+"""Compare two traces by kernel: added, removed, slower and faster beyond noise.
 
-Everything is per step. Noise is how far the steps of one trace lie apart; with one step nothing is
-known of it, and a share of the step stands in.
+Times are per step. Noise is the spread between the steps of a trace; with a single step it is
+unknown, and a share of the step is used instead.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from shardwise.observe.rank.summary import RankSummary
 from shardwise.timeline.spans import KINDS
 
 Change = Literal["added", "removed", "slower", "faster", "same"]
-# Below this share of a step no difference counts, whatever the spread.
-LEAST = 0.005
-# A step that is this much longer is a regression, if it is beyond the noise too.
+# Differences below this share of a step are never reported.
+MIN_CHANGE = 0.005
+# A step that is longer by this share is a regression, if it is beyond noise too.
 REGRESSION = 0.03
 _DETAILS = re.compile(r"\(.*|\bvoid ")
 
 
 class Side(NamedTuple):
-    """One kind of work in one trace: calls and nanoseconds of a step, and how far steps spread."""
+    """One kernel in one trace: calls and nanoseconds per step, and their spread between steps."""
 
     calls: float
     step_ns: float
@@ -32,7 +32,7 @@ class Side(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """One kind of work in both traces."""
+    """One kernel in both traces."""
 
     name: str
     kind: str
@@ -46,7 +46,7 @@ class Difference(NamedTuple):
 
 
 class Diff(NamedTuple):
-    """The steps of both traces, and every kind of work, the largest difference first."""
+    """The step of both traces, and every kernel, the largest difference first."""
 
     before: Side
     after: Side
@@ -55,7 +55,7 @@ class Diff(NamedTuple):
 
 
 def short_name(text: str) -> str:
-    """A kernel's name without its arguments and templates."""
+    """A kernel name without arguments and template parameters."""
     text = _DETAILS.sub("", text)
     while True:
         shorter = re.sub(r"<[^<>]*>", "", text)
@@ -65,20 +65,20 @@ def short_name(text: str) -> str:
 
 
 def compare(before: RankSummary, after: RankSummary) -> Diff:
-    """What changed from one trace to the other."""
+    """Compare two ranks, read with their timelines."""
     one, other = _by_name(before), _by_name(after)
-    whole = [_side([(1, s.window_ns) for s in r.steps or [r.whole]]) for r in (before, after)]
-    least = LEAST * max(side.step_ns for side in whole)
-    nothing = Side(0.0, 0.0, 0.0)
-    found = []
+    steps = [_side([(1, s.window_ns) for s in r.steps or [r.full_trace]]) for r in (before, after)]
+    smallest = MIN_CHANGE * max(side.step_ns for side in steps)
+    absent = Side(0.0, 0.0, 0.0)
+    differences = []
     for name, kind in sorted({*one, *other}):
-        was, now = one.get((name, kind), nothing), other.get((name, kind), nothing)
-        noise = max(was.spread_ns, now.spread_ns, least)
-        found.append(Difference(name, kind, _change(was, now, noise), was, now))
-    found.sort(key=lambda d: -abs(d.delta_ns))
-    longer = whole[1].step_ns - whole[0].step_ns
-    noise = max(*(side.spread_ns for side in whole), REGRESSION * whole[0].step_ns)
-    return Diff(whole[0], whole[1], found, longer > noise)
+        was, now = one.get((name, kind), absent), other.get((name, kind), absent)
+        noise = max(was.spread_ns, now.spread_ns, smallest)
+        differences.append(Difference(name, kind, _change(was, now, noise), was, now))
+    differences.sort(key=lambda d: -abs(d.delta_ns))
+    longer = steps[1].step_ns - steps[0].step_ns
+    noise = max(*(side.spread_ns for side in steps), REGRESSION * steps[0].step_ns)
+    return Diff(steps[0], steps[1], differences, longer > noise)
 
 
 def _change(was: Side, now: Side, noise: float) -> Change:
@@ -93,10 +93,10 @@ def _change(was: Side, now: Side, noise: float) -> Change:
 
 def _side(steps: list[tuple[float, float]]) -> Side:
     calls, times = zip(*steps, strict=True)
-    middle = median(times)
-    # Two standard deviations, by the median of the distances: one odd step decides nothing.
-    spread = 2 * 1.4826 * median(abs(time - middle) for time in times)
-    return Side(median(calls), middle, spread)
+    typical = median(times)
+    # Two standard deviations, estimated from the median distance: robust to one slow step.
+    spread = 2 * 1.4826 * median(abs(time - typical) for time in times)
+    return Side(median(calls), typical, spread)
 
 
 def _by_name(rank: RankSummary) -> dict[tuple[str, str], Side]:
@@ -104,15 +104,15 @@ def _by_name(rank: RankSummary) -> dict[tuple[str, str], Side]:
     assert timeline is not None  # summarise(..., timelines=True)
     windows = [(s, e) for s, e in rank.windows] or [timeline.window]
     names = {code: short_name(timeline.names[code]) for code in np.unique(timeline.name).tolist()}
-    lasted = timeline.end_ns - timeline.start_ns
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    durations = timeline.end_ns - timeline.start_ns
+    steps: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for number, (begin, end) in enumerate(windows):
         inside = np.flatnonzero((timeline.start_ns >= begin) & (timeline.start_ns < end))
         sums: dict[tuple[str, str], tuple[int, int]] = {}
         for row in inside.tolist():
             key = (names[int(timeline.name[row])], str(KINDS[int(timeline.kind[row])]))
             calls, total = sums.get(key, (0, 0))
-            sums[key] = (calls + 1, total + int(lasted[row]))
+            sums[key] = (calls + 1, total + int(durations[row]))
         for key, (calls, total) in sums.items():
-            found.setdefault(key, [(0.0, 0.0)] * len(windows))[number] = (calls, total)
-    return {key: _side(steps) for key, steps in found.items()}
+            steps.setdefault(key, [(0.0, 0.0)] * len(windows))[number] = (calls, total)
+    return {key: _side(values) for key, values in steps.items()}

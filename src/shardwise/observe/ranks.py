@@ -1,8 +1,8 @@
-"""Ranks joined: what a collective moved, what it waited, and for whom.
+"""Match collectives across ranks: transfer time, waiting time, and the rank waited for.
 
-The kernel of a collective spins until the last rank arrives. Its shortest run over the ranks of
-its group is the transfer; the rest of every other one is waiting, and the rank that began last
-kept the others. Nothing here grows with more than the number of calls.
+The kernel of a collective spins until the last rank arrives. Its shortest duration over the ranks
+of the group is the transfer; anything beyond that is waiting for the rank that started last. Memory
+and time grow linearly with the number of calls.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from shardwise.observe.rank.calls import Calls
 
 
 class Joined(NamedTuple):
-    """Calls that at least two ranks share, those of one collective together.
+    """Calls of collectives seen by at least two ranks, grouped by collective.
 
-    A value per call, but for `offset_ns` and `unmatched`, which have one per rank.
+    Columns have a value per call; `offset_ns` and `unmatched` have one per rank.
     """
 
     collective: Ints
     rank: Ints
-    # Which of the rank's calls it is.
+    # Index among the rank's calls.
     call: Ints
     start_ns: Ints
     end_ns: Ints
-    # Added to a rank's clock to make its ends agree with those of the first rank.
+    # Add to a rank's clock to align it with the first rank's.
     offset_ns: Ints
-    # Calls without a partner.
+    # Calls that no other rank has.
     unmatched: list[int]
 
     @property
@@ -38,13 +38,13 @@ class Joined(NamedTuple):
         return int(self.collective[-1]) + 1 if len(self.collective) else 0
 
     @property
-    def lasted_ns(self) -> Ints:
+    def duration_ns(self) -> Ints:
         return self.end_ns - self.start_ns
 
     @property
     def transfers_ns(self) -> Ints:
-        """Of each collective."""
-        shortest: Ints = np.minimum.reduceat(self.lasted_ns, _first(self.collective))
+        """Transfer time of each collective."""
+        shortest: Ints = np.minimum.reduceat(self.duration_ns, _first(self.collective))
         return shortest
 
     @property
@@ -53,39 +53,39 @@ class Joined(NamedTuple):
 
     @property
     def mean_ns(self) -> float:
-        """Matched calls of the average rank."""
-        return float(self.lasted_ns.sum()) / len(self.unmatched)
+        """Time of the matched calls, average over ranks."""
+        return float(self.duration_ns.sum()) / len(self.unmatched)
 
     @property
     def last_rank(self) -> Ints:
-        """Of each collective the rank that the others waited for, on a common clock."""
-        begun = self.start_ns + self.offset_ns[self.rank]
-        order = np.lexsort((-self.rank, begun, self.collective))
+        """The rank that started each collective last, on a common clock."""
+        start = self.start_ns + self.offset_ns[self.rank]
+        order = np.lexsort((-self.rank, start, self.collective))
         ends = np.append(_first(self.collective)[1:], len(order)) - 1
         last: Ints = self.rank[order[ends]]
         return last
 
     def last_to_arrive(self) -> Ints:
-        """How often each rank was the one the others waited for; together nobody is."""
-        longest = np.maximum.reduceat(self.lasted_ns, _first(self.collective))
+        """How often each rank arrived last; collectives in which nobody waited do not count."""
+        longest = np.maximum.reduceat(self.duration_ns, _first(self.collective))
         waited = longest > self.transfers_ns
         return np.bincount(self.last_rank[waited], minlength=len(self.unmatched))
 
     def by_rank(self) -> list[Ints]:
-        """Of each rank, where its calls are."""
+        """Indices of the calls of each rank."""
         order = np.argsort(self.rank, kind="stable")
         edges = np.searchsorted(self.rank[order], np.arange(1, len(self.unmatched)))
         return np.split(order, edges)
 
     def transfers_of(self, counts: Sequence[int]) -> list[Ints]:
-        """Of each rank the transfer of each of its calls; -1 where that has no partner."""
+        """Transfer time of every call, by rank; -1 for a call that no other rank has."""
         transfers = self.transfers_ns
-        found = []
+        columns = []
         for mine, count in zip(self.by_rank(), counts, strict=True):
             column = np.full(count, -1, dtype=np.int64)
             column[self.call[mine]] = transfers[self.collective[mine]]
-            found.append(column)
-        return found
+            columns.append(column)
+        return columns
 
 
 def _first(collective: Ints) -> Ints:
@@ -93,15 +93,15 @@ def _first(collective: Ints) -> Ints:
 
 
 def join(ranks: Sequence[Calls]) -> Joined:
-    """Match calls of the same key in the same place: every rank of a group issues them in order."""
+    """Match the n-th calls of each key: all ranks of a group issue them in the same order."""
     numbers: dict[tuple[str, int], int] = {}
     collective: list[int] = []
     for calls in ranks:
         seen: dict[str, int] = {}
         for key in calls.key:
-            place = seen.get(key, 0)
-            seen[key] = place + 1
-            collective.append(numbers.setdefault((key, place), len(numbers)))
+            position = seen.get(key, 0)
+            seen[key] = position + 1
+            collective.append(numbers.setdefault((key, position), len(numbers)))
     shared = np.asarray(collective, dtype=np.int64)
     counts = [len(calls) for calls in ranks]
     rank = np.repeat(np.arange(len(ranks)), counts)
@@ -119,22 +119,22 @@ def join(ranks: Sequence[Calls]) -> Joined:
 
 
 def _offsets(collective: Ints, rank: Ints, end: Ints, ranks: int) -> Ints:
-    """What to add to each clock. A collective ends everywhere at once.
+    """Clock offset of each rank, from the fact that a collective ends on all ranks at once.
 
-    Ranks that share nothing with the first are reached through others; what is never reached
-    keeps its own clock.
+    Ranks that share no collective with the first are aligned through others; a rank that shares
+    none keeps its own clock.
     """
     offset = np.zeros(ranks, dtype=np.int64)
     known = np.zeros(ranks, dtype=np.bool_)
     known[:1] = True
     while len(collective):
-        told = known[rank]
-        if told.all():
+        aligned = known[rank]
+        if aligned.all():
             break
-        # The end of each collective on the common clock, by the first rank known to have seen it.
+        # End of each collective on the common clock, by the first aligned rank.
         reference = np.full(int(collective[-1]) + 1, -1, dtype=np.int64)
-        reference[collective[told][::-1]] = (end + offset[rank])[told][::-1]
-        usable = np.flatnonzero(~told & (reference[collective] >= 0))
+        reference[collective[aligned][::-1]] = (end + offset[rank])[aligned][::-1]
+        usable = np.flatnonzero(~aligned & (reference[collective] >= 0))
         if not len(usable):
             break
         usable = usable[np.argsort(rank[usable], kind="stable")]

@@ -1,4 +1,4 @@
-"""What a user knows better, and what counts as healthy: the TOML file behind `--rules`."""
+"""The TOML file of `--rules`: kernel name patterns, and thresholds of a healthy run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+        raise ValueError(f"{text!r} is not a valid regular expression: {error}") from None
     return text
 
 
@@ -27,25 +27,25 @@ Patterns = tuple[Annotated[str, AfterValidator(_pattern)], ...]
 
 
 class Thresholds(Record):
-    """Everything is of one optimizer step."""
+    """Thresholds of a healthy run; times and shares are per optimizer step."""
 
-    # A run that computes for more than this share of its time is healthy.
+    # A run with a higher compute share is healthy.
     compute: Share = 0.97
-    # Less communication hidden than this, or more idle time, is marked.
+    # Targets shown on the screen: share of communication hidden by compute, and idle time.
     overlap: Share = 0.95
     idle_ms: Annotated[float, Field(ge=0)] = 100.0
-    # A loss below this share of a step is not worth a sentence.
+    # Causes that cost less than this share of a step are not reported.
     least: Share = 0.01
     small_message: Bytes = 2**20
-    # Shares of what the named cluster's links and devices can do.
+    # Expected shares of the peak bandwidth and peak FLOP/s of the cluster.
     link: Share = 0.5
     matmul: Share = 0.5
-    # The share of all waiting that a few ranks must cause to be called stragglers.
+    # Share of all waiting that a few ranks must cause to be called stragglers.
     straggler: Share = 0.6
 
 
 class Rules(Record):
-    """Names of kernels, as regular expressions that come before all evidence, and thresholds."""
+    """Regular expressions for kernel names, which override all other evidence, and thresholds."""
 
     compute: Patterns = ()
     communication: Patterns = ()
@@ -54,4 +54,5 @@ class Rules(Record):
 
 
 def read_rules(path: Path) -> Rules:
+    """Read a rules file."""
     return Rules.read(read_toml(path, "rules"), "rules")

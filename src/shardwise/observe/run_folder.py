@@ -1,23 +1,23 @@
-"""Where the folder of a run keeps its traces, and which files of a folder are traces."""
+"""Traces in a run folder: where they are, and which files are traces."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 TRACES = "traces"
-# What was found in the traces beside it.
+# Analysis of the traces in the same folder.
 SUMMARY = "summary.json"
 
 
 def profiled_moments(traces: Path) -> list[Path]:
-    """Of a run's folder of traces, a folder for every profiled moment, the last one last."""
+    """One folder per profile of a run, oldest first."""
     moments = [folder for folder in traces.glob("step-*") if folder.is_dir()]
-    # Numbers of more than six digits are longer, and later.
+    # Names are padded to six digits; longer ones are later.
     return sorted(moments, key=lambda folder: (len(folder.name), folder.name))
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """Files that may be traces, by their names; one that is still being written has a dot."""
+    """Trace files of a folder by name; files still being written start with a dot."""
     return sorted(
         file
         for file in folder.iterdir()

@@ -1,4 +1,4 @@
-"""What the traces of a run say together."""
+"""Summary of the traces of a run, one per rank."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shardwise.observe.ranks import Joined, join
 from shardwise.observe.rules import Rules
 from shardwise.spec.record import SpecError
 
-# Files smaller than this together are read sooner than processes are started.
-_WORTH_PROCESSES = 20_000_000
+# Total bytes above which several processes are faster than one.
+_MIN_BYTES_FOR_PROCESSES = 20_000_000
 
 
 class Summary(NamedTuple):
-    """One or more ranks of a run."""
+    """One or more ranks of a run; `joined` is None where no collective could be matched."""
 
     ranks: list[RankSummary]
     joined: Joined | None
@@ -32,25 +32,42 @@ def summarise(
     cache: Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Summary:
-    """Read traces, one process per core where that pays; of each only what is needed is kept.
+    """Read traces in parallel, keeping only the summary of each.
 
-    `progress` is told how many are done.
+    `timelines` keeps their timelines too; `progress` is called with the number of traces read.
     """
-    read = partial(summarise_rank, rules=rules, timeline=timelines, cache=cache)
-    ranks = []
-    for rank in _each(read, paths):
-        ranks.append(rank)
+    read = partial(_read, rules=rules, timeline=timelines, cache=cache)
+    ranks, problems = [], []
+    for number, result in enumerate(_each(read, paths), 1):
+        if isinstance(result, RankSummary):
+            ranks.append(result)
+        else:
+            problems += result
         if progress is not None:
-            progress(len(ranks))
+            progress(number)
+    if problems:
+        raise SpecError(problems)
     ranks.sort(key=_order)
     _check_ranks(ranks)
     joined = join([rank.calls for rank in ranks]) if len(ranks) > 1 else None
     return Summary(ranks, joined if joined is not None and joined.collectives else None)
 
 
-def _each(read: Callable[[Path], RankSummary], paths: list[Path]) -> Iterator[RankSummary]:
+def _read(
+    path: Path, rules: Rules | None, timeline: bool, cache: Path | None
+) -> RankSummary | list[str]:
+    """The summary of a trace, or its problems, so that all files can be checked at once."""
+    try:
+        return summarise_rank(path, rules, timeline=timeline, cache=cache)
+    except SpecError as error:
+        return error.problems
+
+
+def _each(
+    read: Callable[[Path], RankSummary | list[str]], paths: list[Path]
+) -> Iterator[RankSummary | list[str]]:
     workers = min(len(paths), os.cpu_count() or 1)
-    if workers < 2 or sum(map(_size, paths)) < _WORTH_PROCESSES:
+    if workers < 2 or sum(map(_size, paths)) < _MIN_BYTES_FOR_PROCESSES:
         yield from map(read, paths)
         return
     from concurrent.futures import ProcessPoolExecutor
@@ -67,7 +84,7 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
-        return 0  # reading it will say what is wrong
+        return 0  # reading it reports the problem
 
 
 def _order(rank: RankSummary) -> tuple[int, str]:
@@ -78,4 +95,6 @@ def _check_ranks(ranks: list[RankSummary]) -> None:
     seen = [r.rank for r in ranks if r.rank is not None]
     if len(set(seen)) < len(seen):
         twice = sorted({rank for rank in seen if seen.count(rank) > 1})
-        raise SpecError(f"trace: rank {twice[0]} is given more than once; give one file per rank")
+        raise SpecError(
+            f"trace: several files are of rank {twice[0]}; give one file per rank of one run"
+        )

@@ -1,4 +1,4 @@
-"""A simulated step beside the measured one, as tables."""
+"""Tables of a simulated step against the measured one."""
 
 from __future__ import annotations
 
@@ -9,41 +9,45 @@ from rich.table import Table
 
 from shardwise.observe.against import UNIT_TERMS, Against, Term
 from shardwise.report.screen import plain_table, show_error
-from shardwise.report.trace import merged
+from shardwise.report.trace import merge_equal_rows
 from shardwise.report.words import MILLISECOND, milliseconds
 from shardwise.spec.quantity import show_gb, show_whole
 
-MOST_UNITS = 12
+MAX_UNITS = 12
 
 
-def print_against(out: Console, found: Against | None, traffic: list[Term], rank: str) -> None:
-    """Terms of the step, then the units that were predicted worst."""
+def print_against(out: Console, compared: Against | None, traffic: list[Term], rank: str) -> None:
+    """Print the terms of a step, then the FSDP units. `compared` is None without step times."""
     out.print()
-    table = _table(f"one step of {rank}", "simulated" if found else "predicted")
-    for term in found.terms if found else []:
+    out.print(f"Prediction against measurement ({rank}, per step)", style="bold")
+    table = _table("", "simulated" if compared else "predicted")
+    for term in compared.terms if compared else []:
         _add(table, term, _time)
     for term in traffic:
         _add(table, term, show_gb if term.name.endswith("bytes") else show_whole)
     out.print(table)
-    if found is None:
+    if compared is None:
         out.print(
-            "Step times of this CPU are not known; 'shardwise calibrate' learns them from runs.",
+            "No step times for this CPU: measure them with 'shardwise calibrate'.",
             style="dim",
         )
         return
-    if not found.units:
+    if not compared.units:
         return
     out.print()
     units = plain_table()
-    units.add_column("FSDP unit", no_wrap=True)
+    units.add_column("unit", no_wrap=True)
     for title in UNIT_TERMS:
         units.add_column(title, justify="right", no_wrap=True)
-    rows = merged([(unit.unit, [_pair(term) for term in unit.terms]) for unit in found.units])
-    for name, cells in rows[:MOST_UNITS]:
+    rows = merge_equal_rows(
+        [(unit.unit, [_pair(term) for term in unit.terms]) for unit in compared.units]
+    )
+    for name, cells in rows[:MAX_UNITS]:
         units.add_row(name, *cells)
+    out.print("FSDP units (ms per step, simulated → measured)", style="bold")
     out.print(units)
-    more = f"; {len(rows) - MOST_UNITS} more rows in --json" if len(rows) > MOST_UNITS else ""
-    out.print(f"Milliseconds of a step, simulated > measured{more}.", style="dim")
+    if len(rows) > MAX_UNITS:
+        out.print(f"{len(rows) - MAX_UNITS} more rows in --json.", style="dim")
 
 
 def _table(title: str, predicted: str) -> Table:
@@ -64,7 +68,7 @@ def _time(nanoseconds: float) -> str:
 def _pair(term: Term) -> str:
     if not term.predicted and not term.measured:
         return "-"
-    return f"{_short(term.predicted)} > {_short(term.measured)}"
+    return f"{_short(term.predicted)} → {_short(term.measured)}"
 
 
 def _short(nanoseconds: float) -> str:

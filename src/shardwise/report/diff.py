@@ -1,4 +1,4 @@
-"""The screen of `shardwise diff`."""
+"""The screen of `shardwise diff`: the result, then the kernels that changed most."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ from rich.text import Text
 
 from shardwise.observe.diff import Diff, Side
 from shardwise.report.screen import plain_table, screen
-from shardwise.report.words import MILLISECOND
+from shardwise.report.words import MILLISECOND, signed_percent
 
 _COLOURS = {"added": "yellow", "removed": "cyan", "slower": "red", "faster": "green"}
 
 
 def print_diff(diff: Diff, top: int) -> None:
-    """The verdict first, then what changed most."""
+    """Print the result, then the `top` largest changes."""
     out = screen()
     ratio = diff.after.step_ns / diff.before.step_ns - 1 if diff.before.step_ns else 0.0
-    told = f"A step takes {_time(diff.after)} instead of {_time(diff.before)} ({ratio:+.1%})"
-    if diff.regressed:
-        out.print(Text(f"Slower beyond noise. {told}.", style="bold red"))
-    else:
-        out.print(Text(f"No regression. {told}.", style="bold"))
+    change = f"{_time(diff.before)} per step before, {_time(diff.after)} after"
+    result = "Regression" if diff.regressed else "No regression"
+    style = "bold red" if diff.regressed else "bold"
+    out.print(Text(f"{result}: {change} ({signed_percent(ratio, 1)}).", style=style))
     changed = [d for d in diff.differences if d.change != "same"]
     if not changed:
-        out.print("No kind of work differs beyond noise.")
+        out.print("No kernel changed beyond noise.")
         return
     table = plain_table()
-    table.add_column("what", no_wrap=True)
-    table.add_column("name", no_wrap=True, max_width=34, overflow="ellipsis")
+    table.add_column("", no_wrap=True)
+    table.add_column("kernel or operation", no_wrap=True, max_width=34, overflow="ellipsis")
     for column in ("calls", "before", "after", "change"):
         table.add_column(column, justify="right", no_wrap=True)
     for one in changed[:top]:
@@ -36,13 +35,14 @@ def print_diff(diff: Diff, top: int) -> None:
             _calls(one.before.calls, one.after.calls),
             f"{one.before.step_ns / MILLISECOND:,.2f}",
             f"{one.after.step_ns / MILLISECOND:,.2f}",
-            f"{one.delta_ns / MILLISECOND:+,.2f} ms",
+            f"{one.delta_ns / MILLISECOND:+z,.2f}",
         )
     out.print()
     out.print(table)
-    rest = f" {len(changed) - top} more changed." if len(changed) > top else ""
+    more = f" {len(changed) - top:,} more changed." if len(changed) > top else ""
     same = len(diff.differences) - len(changed)
-    out.print(f"Milliseconds of a step, median over steps.{rest} {same} are the same.", style="dim")
+    unchanged = f" {same:,} did not change beyond noise." if same else ""
+    out.print(f"Milliseconds and calls per step (median).{more}{unchanged}", style="dim")
 
 
 def _time(side: Side) -> str:
@@ -51,4 +51,4 @@ def _time(side: Side) -> str:
 
 
 def _calls(before: float, after: float) -> str:
-    return f"{before:,.0f}" if before == after else f"{before:,.0f} > {after:,.0f}"
+    return f"{before:,.0f}" if before == after else f"{before:,.0f} → {after:,.0f}"

@@ -1,27 +1,34 @@
-"""The screen of `shardwise trace`: the cause first, then where the time went."""
+"""The screen of `shardwise trace`: the main cause first, then tables of where time goes.
+
+Every time on this screen is per step. The parts of a table sum to what the table above it shows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 from statistics import median
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from shardwise.observe.diagnosis.communication import link_of, transfers_of
+from shardwise.observe.diagnosis.verdict import Verdict
+from shardwise.observe.diagnosis.verdicts import Health, health_of
+from shardwise.observe.file.trace import Ints
 from shardwise.observe.rank.calls import CollectiveTime
 from shardwise.observe.rank.summary import RankSummary
+from shardwise.observe.rank.units import UnitTime
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary
-from shardwise.observe.why.communication import link_of
-from shardwise.observe.why.verdict import Verdict, sentence
-from shardwise.observe.why.verdicts import Health, health_of
 from shardwise.report.screen import plain_table, screen
-from shardwise.report.words import MILLISECOND, milliseconds
+from shardwise.report.verdicts import OVERLAPPING, count, duration, explain, health_words, plural
+from shardwise.report.words import milliseconds, percent
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import show_gb
 
-MOST_RANKS, MOST_UNITS, MOST_CAUSES = 8, 12, 5
+MAX_RANKS, MAX_UNITS, MAX_CAUSES = 8, 12, 5
+UNIT_COLUMNS = ("forward", "backward", "copies", "gather fwd", "gather bwd", "scatter")
 
 
 def print_trace(
@@ -31,200 +38,232 @@ def print_trace(
     cluster: ClusterSpec | None = None,
     console: Console | None = None,
 ) -> None:
-    """The cause in the first three lines; everything else below."""
+    """Print the main cause in three lines, then the tables."""
     out = screen(console)
     health = health_of(summary, thresholds)
     _print_verdicts(out, verdicts, health)
-    out.print()
-    out.print(_checks(health, thresholds))
-    out.print()
-    _print_ranks(out, summary)
+    _print_ranks(out, summary, health, thresholds)
+    _print_collectives(out, summary, health, cluster)
+    _print_units(out, summary)
+    _print_details(out, summary, cluster)
     for rank in summary.ranks:
         for problem in rank.problems:
-            out.print(f"{rank.path.name}: {problem}.", style="yellow")
-    _print_collectives(out, summary, cluster)
-    _print_units(out, summary)
-    _print_micro_batches(out, summary)
-    _print_speeds(out, summary, cluster)
-    _print_joined(out, summary)
-    if any(rank.on_cpu for rank in summary.ranks):
-        out.print(
-            "\nThis ran on a CPU: communication takes a core even where it is hidden, and shares "
-            "say nothing about a GPU.",
-            style="dim",
-        )
+            out.print(f"Warning: {rank.path.name}: {problem}.", style="yellow")
 
 
 def _print_verdicts(out: Console, verdicts: list[Verdict], health: Health) -> None:
-    if health.healthy:
-        out.print(Text(f"Healthy: {health.compute:.1%} of the time computes.", style="bold green"))
-        return
     if not verdicts:
-        out.print(
-            Text(f"{health.compute:.1%} of the time computes; no single cause.", style="bold")
-        )
+        out.print(Text(health_words(health), style="bold green" if health.healthy else "bold"))
         return
-    first = verdicts[0]
-    share = first.saves_ns / health.step_ns
-    out.print(Text(f"{first.statement} ({share:.0%}).", style="bold"))
-    out.print(f"{sentence(first.evidence)}.")
-    out.print(f"To change: {first.change}.")
-    rest = verdicts[1:MOST_CAUSES]
+    first = explain(verdicts[0], health)
+    out.print(Text(first.result, style="bold"))
+    out.print(first.evidence)
+    out.print(f"Suggested fix: {first.fix}")
+    rest = verdicts[1:MAX_CAUSES]
     if not rest:
         return
     out.print()
     table = plain_table()
-    table.add_column("then", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    table.add_column("saves", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("other causes", no_wrap=True)
     for one in rest:
-        table.add_row(f"{one.saves_ns / health.step_ns:.1%}", f"{one.statement}.")
+        share = percent(one.saves_ns / health.step_ns, 1)
+        table.add_row(duration(one.saves_ns), share, explain(one, health).title)
     out.print(table)
+    out.print(OVERLAPPING, style="dim")
 
 
-def _checks(health: Health, limits: Thresholds) -> Text:
-    """The usual figures of one step, and whether they are as they should be."""
-
-    def one(good: bool, text: str, wanted: str) -> Text:
-        return Text(text, style="green" if good else "yellow") + Text(f" ({wanted})", style="dim")
-
-    idle = health.idle_ns / MILLISECOND
-    parts = [
-        Text(f"{'step' if health.steps else 'trace'} {_milliseconds(health.step_ns)} ms"),
-        one(health.compute >= limits.compute, f"compute {health.compute:.1%}",
-            f">{limits.compute:.0%}"),
-        one(idle <= limits.idle_ms, f"idle {_milliseconds(health.idle_ns)} ms",
-            f"<{limits.idle_ms:,.0f}"),
-    ]  # fmt: skip
-    if health.overlap is not None:
-        good = health.overlap >= limits.overlap
-        parts.append(one(good, f"overlap {health.overlap:.1%}", f">{limits.overlap:.0%}"))
-    return Text("   ").join(parts)
+def period_of(steps: int) -> str:
+    """What a time in a table refers to."""
+    if not steps:
+        return "full trace, no steps marked"
+    return "1 step" if steps == 1 else f"average of {steps:,} steps"
 
 
-def _print_ranks(out: Console, summary: Summary) -> None:
-    shown = sorted(summary.ranks, key=lambda r: r.whole.compute_ns / (r.whole.window_ns or 1))
-    shown = sorted(shown[:MOST_RANKS], key=summary.ranks.index)
-    out.print(_table(shown))
+def _print_ranks(out: Console, summary: Summary, health: Health, thresholds: Thresholds) -> None:
+    """The parts of a step by rank, and what is healthy."""
+    table = plain_table()
+    for column in ("rank", "step" if health.steps else "trace", "compute", "exposed comm",
+                   "exposed copies", "idle", "overlap"):  # fmt: skip
+        table.add_column(column, justify="right", no_wrap=True)
+    shown = sorted(summary.ranks, key=lambda r: r.profiled.compute_ns / (r.profiled.window_ns or 1))
+    shown = sorted(shown[:MAX_RANKS], key=summary.ranks.index)
+    for rank in shown:
+        parts = rank.profiled
+        table.add_row(
+            "-" if rank.rank is None else str(rank.rank),
+            _milliseconds(rank.per_step(parts.window_ns)),
+            *(
+                f"{_milliseconds(rank.per_step(part))} ({percent(part / (parts.window_ns or 1))})"
+                for part in parts[:4]
+            ),
+            "-" if parts.overlap is None else percent(parts.overlap),
+        )
+    table.add_row(
+        "healthy", "", f"> {percent(thresholds.compute)}", "", "",
+        f"< {thresholds.idle_ms:,.0f}", f"> {percent(thresholds.overlap)}", style="dim",
+    )  # fmt: skip
+    out.print()
+    title = "Time per step by rank" if health.steps else "Time by rank"
+    out.print(f"{title} (ms and share; {period_of(health.steps)})", style="bold")
+    out.print(table)
     more = len(summary.ranks) - len(shown)
     if more:
-        out.print(f"and {more} more, which compute more of their time", style="dim")
+        out.print(f"{plural(more, 'more rank')}, with a higher compute share.", style="dim")
+    out.print(
+        "Exposed: no compute at the same time. Overlap: communication hidden by compute.",
+        style="dim",
+    )
 
 
-def _table(ranks: list[RankSummary]) -> Table:
-    table = plain_table()
-    for column in ("rank", "window", "compute", "exposed", "copies", "idle", "overlap", "steps"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for rank in ranks:
-        whole = rank.whole
-        window = whole.window_ns or 1
-        table.add_row(
-            "?" if rank.rank is None else str(rank.rank),
-            f"{window / MILLISECOND:,.1f} ms",
-            f"{whole.compute_ns / window:.2%}",
-            f"{whole.exposed_communication_ns / window:.2%}",
-            f"{whole.exposed_copy_ns / window:.2%}",
-            f"{whole.idle_ns / window:.2%}",
-            "-" if whole.overlap is None else f"{whole.overlap:.2%}",
-            _steps(rank),
-        )
-    return table
-
-
-def _steps(rank: RankSummary) -> str:
-    lengths = [step.window_ns / MILLISECOND for step in rank.steps]
-    return f"{len(lengths)} of {median(lengths):,.1f} ms" if lengths else "-"
-
-
-def _print_collectives(out: Console, summary: Summary, cluster: ClusterSpec | None) -> None:
-    """Sums of the average rank, by operation."""
-    by_name: dict[str, list[CollectiveTime]] = {}
+def _print_collectives(
+    out: Console, summary: Summary, health: Health, cluster: ClusterSpec | None
+) -> None:
+    """Collectives by operation, per step."""
+    by_name: dict[str, list[tuple[RankSummary, CollectiveTime]]] = {}
     for rank in summary.ranks:
         for one in rank.collectives:
-            by_name.setdefault(one.operation, []).append(one)
+            by_name.setdefault(one.operation, []).append((rank, one))
     if not by_name:
         return
     ranks = len(summary.ranks)
+    matched = summary.joined is not None
     table = plain_table()
     table.add_column("collective", no_wrap=True)
-    for column in ("calls", "bytes", "time", "exposed", "bus"):
+    columns = ["calls", "bytes", "time", *(["waiting"] if matched else []), "exposed",
+               "bus bandwidth", *(["of link"] if cluster is not None else [])]  # fmt: skip
+    for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
-    if cluster is not None:
-        table.add_column("of link", justify="right", no_wrap=True)
-    for name, found in sorted(by_name.items(), key=lambda i: -sum(o.exposed_ns for o in i[1])):
-        moved = [one.moved_bytes for one in found if one.moved_bytes is not None]
-        rates = [one.bus_bytes_per_s for one in found if one.bus_bytes_per_s is not None]
+
+    def per_step(found: list[tuple[RankSummary, CollectiveTime]], field: str) -> float:
+        return sum(rank.per_step(getattr(one, field)) for rank, one in found) / ranks
+
+    waits = _waiting_by_operation(summary)
+    for name, found in sorted(by_name.items(), key=lambda i: -per_step(i[1], "exposed_ns")):
+        known = all(one.moved_bytes is not None for _, one in found)
+        rates = [one.bus_bytes_per_s for _, one in found if one.bus_bytes_per_s is not None]
         row = [
             name,
-            f"{sum(one.calls for one in found) / ranks:,.0f}",
-            show_gb(sum(moved) / ranks) if len(moved) == len(found) else "unknown",
-            f"{_milliseconds(sum(one.total_ns for one in found) / ranks)} ms",
-            f"{_milliseconds(sum(one.exposed_ns for one in found) / ranks)} ms",
+            count(per_step(found, "calls")),
+            show_gb(per_step(found, "moved_bytes")) if known else "unknown",
+            duration(per_step(found, "total_ns")),
+            *([duration(waits[name])] if matched else []),
+            duration(per_step(found, "exposed_ns")),
             f"{show_gb(median(rates))}/s" if rates else "unknown",
         ]
         if cluster is not None:
-            size = found[0].group_size
-            key = next(
-                k
-                for r in summary.ranks
-                for k, op in zip(r.calls.key, r.calls.operation, strict=True)
-                if op == name
-            )
-            link = link_of(cluster, key, size) if size and rates else None
-            row.append(f"{median(rates) / link:.0%}" if link else "unknown")
+            link = _link(summary, cluster, name, found[0][1].group_size) if rates else None
+            row.append(percent(median(rates) / link) if link else "unknown")
         table.add_row(*row)
     out.print()
+    average = f"average of {plural(ranks, 'rank')}, " if ranks > 1 else ""
+    period = "per step" if health.steps else "full trace"
+    out.print(f"Collectives ({average}{period})", style="bold")
     out.print(table)
-    average = "Of the average rank. " if ranks > 1 else ""
-    out.print(f"{average}Bus bandwidth counts the time spent waiting for other ranks.", style="dim")
+    if matched:
+        _print_last_to_arrive(out, summary)
+    elif any((rank.world_size or 1) > 1 for rank in summary.ranks):
+        out.print("Times include waiting for ranks whose traces were not given.", style="dim")
+
+
+def _link(
+    summary: Summary, cluster: ClusterSpec, operation: str, group_size: int | None
+) -> float | None:
+    if not group_size:
+        return None
+    key = next(
+        key
+        for rank in summary.ranks
+        for key, name in zip(rank.calls.key, rank.calls.operation, strict=True)
+        if name == operation
+    )
+    return link_of(cluster, key, group_size)
+
+
+def _waiting_by_operation(summary: Summary) -> dict[str, float]:
+    """Time beyond the transfer by operation, per step, average over ranks."""
+    waits: dict[str, float] = {}
+    for rank, transfer in zip(summary.ranks, transfers_of(summary), strict=True):
+        if transfer is None:
+            continue
+        _, durations = rank.calls.inside(rank.span)
+        waiting: Ints = durations - transfer
+        for name, known, wait in zip(
+            rank.calls.operation, (transfer >= 0).tolist(), waiting.tolist(), strict=True
+        ):
+            waits[name] = waits.get(name, 0.0) + rank.per_step(max(0, wait) if known else 0)
+    return {name: wait / len(summary.ranks) for name, wait in waits.items()}
+
+
+def _print_last_to_arrive(out: Console, summary: Summary) -> None:
+    joined = summary.joined
+    assert joined is not None
+    late = joined.last_to_arrive()
+    order = sorted(range(len(summary.ranks)), key=lambda i: -int(late[i]))
+    names = [f"{summary.ranks[i].name} in {late[i]:,}" for i in order[:4] if late[i]]
+    if names:
+        names[0] += f" of {joined.collectives:,} collectives"
+        out.print(f"Last to arrive: {', '.join(names)}.", style="dim")
+    unmatched = [f"{summary.ranks[i].name} {n:,}" for i, n in enumerate(joined.unmatched) if n]
+    if unmatched:
+        more = f" and {len(unmatched) - 4} more ranks" if len(unmatched) > 4 else ""
+        out.print(
+            f"Warning: collectives that no other trace has: {', '.join(unmatched[:4])}{more}.",
+            style="yellow",
+        )
 
 
 def _print_units(out: Console, summary: Summary) -> None:
-    """FSDP units of the first rank that has them: milliseconds, and how much of it is exposed."""
+    """FSDP units of the first rank that has them."""
     rank = next((r for r in summary.ranks if r.units), None)
     if rank is None:
         return
     table = plain_table()
-    table.add_column(f"FSDP unit ({rank.name})", no_wrap=True)
-    for column in ("forward", "backward", "copies", "gather fwd", "gather bwd", "scatter"):
+    table.add_column("unit", no_wrap=True)
+    for column in UNIT_COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
-
-    def alone(total: int) -> str:
-        return _short(total) if total else "-"
-
-    def both(total: int, exposed: int) -> str:
-        return f"{_short(total)} ({_short(exposed)})" if total else "-"
-
-    rows = [
-        (
-            unit.unit,
-            [
-                alone(unit.forward_ns),
-                alone(unit.backward_ns),
-                alone(unit.copy_ns),
-                both(unit.gather_forward_ns, unit.gather_forward_exposed_ns),
-                both(unit.gather_backward_ns, unit.gather_backward_exposed_ns),
-                both(unit.scatter_ns, unit.scatter_exposed_ns),
-            ],
-        )
-        for unit in rank.units
-    ]
-    shown = merged(rows)
-    for name, cells in shown[:MOST_UNITS]:
+    rows = merge_equal_rows([(unit.unit, unit_cells(unit, rank, _short)) for unit in rank.units])
+    for name, cells in rows[:MAX_UNITS]:
         table.add_row(name, *cells)
     out.print()
+    period = "ms per step" if rank.steps else "ms in the full trace"
+    out.print(f"FSDP units of {rank.name} ({period}; exposed part in brackets)", style="bold")
     out.print(table)
-    more = len(shown) - MOST_UNITS
-    rest = f"; {more} more rows in --json" if more > 0 else ""
-    out.print(f"Milliseconds, in brackets those with no compute beside them{rest}.", style="dim")
+    more = len(rows) - MAX_UNITS
+    if more > 0:
+        out.print(f"{plural(more, 'more row')} in --json.", style="dim")
 
 
-def merged(rows: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
-    """Neighbours that would read the same, as one row with the first and the last name."""
-    found = []
+def unit_cells(unit: UnitTime, rank: RankSummary | None, show: Callable[[float], str]) -> list[str]:
+    """Cells of UNIT_COLUMNS per step of `rank`; of a simulated step without one."""
+
+    def shown(total: int) -> str:
+        return show(rank.per_step(total) if rank is not None else total)
+
+    def compute(total: int) -> str:
+        return shown(total) if total else "-"
+
+    def communication(total: int, exposed: int) -> str:
+        return f"{shown(total)} ({shown(exposed)})" if total else "-"
+
+    return [
+        compute(unit.forward_ns),
+        compute(unit.backward_ns),
+        compute(unit.copy_ns),
+        communication(unit.gather_forward_ns, unit.gather_forward_exposed_ns),
+        communication(unit.gather_backward_ns, unit.gather_backward_exposed_ns),
+        communication(unit.scatter_ns, unit.scatter_exposed_ns),
+    ]
+
+
+def merge_equal_rows(rows: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
+    """Merge neighbours with equal cells into one row, named after the first and the last."""
+    merged = []
     for cells, group in groupby(rows, key=lambda row: row[1]):
         names = [name for name, _ in group]
-        found.append((names[0] if len(names) == 1 else _range(names[0], names[-1]), cells))
-    return found
+        merged.append((names[0] if len(names) == 1 else _range(names[0], names[-1]), cells))
+    return merged
 
 
 def _range(first: str, last: str) -> str:
@@ -235,7 +274,7 @@ def _range(first: str, last: str) -> str:
 
 
 def _short(nanoseconds: float) -> str:
-    """A row of nine such has to fit."""
+    """Milliseconds without a unit, short enough for nine in a row."""
     return milliseconds(nanoseconds, ".1f", 9.95)
 
 
@@ -243,53 +282,56 @@ def _milliseconds(nanoseconds: float) -> str:
     return milliseconds(nanoseconds, ".1f", 99.95)
 
 
-def _print_micro_batches(out: Console, summary: Summary) -> None:
+def _print_details(out: Console, summary: Summary, cluster: ClusterSpec | None) -> None:
+    """Micro-batches, slowdown by communication, matmul throughput, and a remark on CPUs."""
+    lines = [*_micro_batches(summary), *_slowdown(summary), *_matmuls(summary, cluster)]
+    if any(rank.on_cpu for rank in summary.ranks):
+        lines.append(
+            "Measured on a CPU: communication takes a core even when hidden; shares do not carry "
+            "over to GPUs."
+        )
+    if lines:
+        out.print()
+    for line in lines:
+        out.print(line)
+
+
+def _micro_batches(summary: Summary) -> list[str]:
     rank = next((r for r in summary.ranks if r.micro_batches), None)
     if rank is None:
-        return
-    out.print()
+        return []
+    lines = []
     for kind in rank.micro_batches:
-        what = "reduce gradients" if kind.reduces else "only add them up"
+        what = "reduce gradients" if kind.reduces else "only accumulate gradients"
         each = kind.number or 1
-        out.print(
-            f"{kind.number} micro-batches {what}: {kind.gathers / each:,.0f} gathers, "
-            f"{kind.reductions / each:,.0f} reductions and "
-            f"{_milliseconds(kind.exposed_ns / each)} ms exposed in each."
+        lines.append(
+            f"{kind.number:,} micro-batch{'' if kind.number == 1 else 'es'} {what}: "
+            f"{kind.gathers / each:,.0f} all-gathers, {kind.reductions / each:,.0f} reductions, "
+            f"{duration(kind.exposed_ns / each)} exposed in each."
         )
+    return lines
 
 
-def _print_speeds(out: Console, summary: Summary, cluster: ClusterSpec | None) -> None:
+def _slowdown(summary: Summary) -> list[str]:
     slowed = [r.slowdown for r in summary.ranks if r.slowdown is not None]
-    if slowed:
-        out.print(
-            f"\nCompute takes {median(s.ratio for s in slowed):.2f} times as long beside "
-            f"communication, by {sum(s.kernels for s in slowed):,} kernels that also ran alone."
-        )
+    if not slowed:
+        return []
+    change = median(s.ratio for s in slowed) - 1
+    kernels = plural(sum(s.kernels for s in slowed), "kernel")
+    if percent(abs(change)) == "0%":
+        return [f"Communication does not slow down compute (measured on {kernels})."]
+    pace = "slower" if change > 0 else "faster"
+    return [
+        f"Compute is {percent(abs(change))} {pace} while communication runs "
+        f"(measured on {kernels})."
+    ]
+
+
+def _matmuls(summary: Summary, cluster: ClusterSpec | None) -> list[str]:
     products = [r.matmul for r in summary.ranks if r.matmul is not None]
-    if products:
-        rate = median(m.flops_per_s for m in products)
-        peak = cluster.device.peak_flops(products[0].dtype) if cluster else None
-        share = f", {rate / peak:.0%} of {cluster.device.name}" if peak and cluster else ""
-        out.print(
-            f"\nMatrix products in {products[0].dtype} run at {rate / 1e12:,.3g} TFLOP/s{share}."
-        )
-
-
-def _print_joined(out: Console, summary: Summary) -> None:
-    joined = summary.joined
-    if joined is None:
-        return
-    late = joined.last_to_arrive()
-    out.print(
-        f"\nJoined over {len(summary.ranks)} ranks: {joined.collectives:,} collectives, "
-        f"{joined.mean_ns / MILLISECOND:,.2f} ms of them per rank. Those that wait for nobody take "
-        f"{joined.transfer_ns / MILLISECOND:,.2f} ms; the rest is waiting."
-    )
-    order = sorted(range(len(summary.ranks)), key=lambda i: -int(late[i]))
-    told = ", ".join(f"{summary.ranks[i].name} in {late[i]}" for i in order[:4] if late[i])
-    if told:
-        out.print(f"Last to arrive: {told}.")
-    lost = [f"{summary.ranks[i].name} {n}" for i, n in enumerate(joined.unmatched) if n]
-    if lost:
-        more = f" and {len(lost) - 4} more ranks" if len(lost) > 4 else ""
-        out.print(f"Collectives without a partner: {', '.join(lost[:4])}{more}.", style="yellow")
+    if not products:
+        return []
+    rate = median(m.flops_per_s for m in products)
+    peak = cluster.device.peak_flops(products[0].dtype) if cluster else None
+    share = f" ({percent(rate / peak)} of {cluster.device.name})" if peak and cluster else ""
+    return [f"Matmuls in {products[0].dtype}: {rate / 1e12:,.3g} TFLOP/s{share}."]

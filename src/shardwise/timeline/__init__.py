@@ -1,1 +1,1 @@
-"""Spans on lanes: the one shape of a step, simulated or measured."""
+"""Spans on lanes: the shape of a step, simulated or measured."""

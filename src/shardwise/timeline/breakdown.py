@@ -1,7 +1,7 @@
-"""Where the time of a step went: four parts that sum to the window.
+"""Split the time of a step into four parts that sum to the window.
 
-K are compute spans, C communication, M copies, U(·) the union over all lanes of a device, T the
-window: compute = |U(K)|, exposed communication = |U(C) \\ U(K)|, exposed copies =
+With K the compute spans, C communication, M copies, U(·) the union over all lanes of a device and T
+the window: compute = |U(K)|, exposed communication = |U(C) \\ U(K)|, exposed copies =
 |(U(M) \\ U(K)) \\ U(C)|, idle = T - |U(K, C, M)|.
 """
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.timeline.intervals import Nanoseconds, both, minus, overlap, union
+from shardwise.timeline.intervals import Nanoseconds, merge, overlap_length, uncovered_length, union
 from shardwise.timeline.spans import Kind, Timeline
 
 
@@ -28,12 +28,12 @@ class Breakdown(NamedTuple):
 
     @property
     def overlap(self) -> float | None:
-        """The share of communication hidden behind compute; unknown where nothing moved."""
+        """Share of communication hidden behind compute; None without communication."""
         return self.overlapped_ns / self.communication_ns if self.communication_ns else None
 
 
 def breakdown(timeline: Timeline, window: tuple[int, int] | None = None) -> Breakdown:
-    """Split `window`, by default the whole timeline, into its four parts."""
+    """Split `window` (default: the full timeline) into its four parts."""
     begin, end = window or timeline.window
     start = np.clip(timeline.start_ns, begin, end)
     stop = np.clip(timeline.end_ns, begin, end)
@@ -45,13 +45,13 @@ def breakdown(timeline: Timeline, window: tuple[int, int] | None = None) -> Brea
     compute = union(*covered("compute"))
     communication = union(*covered("communication"))
     copies = union(*covered("copy"))
-    busy = both(compute, communication)
+    busy = merge(compute, communication)
     return Breakdown(
         compute_ns=compute.length,
-        exposed_communication_ns=minus(communication, compute),
-        exposed_copy_ns=minus(copies, busy),
-        idle_ns=end - begin - both(busy, copies).length,
+        exposed_communication_ns=uncovered_length(communication, compute),
+        exposed_copy_ns=uncovered_length(copies, busy),
+        idle_ns=end - begin - merge(busy, copies).length,
         window_ns=end - begin,
         communication_ns=communication.length,
-        overlapped_ns=overlap(compute, communication),
+        overlapped_ns=overlap_length(communication, compute),
     )

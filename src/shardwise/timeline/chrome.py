@@ -1,4 +1,4 @@
-"""A timeline as a Chrome trace, which Perfetto and chrome://tracing open."""
+"""Write a timeline as a Chrome trace for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwise.timeline.spans import KINDS, Timeline
 def chrome_events(
     timeline: Timeline, process: str = "rank 0", pid: int = 0
 ) -> list[dict[str, Any]]:
-    """Lanes as threads, spans as complete events, memory as a counter; microseconds."""
+    """Convert lanes to threads, spans to complete events and memory to a counter (microseconds)."""
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}}
     ]
@@ -59,14 +59,14 @@ def chrome_events(
 
 
 def write_chrome(path: Path, timeline: Timeline, about: Mapping[str, Any] | None = None) -> None:
-    """Write a trace file; a name that ends with .gz is compressed."""
+    """Write a trace file, compressed if the name ends with .gz."""
     write_events(path, chrome_events(timeline), about)
 
 
 def write_events(
     path: Path, events: list[dict[str, Any]], about: Mapping[str, Any] | None = None
 ) -> None:
-    """The same for events that are there already."""
+    """Write Chrome trace events to a file, compressed if the name ends with .gz."""
     text = json.dumps({"traceEvents": events, "otherData": dict(about or {})}, allow_nan=False)
     packed = gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode()
     path.write_bytes(packed)

@@ -1,4 +1,4 @@
-"""A step as columns of spans: who was busy, from when to when, with what."""
+"""Timeline: spans of work on lanes (streams, threads), stored as columns."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ KINDS: tuple[Kind, ...] = ("compute", "communication", "copy")
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Timeline:
-    """Spans in any order. Texts are dictionary-encoded: a column of numbers into a list.
+    """Spans in any order. Texts are dictionary-encoded: columns index into lists of names.
 
-    `unit` is -1 where a span belongs to none; `bytes` is 0 where nothing moves.
+    `unit` is -1 for a span without an FSDP unit; `bytes` is 0 for a span that moves no data.
     """
 
     lane: npt.NDArray[np.int32]
@@ -32,7 +32,7 @@ class Timeline:
     lanes: Sequence[str]
     names: Sequence[str]
     units: Sequence[str]
-    # A counter on the same clock: (time, bytes) wherever memory changes.
+    # Allocated bytes after each change, on the same clock.
     memory_ns: Nanoseconds = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     memory_bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
@@ -51,7 +51,7 @@ class Timeline:
         return chosen
 
     def cut(self, window: tuple[int, int], begin: int | None = None) -> Timeline:
-        """What lies in a window, on a clock that begins with it, or at `begin`."""
+        """Spans clipped to `window`, on a clock that starts with it (or at `begin`)."""
         start, end = window
         zero = start if begin is None else begin
         inside = (self.end_ns > start) & (self.start_ns < end)
@@ -70,13 +70,13 @@ class Timeline:
         )
 
     def covered(self, kind: Kind) -> Intervals:
-        """All instants in which some span of this kind runs."""
+        """All instants in which at least one span of this kind runs."""
         chosen = self.of_kind(kind)
         return union(self.start_ns[chosen], self.end_ns[chosen])
 
 
 class TimelineBuilder:
-    """Collects spans one by one."""
+    """Build a timeline span by span."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, int, int, int, int, int, int]] = []
@@ -85,7 +85,7 @@ class TimelineBuilder:
         self._units: dict[str, int] = {}
 
     def lane(self, name: str) -> int:
-        """The number of a lane; lanes are shown in the order in which they are first named."""
+        """Return the number of a lane; lanes keep the order in which they are first named."""
         return self._lanes.setdefault(name, len(self._lanes))
 
     def add(

@@ -175,7 +175,7 @@ def test_what_is_no_pickle_is_a_sentence(data: bytes) -> None:
 def test_a_file_that_is_too_large_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardwise.observe.memory.whole.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("shardwise.observe.memory.read_file.MAX_BYTES", 1 << 20)
     path = tmp_path / "bomb"
     path.write_bytes(gzip.compress(b"\x80\x04" + b"]" * (1 << 22)))
     with pytest.raises(SpecError, match="is larger than"):

@@ -1,1 +1,1 @@
-"""A trace file as columns: decompressed, decoded and kept, whatever its layout."""
+"""Read a trace file into columns: decompress, decode, cache."""

@@ -1,6 +1,6 @@
-"""Traces kept as Parquet, for looking at the same ones again: columns load faster than JSON parses.
+"""Cache of parsed traces as Parquet, which loads faster than JSON parses.
 
-An entry is used only while the trace it came from has the same size and time.
+An entry is valid while its trace has the same path, size and modification time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from shardwise.observe.file.trace import Trace, read_trace
 from shardwise.spec.record import SpecError
 
-# To be raised whenever columns change what they mean.
+# Increase when a column changes its meaning.
 _VERSION = 2
 _ROWS = ("name", "category", "process", "thread", "start_ns", "end_ns", "device", "stream",
          "correlation", "moved")  # fmt: skip
@@ -26,7 +26,7 @@ _MEMORY = ("memory_ns", "memory_bytes", "memory_of")
 
 
 def cached_trace(path: Path, folder: Path | None) -> Trace:
-    """The trace at `path`, from `folder` where that has it, else read and kept there."""
+    """Read the trace at `path`, from the cache in `folder` if it is there."""
     if folder is None:
         return read_trace(path)
     try:
@@ -34,22 +34,22 @@ def cached_trace(path: Path, folder: Path | None) -> Trace:
     except ImportError:
         raise SpecError("--cache: needs pyarrow; pip install 'shardwise[data]'") from None
     try:
-        about = path.stat()
+        status = path.stat()
     except OSError as error:
         raise SpecError(f"trace: cannot read {path}: {error.strerror or error}") from None
-    origin = f"{_VERSION} {path.resolve()} {about.st_size} {about.st_mtime_ns}"
-    kept = folder / f"{hashlib.sha256(origin.encode()).hexdigest()[:20]}.parquet"
-    if kept.exists():
+    origin = f"{_VERSION} {path.resolve()} {status.st_size} {status.st_mtime_ns}"
+    entry = folder / f"{hashlib.sha256(origin.encode()).hexdigest()[:20]}.parquet"
+    if entry.exists():
         try:
-            return _load(parquet.read_table(kept), path)
+            return _load(parquet.read_table(entry), path)
         except (OSError, ValueError, KeyError):
-            pass  # broken: made anew below
+            pass  # corrupt entry: written again below
     trace = read_trace(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = kept.with_suffix(f".{hash(origin):x}.part")
+        unfinished = entry.with_suffix(f".{hash(origin):x}.part")
         parquet.write_table(_table(trace), unfinished)
-        unfinished.replace(kept)
+        unfinished.replace(entry)
     except OSError as error:
         raise SpecError(f"--cache: cannot write {folder}: {error.strerror or error}") from None
     return trace
@@ -78,8 +78,8 @@ def _table(trace: Trace) -> Any:
 def _load(table: Any, path: Path) -> Trace:
     rest = json.loads(table.schema.metadata[b"trace"])
     columns: dict[str, Any] = {name: table[name].to_numpy() for name in _ROWS}
-    there = np.flatnonzero(np.asarray(table["collective"].is_valid()))
-    columns["collective_row"] = there.astype(np.int64)
+    present = np.flatnonzero(np.asarray(table["collective"].is_valid()))
+    columns["collective_row"] = present.astype(np.int64)
     codes = {f.name for f in fields(Trace) if f.type == "Codes"}
     for name in _SPARSE:
         values = table[name].drop_null().to_numpy()

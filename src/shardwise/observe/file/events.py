@@ -1,7 +1,7 @@
-"""Events of a Kineto trace, decoded in batches whatever the layout of the JSON.
+"""Decode the events of a Kineto trace in batches, for any layout of the JSON.
 
-A batch ends where one event object ends and the next begins: a brace, a comma, a brace. Inside an
-event that sequence is rare, and a batch that does not decode is tried again with an earlier end.
+A batch ends between two event objects: a brace, a comma, a brace. That sequence is rare inside an
+event; a batch that does not decode is tried again with an earlier end.
 """
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ import msgspec
 
 _SEPARATOR = re.compile(rb"\}\s*,\s*\{")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-# An absolute time in microseconds with a fraction: more digits than a float has.
+# An absolute time in microseconds with a fraction has more digits than a float.
 _LONG_TIME = re.compile(rb'"ts"\s*:\s*[0-9]{16,}\.[0-9]')
-# How many ends are tried before a batch is taken apart event by event.
+# Number of ends to try before a batch is decoded event by event.
 _TRIES = 20
 
 Text = str | int | float | bool | None
 
 
 class Args(msgspec.Struct, gc=False):
-    """What is read of an event's arguments; the rest is skipped by the decoder.
-
-    Numbers that are not there are -1.
-    """
+    """Arguments of an event that are read; the decoder skips all others. Absent numbers are -1."""
 
     stream: Text = -1
     device: Text = -1
@@ -60,7 +57,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class ExactEvent(msgspec.Struct, gc=False):
-    """The same with times that a float cannot hold."""
+    """An event with times that need more digits than a float."""
 
     ph: str = ""
     cat: str | None = None
@@ -76,32 +73,33 @@ AnyEvent = Event | ExactEvent
 
 
 class EventReader:
-    """Turns pieces of a file into batches of events; what surrounds them is left in `about`."""
+    """Decode chunks of a file into batches of events; the rest of the JSON goes to `about`."""
 
-    def __init__(self, pieces: Iterator[bytes], problems: list[str]) -> None:
-        self._pieces, self.problems = pieces, problems
+    def __init__(self, chunks: Iterator[bytes], problems: list[str]) -> None:
+        self._chunks, self.problems = chunks, problems
         self.about: dict[str, Any] = {}
         self.malformed = 0
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[Event])
 
     def batches(self) -> Iterator[list[AnyEvent]]:
+        """Yield the events of the file in batches."""
         head, first = self._find_events()
         if head is None:
             return
         if _LONG_TIME.search(first[: 1 << 20]):
             self._decoder = msgspec.json.Decoder(list[ExactEvent])
-        # Always a list that has begun: an opening bracket, and events.
+        # Always the start of a list: an opening bracket, then events.
         rest = bytearray(b"[")
         rest += first
         ended = False
-        for piece in self._pieces:
-            rest += piece
+        for chunk in self._chunks:
+            rest += chunk
             batch, rest, ended = self._take(rest)
             if batch:
                 yield batch
             if ended:
-                # What follows the events is small; keep it to be read with the head.
-                rest += b"".join(self._pieces)
+                # The JSON after the events is small; it is decoded with the head.
+                rest += b"".join(self._chunks)
                 break
         tail = bytes(rest)
         if not ended:
@@ -111,39 +109,39 @@ class EventReader:
         self._read_about(head, tail)
 
     def _find_events(self) -> tuple[bytes | None, bytes]:
-        """What stands before the events, and the first bytes of them."""
+        """The JSON before the events, and the first bytes of the events."""
         text = b""
-        for piece in self._pieces:
-            text += piece
-            found = _EVENTS.search(text)
-            if found:
-                return text[: found.start()], text[found.end() :]
+        for chunk in self._chunks:
+            text += chunk
+            match = _EVENTS.search(text)
+            if match:
+                return text[: match.start()], text[match.end() :]
             if text.lstrip()[:1] == b"[":
                 # A bare list of events.
                 return b"{", text.lstrip()[1:]
-        self.problems.append("it holds no list of trace events")
+        self.problems.append("it has no list of trace events")
         return None, b""
 
     def _take(self, text: bytearray) -> tuple[list[AnyEvent], bytearray, bool]:
-        """As many whole events as there are, and the rest."""
+        """All complete events, the remaining text, and whether the list has ended."""
         ends = [m.start() + 1 for m in _SEPARATOR.finditer(text, max(0, len(text) - (1 << 16)))]
         if not ends:
             ends = [m.start() + 1 for m in _SEPARATOR.finditer(text)]
         for end in reversed(ends[-_TRIES:]):
-            # Closed in place: copying the text would take as long as decoding a third of it.
-            kept = text[end]
+            # Close the list in place: copying the text would take a third of the decoding time.
+            replaced = text[end]
             text[end] = ord("]")
             decoded = self._decoded(memoryview(text)[: end + 1])
-            text[end] = kept
+            text[end] = replaced
             if decoded is not None:
                 following = text[end:].lstrip()
                 following[:1] = b"["  # in place of the comma
                 return decoded, following, False
         if not ends:
             return [], text, False
-        # The end of the list lies before these separators, or an event is broken.
-        found, left, ended = self._take_until_broken(bytes(text[1:]))
-        return found, bytearray(left if ended else b"[" + left), ended
+        # The list ends before these separators, or an event is malformed.
+        events, left, ended = self._take_one_by_one(bytes(text[1:]))
+        return events, bytearray(left if ended else b"[" + left), ended
 
     def _decode(self, text: bytes) -> list[AnyEvent] | None:
         return self._decoded(b"[" + text + b"]")
@@ -155,43 +153,47 @@ class EventReader:
             return None
         return decoded
 
-    def _take_until_broken(self, text: bytes) -> tuple[list[AnyEvent], bytes, bool]:
-        """Event by event: skips those that cannot be read, stops where the list ends."""
-        found: list[AnyEvent] = []
+    def _take_one_by_one(self, text: bytes) -> tuple[list[AnyEvent], bytes, bool]:
+        """Decode event by event, skipping malformed ones; stop where the list ends."""
+        events: list[AnyEvent] = []
         begin = segment = 0
         for separator in _SEPARATOR.finditer(text):
             end, following = separator.start() + 1, separator.end() - 1
             for start in dict.fromkeys((begin, segment)):
                 one = self._decode(text[start:end])
                 if one is not None:
-                    # What lies between is an event that cannot be read.
+                    # The text between is a malformed event.
                     self.malformed += start > begin
-                    found += one
+                    events += one
                     begin = following
                     break
                 closing = re.search(rb"\}\s*\]", text[start:end])
                 last = self._decode(text[start : start + closing.start() + 1]) if closing else None
                 if closing and last is not None:
-                    return found + last, text[start + closing.end() :], True
+                    return events + last, text[start + closing.end() :], True
             segment = following
-        return found, text[begin:], False
+        return events, text[begin:], False
 
     def _last(self, text: bytes) -> tuple[list[AnyEvent], bytes]:
-        """The events before the closing bracket, and what follows it."""
+        """The events before the closing bracket, and the text after it."""
         closings = [m.start() for m in re.finditer(rb"\]", text)]
         for end in reversed(closings[-_TRIES * 4 :]):
             decoded = self._decode(text[:end])
             if decoded is not None:
                 return decoded, text[end + 1 :]
-        found, rest, ended = self._take_until_broken(text + b",{")
+        events, rest, ended = self._take_one_by_one(text + b",{")
         if not ended:
-            if rest.strip(b" \r\n\t,{]}") or not found:
-                self.problems.append("the list of events is cut off; read up to there")
-            return found, b""
-        return found, rest.removesuffix(b",{")
+            if not events:
+                self.problems.append("its list of events cannot be read")
+            elif rest.strip(b" \r\n\t,{]}"):
+                self.problems.append(
+                    "the list of events is truncated; only the part before the end was read"
+                )
+            return events, b""
+        return events, rest.removesuffix(b",{")
 
     def _read_about(self, head: bytes, tail: bytes) -> None:
-        """Everything but the events: device properties, ranks, base time."""
+        """Decode the JSON around the events: device properties, ranks, base time."""
         for text in (
             head + b'"traceEvents":[]' + tail,
             head.rstrip().rstrip(b",") + b"}",

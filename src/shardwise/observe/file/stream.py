@@ -1,4 +1,4 @@
-"""Bytes of a trace file in pieces, gzip or plain, whole or cut off."""
+"""Read a file in chunks, gzip or plain, complete or truncated."""
 
 from __future__ import annotations
 
@@ -7,44 +7,46 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# Small enough that the events of a piece stay in the processor's cache.
-PIECE = 1 << 19
+# Small enough that the events of a chunk stay in the processor's cache.
+CHUNK = 1 << 19
 _GZIP = b"\x1f\x8b"
 
 
-def pieces(path: Path, problems: list[str]) -> Iterator[bytes]:
-    """The decompressed file, about a megabyte at a time.
+def read_chunks(path: Path, problems: list[str]) -> Iterator[bytes]:
+    """Yield the decompressed file, about a megabyte at a time.
 
-    What cannot be decompressed ends the file; `problems` then gains a sentence.
+    Stops where decompression fails, and appends a sentence to `problems`.
     """
     with path.open("rb") as file:
         compressed = file.read(2) == _GZIP
         file.seek(0)
         if not compressed:
-            while piece := file.read(PIECE):
-                yield piece
+            while chunk := file.read(CHUNK):
+                yield chunk
             return
         make, broken = _inflater()
         inflater = make()
-        while packed := file.read(PIECE // 8):
+        while packed := file.read(CHUNK // 8):
             try:
                 while packed:
                     if inflater.eof:  # several members in one file
                         inflater = make()
-                    piece = inflater.decompress(packed)
+                    chunk = inflater.decompress(packed)
                     # Zeros may pad the end of a file.
                     packed = inflater.unused_data.lstrip(b"\0") if inflater.eof else b""
-                    if piece:
-                        yield piece
+                    if chunk:
+                        yield chunk
             except broken as error:
-                problems.append(f"the compressed data is broken ({error}); read up to there")
+                problems.append(
+                    f"the gzip data is corrupt ({error}); only the part before it was read"
+                )
                 return
         if not inflater.eof:
-            problems.append("the compressed file is cut off; read up to there")
+            problems.append("the gzip file is truncated; only the part before the end was read")
 
 
 def _inflater() -> tuple[Callable[[], Any], tuple[type[Exception], ...]]:
-    """What makes a decompressor, and what that raises."""
+    """A decompressor factory, and the exceptions a decompressor raises."""
     try:
         from isal import isal_zlib
     except ImportError:

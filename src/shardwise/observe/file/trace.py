@@ -1,4 +1,4 @@
-"""A trace as columns: who did what from when to when, in int64 nanoseconds."""
+"""A trace as columns: name, category, thread, start and end of every event."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.observe.file.events import AnyEvent, Args, EventReader
-from shardwise.observe.file.stream import pieces
+from shardwise.observe.file.stream import read_chunks
 from shardwise.spec.record import SpecError
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 
-# Of nanoseconds since 1970 nothing is lost in an int64 until the year 2262.
+# An int64 holds nanoseconds since 1970 until the year 2262.
 _NONE = -1
-# Operations whose work follows from the shapes of their inputs.
+# Operations whose FLOPs follow from the shapes of their inputs.
 MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Trace:
-    """One rank's events that last, in the order of the file.
+    """Events of one rank that have a duration, in file order; times in nanoseconds.
 
-    Texts are dictionary-encoded; numbers that an event does not have are -1.
+    Texts are dictionary-encoded; numbers that an event lacks are -1.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class Trace:
     stream: Codes
     correlation: Ints
     moved: Ints
-    # The few rows that carry collective metadata, and what it says, a value for each.
+    # Rows with collective metadata, and a value for each of these rows.
     collective_row: Ints
     collective: Codes
     elements: Ints
@@ -52,12 +52,11 @@ class Trace:
     group: Codes
     group_ranks: Codes
     group_size: Ints
-    # What an allocator held after each change, where memory was profiled: when, bytes, and whose it
-    # is, 0 being the host's.
+    # If memory was profiled: time, allocated bytes, and device type (0 is the host) per change.
     memory_ns: Ints
     memory_bytes: Ints
     memory_of: Ints
-    # Raw JSON of input shapes and types, by row, of the operations that need them.
+    # Raw JSON of input shapes and types by row, for collectives and matmuls.
     shapes: dict[int, bytes]
     types: dict[int, bytes]
     texts: list[str]
@@ -80,7 +79,7 @@ class Trace:
         return size if isinstance(size, int) and size > 0 else None
 
     def code(self, text: str) -> int:
-        """The code of a text; -2, which no row has, where it does not occur."""
+        """The code of a text; -2, which no row has, if the text does not occur."""
         try:
             return self.texts.index(text)
         except ValueError:
@@ -93,7 +92,7 @@ class Trace:
 
 
 class _Codes(dict[Any, int]):
-    """Codes of texts, given as they are met; numbers share the code of what they look like."""
+    """Codes of texts, assigned on first use; a number shares the code of its text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +113,7 @@ class _Codes(dict[Any, int]):
 
 
 def _number(value: Any) -> int:
-    """A whole number that may have been written as a text; -1 for anything else."""
+    """An integer, possibly written as text; -1 for anything else."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -144,7 +143,7 @@ _COLLECTIVE, _SHAPES = attrgetter("collective"), attrgetter("shapes")
 _NO_ARGS = Args()
 
 
-# Every other operation's shapes would take more memory than all the rest.
+# Keeping the shapes of all operations would take more memory than everything else.
 _SHAPED = ("c10d::", "_c10d_functional::", "gloo:", "mpi:", "ucc:", *MATMULS)
 
 
@@ -188,11 +187,11 @@ class _Columns:
             "device": _numbers([a.device for a in args]).astype(np.int32),
             "correlation": _numbers([a.correlation for a in args]),
         }
-        # Only what a device did has a stream and bytes.
+        # Only device rows have a stream and bytes.
         rows = np.flatnonzero(part["device"] >= 0)
-        there = [args[row] for row in rows.tolist()]
-        part["stream"] = _placed(rows, [a.stream for a in there], len(args)).astype(np.int32)
-        part["moved"] = _placed(rows, [a.bytes for a in there], len(args))
+        on_device = [args[row] for row in rows.tolist()]
+        part["stream"] = _placed(rows, [a.stream for a in on_device], len(args)).astype(np.int32)
+        part["moved"] = _placed(rows, [a.bytes for a in on_device], len(args))
         self._add_collectives(args)
         if list(map(_SHAPES, args)).count(_NO_ARGS.shapes) < len(args):
             for row, (event, a) in enumerate(zip(kept, args, strict=True)):
@@ -238,7 +237,7 @@ class _Columns:
         def joined(parts: list[dict[str, Any]], name: str, dtype: Any) -> Any:
             if not parts:
                 return np.empty(0, dtype=dtype)
-            # Each part goes as it is joined, so that no more than one column exists twice.
+            # Drop each part while joining, so that at most one column exists twice.
             return np.concatenate([p.pop(name) for p in parts]).astype(dtype, copy=False)
 
         memory = np.concatenate([np.empty((3, 0), dtype=np.int64), *self.memory], axis=1)
@@ -261,46 +260,54 @@ class _Columns:
 
 
 def _nanoseconds(events: list[AnyEvent]) -> tuple[Ints, Ints]:
-    """Starts and durations; what is no time is -1."""
+    """Starts and durations; -1 where a value is not a time."""
     if not events or isinstance(events[0].ts, float):
         columns = ([e.ts for e in events], [e.dur for e in events])
         start, duration = (np.asarray(column, dtype=np.float64) for column in columns)
         return _rounded(start), _rounded(duration)
     thousand = Decimal(1000)
     return (
-        np.asarray([_whole(e.ts * thousand) for e in events], dtype=np.int64),  # type: ignore[operator]
-        np.asarray([_whole((e.dur if e.dur is not None else -1) * thousand) for e in events]),  # type: ignore[operator]
+        np.asarray([_rounded_one(e.ts * thousand) for e in events], dtype=np.int64),  # type: ignore[operator]
+        np.asarray([_rounded_one((e.dur if e.dur is not None else -1) * thousand) for e in events]),  # type: ignore[operator]
     )
 
 
-def _whole(value: Any) -> int:
+def _rounded_one(value: Any) -> int:
     return round(value) if 0 <= value < 2**62 else _NONE
 
 
 def _rounded(microseconds: npt.NDArray[np.float64]) -> Ints:
-    """Whole and fraction apart: a product by 1000 would round the whole. What is no time is -1."""
+    """Nanoseconds; -1 where a value is not a time.
+
+    The fraction is converted apart: multiplying by 1000 would round the integer part.
+    """
     good = (microseconds >= 0) & (microseconds < 9e15)
     safe = np.where(good, microseconds, 0.0)
-    whole = np.floor(safe)
-    nanoseconds = whole.astype(np.int64) * 1000 + np.rint((safe - whole) * 1000).astype(np.int64)
+    integer = np.floor(safe)
+    nanoseconds = integer.astype(np.int64) * 1000 + np.rint((safe - integer) * 1000).astype(
+        np.int64
+    )
     return np.where(good, nanoseconds, _NONE)
 
 
 def read_trace(path: Path) -> Trace:
-    """Read one rank's trace; what is wrong with it is told in `problems`."""
+    """Read the trace of one rank; `problems` lists what is wrong with it."""
     problems: list[str] = []
     columns = _Columns()
     try:
-        reader = EventReader(pieces(path, problems), problems)
+        reader = EventReader(read_chunks(path, problems), problems)
         for batch in reader.batches():
             columns.add(batch)
     except OSError as error:
         raise SpecError(f"trace: cannot read {path}: {error.strerror or error}") from None
     if reader.malformed:
-        problems.append(f"{reader.malformed} events cannot be read and are left out")
+        problems.append(f"{reader.malformed} malformed events were skipped")
     if columns.unusable:
-        problems.append(f"{columns.unusable} events have no or negative times and are left out")
+        problems.append(f"{columns.unusable} events without a valid time were skipped")
     if not columns.rows:
-        told = "; ".join(problems) or "no event in it lasts"
-        raise SpecError(f"trace: nothing can be read from {path}: {told}")
+        why = "; ".join(problems) or "no event has a duration"
+        raise SpecError(
+            f"trace: {path} is not a usable trace ({why}); give a file written by torch.profiler's "
+            "export_chrome_trace"
+        )
     return columns.build(path, reader.about, problems)

@@ -6,18 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shardwise.observe.file.stream import pieces
+from shardwise.observe.file.stream import read_chunks
 from shardwise.observe.memory.allocator import Snapshot
 from shardwise.observe.memory.fragmentation import fragmentation_of
 from shardwise.observe.memory.holders import held_at, owners_of
 from shardwise.observe.memory.leak import leak_of
 from shardwise.observe.memory.raw import memory_of_rows
+from shardwise.observe.memory.read_file import read_file
 from shardwise.observe.memory.record import Memory, peak_of
 from shardwise.observe.memory.run import memory_of_run
 from shardwise.observe.memory.snapshot import read_snapshot
 from shardwise.observe.memory.steps import steps_of
 from shardwise.observe.memory.timeline import history_of
-from shardwise.observe.memory.whole import read_whole
 from shardwise.spec.record import SpecError
 
 RUN_FILE = "memory.json"
@@ -31,7 +31,7 @@ def read_memory(path: Path) -> tuple[Memory, ...]:
         path = path / RUN_FILE
     try:
         # The beginning tells: a pickle starts with its protocol, JSON with a bracket.
-        start = next(pieces(path, []), b"").lstrip()[:1]
+        start = next(read_chunks(path, []), b"").lstrip()[:1]
         if start in (b"[", b"{"):
             return (_from_json(path),)
         return memories_of(read_snapshot(path))
@@ -83,6 +83,6 @@ def _from_json(path: Path) -> Memory:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(read_whole(path))
+        return json.loads(read_file(path))
     except (ValueError, RecursionError):
         raise SpecError(f"memory: {path} is no JSON; record it again") from None

@@ -14,8 +14,8 @@ import re
 from pathlib import Path
 from typing import Any, Never
 
+from shardwise.observe.memory.read_file import read_file
 from shardwise.observe.memory.text import printable
-from shardwise.observe.memory.whole import read_whole
 from shardwise.spec.record import SpecError
 
 _LONG = b"|".join(b"%c.{%d}" % (width, width) for width in range(1, 8))
@@ -37,7 +37,7 @@ _ASKS_OUTSIDE = {"PERSID", "BINPERSID", "NEXT_BUFFER", "READONLY_BUFFER"}
 
 def read_pickle(path: Path) -> Any:
     """The plain data in a pickle, gzip or not; a SpecError where it is anything else."""
-    return loads(read_whole(path), str(path))
+    return loads(read_file(path), str(path))
 
 
 def loads(data: bytes, where: str) -> Any:

@@ -1,1 +1,1 @@
-"""One rank: what each of its events is, what its collectives hid, and what its host did."""
+"""One rank: classify its events, measure exposure of its collectives, explain idle time."""

@@ -1,6 +1,6 @@
-"""Collectives of one rank, call by call: what each was, when it ran, what it moved and what it hid.
+"""Collectives of one rank, call by call: operation, start, end, bytes and process group.
 
-Everything later is made of these: sums by operation and by unit, ranks joined, verdicts.
+Sums by operation and by unit, matching across ranks, and verdicts are all computed from these.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.observe.file.trace import Codes, Ints, Trace
+from shardwise.observe.file.trace import Bools, Codes, Ints, Trace
 from shardwise.observe.rank.classify import RUNTIME_CATEGORIES, on_device
 from shardwise.observe.rank.gloo import gloo_calls, message, width_of
-from shardwise.timeline.intervals import Intervals, minus, union
 from shardwise.timeline.spans import Timeline
 
 # Names of collectives as metadata, kernels and Gloo write them.
@@ -30,30 +29,35 @@ _OPERATIONS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Calls:
-    """A value per call, in the order they began; numbers that are not known are -1."""
+    """A value per call, ordered by start; unknown numbers are -1."""
 
     operation: list[str]
     start_ns: Ints
     end_ns: Ints
-    # When and on which thread the host asked for it.
-    asked_ns: Ints
-    asked_thread: Codes
-    # Bytes of the whole group's message, and how many ranks the group has.
+    # When and on which thread the host issued it.
+    issued_ns: Ints
+    issued_thread: Codes
+    # Bytes of the message of the whole group, and the number of ranks in it.
     moved_bytes: Ints
     group_size: Ints
-    # Calls of two ranks with the same key, in the same place among those, are one collective.
+    # The n-th calls of two ranks with the same key are one collective.
     key: list[str]
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
     @property
-    def lasted_ns(self) -> Ints:
+    def duration_ns(self) -> Ints:
         return self.end_ns - self.start_ns
+
+    def inside(self, span: tuple[int, int]) -> tuple[Bools, Ints]:
+        """Which calls run inside `span`, and for how many nanoseconds of it."""
+        start, end = np.clip(self.start_ns, *span), np.clip(self.end_ns, *span)
+        return (self.start_ns < span[1]) & (self.end_ns >= span[0]), end - start
 
 
 class CollectiveTime(NamedTuple):
-    """All calls of one operation; bytes and group are None where the trace does not tell them."""
+    """Calls of one operation in the profiled steps; bytes and group are None where not recorded."""
 
     operation: str
     calls: int
@@ -64,14 +68,14 @@ class CollectiveTime(NamedTuple):
 
     @property
     def bus_bytes_per_s(self) -> float | None:
-        """Bus bandwidth over the whole time of the calls: waiting for others counts."""
+        """Bus bandwidth over the full duration of the calls, waiting for other ranks included."""
         if self.moved_bytes is None or self.group_size is None:
             return None
         return bus_bandwidth(self.operation, self.moved_bytes, self.group_size, self.total_ns)
 
 
 def bus_bandwidth(operation: str, moved: int, group_size: int, time_ns: int) -> float | None:
-    """Bytes per second that every link must carry, comparable with what a link can.
+    """Bus bandwidth in bytes per second, as nccl-tests define it: comparable with a link's peak.
 
     An all-reduce moves everything twice.
     """
@@ -84,22 +88,22 @@ def bus_bandwidth(operation: str, moved: int, group_size: int, time_ns: int) -> 
 
 
 def operation_of(text: str) -> str:
-    """What a collective is called here, by what a kernel, metadata or operation calls it."""
+    """Name of the collective behind the name of a kernel, an operation or its metadata."""
     matching = (op for op, pattern in _OPERATIONS.items() if pattern.search(text))
     return next(matching, "unnamed collective")
 
 
 def calls_of(trace: Trace, timeline: Timeline) -> Calls:
-    """Every collective of a trace."""
+    """All collectives of a trace."""
     return _on_device(trace, timeline) if on_device(trace).any() else _on_cpu(trace)
 
 
 def _on_device(trace: Trace, timeline: Timeline) -> Calls:
-    """Kernels that communicate; what they are by metadata where there is some, else by name."""
+    """Communication kernels, named by their metadata where present, else by the kernel name."""
     moving = np.flatnonzero(timeline.of_kind("communication"))
     moving = moving[np.argsort(timeline.start_ns[moving], kind="stable")]
     rows = np.flatnonzero(on_device(trace))[moving]
-    told = {row: place for place, row in enumerate(trace.collective_row.tolist())}
+    metadata_of = {row: index for index, row in enumerate(trace.collective_row.tolist())}
     count = len(rows)
     moved, sizes = (np.full(count, -1, dtype=np.int64) for _ in range(2))
     operations, keys = [], []
@@ -107,30 +111,30 @@ def _on_device(trace: Trace, timeline: Timeline) -> Calls:
     names: dict[str, str] = {}
     lanes = timeline.lane[moving].tolist()
     for index, (row, lane) in enumerate(zip(rows.tolist(), lanes, strict=True)):
-        place = told.get(row)
+        metadata = metadata_of.get(row)
         text = trace.texts[trace.name[row]]
-        # A process group has a stream of its own; streams are numbered as they are first used.
+        # Each process group has its own stream; streams are numbered in order of first use.
         key = f"stream {streams.setdefault(lane, len(streams))}"
-        if place is not None:
-            text = trace.texts[trace.collective[place]]
-            width = width_of(_text(trace, trace.dtype[place]))
-            elements = int(trace.elements[place])
+        if metadata is not None:
+            text = trace.texts[trace.collective[metadata]]
+            width = width_of(_text(trace, trace.dtype[metadata]))
+            elements = int(trace.elements[metadata])
             moved[index] = elements * width if width > 0 and elements >= 0 else -1
-            sizes[index] = trace.group_size[place]
-            members = _text(trace, trace.group_ranks[place])
+            sizes[index] = trace.group_size[metadata]
+            members = _text(trace, trace.group_ranks[metadata])
             if members:
-                key = f"{_text(trace, trace.group[place])} {members}"
+                key = f"{_text(trace, trace.group[metadata])} {members}"
         if text not in names:
             names[text] = operation_of(text)
         operations.append(names[text])
         keys.append(key)
-    asked, thread = _launches(trace, rows)
+    issued, thread = _launches(trace, rows)
     return Calls(
         operation=operations,
         start_ns=trace.start_ns[rows],
         end_ns=trace.end_ns[rows],
-        asked_ns=asked,
-        asked_thread=thread,
+        issued_ns=issued,
+        issued_thread=thread,
         moved_bytes=moved,
         group_size=sizes,
         key=keys,
@@ -142,16 +146,16 @@ def _text(trace: Trace, code: int) -> str:
 
 
 def _launches(trace: Trace, rows: Ints) -> tuple[Ints, Codes]:
-    """When and where the host launched each device row: the runtime call of its correlation."""
+    """When and on which thread the host launched each device row, by correlation id."""
     launch = launch_rows(trace, rows)
     known = launch >= 0
-    asked = np.where(known, trace.start_ns[launch], -1)
+    issued = np.where(known, trace.start_ns[launch], -1)
     thread = np.where(known, trace.thread[launch], -1).astype(np.int32)
-    return asked, thread
+    return issued, thread
 
 
 def launch_rows(trace: Trace, rows: Ints) -> Ints:
-    """Rows of the runtime calls that launched these device rows; -1 where there is none."""
+    """Row of the runtime call that launched each device row; -1 where not recorded."""
     runtime = trace.in_category(*RUNTIME_CATEGORIES) & (trace.correlation >= 0)
     calls = np.flatnonzero(runtime)
     if not len(calls):
@@ -163,22 +167,22 @@ def launch_rows(trace: Trace, rows: Ints) -> Ints:
 
 
 def _on_cpu(trace: Trace) -> Calls:
-    """Whole events of Gloo's threads, not the pieces inside them."""
+    """Outermost events of Gloo's threads."""
     found = gloo_calls(trace)
-    asked = found.asked
-    told = found.carried if asked is None else asked
-    operations = [operation_of(trace.texts[code]) for code in trace.name[told].tolist()]
-    moved, sizes = (np.full(len(told), -1, dtype=np.int64) for _ in range(2))
-    for index, row in enumerate(found.carried.tolist()):
-        request = None if asked is None else int(asked[index])
+    issued = found.issued
+    described = found.executed if issued is None else issued
+    operations = [operation_of(trace.texts[code]) for code in trace.name[described].tolist()]
+    moved, sizes = (np.full(len(described), -1, dtype=np.int64) for _ in range(2))
+    for index, row in enumerate(found.executed.tolist()):
+        request = None if issued is None else int(issued[index])
         moved[index], sizes[index] = message(trace, row, request, operations[index])
-    unknown = np.full(len(told), -1, dtype=np.int64)
+    unknown = np.full(len(described), -1, dtype=np.int64)
     return Calls(
         operation=operations,
-        start_ns=trace.start_ns[found.carried],
-        end_ns=trace.end_ns[found.carried],
-        asked_ns=unknown if asked is None else trace.start_ns[asked],
-        asked_thread=(unknown if asked is None else trace.thread[asked]).astype(np.int32),
+        start_ns=trace.start_ns[found.executed],
+        end_ns=trace.end_ns[found.executed],
+        issued_ns=unknown if issued is None else trace.start_ns[issued],
+        issued_thread=(unknown if issued is None else trace.thread[issued]).astype(np.int32),
         moved_bytes=moved,
         group_size=sizes,
         key=_cpu_keys(trace, operations, moved, sizes),
@@ -186,9 +190,9 @@ def _on_cpu(trace: Trace) -> Calls:
 
 
 def _cpu_keys(trace: Trace, operations: list[str], moved: Ints, sizes: Ints) -> list[str]:
-    """By operation and size: Gloo's threads take turns, and no trace names the group.
+    """Keys by operation and size: a CPU trace does not name the process group.
 
-    Groups smaller than the world are those of hybrid sharding, whose members follow each other.
+    Groups smaller than the world come from hybrid sharding; their ranks are consecutive.
     """
     world, rank = trace.world_size or 0, trace.rank or 0
     keys = []
@@ -198,22 +202,28 @@ def _cpu_keys(trace: Trace, operations: list[str], moved: Ints, sizes: Ints) -> 
     return keys
 
 
-def by_operation(calls: Calls, compute: Intervals) -> list[CollectiveTime]:
-    """Calls summed by operation, the most exposed first."""
-    found = []
+def by_operation(calls: Calls, exposed_ns: Ints, span: tuple[int, int]) -> list[CollectiveTime]:
+    """Calls inside `span` summed by operation, the most exposed first.
+
+    `exposed_ns` has a value per call.
+    """
+    profiled, durations = calls.inside(span)
     operations = np.asarray(calls.operation)
+    times = []
     for name in sorted(set(calls.operation)):
-        mine = np.flatnonzero(operations == name)
+        mine = np.flatnonzero(profiled & (operations == name))
+        if not len(mine):
+            continue
         moved, sizes = calls.moved_bytes[mine], calls.group_size[mine]
-        found.append(
+        times.append(
             CollectiveTime(
                 operation=name,
                 calls=len(mine),
-                total_ns=int(calls.lasted_ns[mine].sum()),
-                exposed_ns=minus(union(calls.start_ns[mine], calls.end_ns[mine]), compute),
+                total_ns=int(durations[mine].sum()),
+                exposed_ns=int(exposed_ns[mine].sum()),
                 moved_bytes=int(moved.sum()) if (moved >= 0).all() else None,
                 # Groups of several sizes have no bandwidth in common.
                 group_size=int(sizes[0]) if (sizes == sizes[0]).all() and sizes[0] > 0 else None,
             )
         )
-    return sorted(found, key=lambda one: -one.exposed_ns)
+    return sorted(times, key=lambda one: -one.exposed_ns)

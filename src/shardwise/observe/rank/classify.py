@@ -1,8 +1,8 @@
-"""What a device row is: compute, communication or a copy, by the best evidence there is.
+"""Classify events as compute, communication or copy.
 
-Collective metadata decides first, then the process group's annotation on the stream, then the name;
-a stranger on a stream of collectives is told. On a CPU every instant of a thread belongs to the
-innermost event.
+Collective metadata decides first, then the process group's annotation on the stream, then the
+kernel name; unknown kernels on a stream of collectives are reported. On a CPU every instant of a
+thread belongs to the innermost event.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.observe.file.trace import Bools, Codes, Ints, Trace
-from shardwise.observe.rank.innermost import innermost
+from shardwise.observe.rank.flatten_nested import flatten_nested
 from shardwise.observe.rules import Rules
-from shardwise.timeline.intervals import holds, union
+from shardwise.timeline.intervals import contains, union
 from shardwise.timeline.spans import KINDS, Timeline
 
-# The second names are those of the first Kineto versions.
+# The capitalised names are those of the first Kineto versions.
 COPY_CATEGORIES = ("gpu_memcpy", "gpu_memset", "Memcpy", "Memset")
 DEVICE_CATEGORIES = ("kernel", "Kernel", *COPY_CATEGORIES)
 RUNTIME_CATEGORIES = ("cuda_runtime", "cuda_driver", "hip_runtime", "Runtime")
@@ -28,22 +28,22 @@ _COMMUNICATION = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv|cross_device_reduce",
     re.IGNORECASE,
 )
-# Operations around a collective; what happens in them is copying, not compute.
+# Operations around a collective: what runs inside them is copying, not compute.
 _COPIES = re.compile(r"^(fsdp::|c10d::|_c10d_functional::)")
 _GLOO = re.compile(r"^(gloo|mpi|ucc):")
-# What a process group writes on the stream around its kernels.
-_GROUP_NOTE = re.compile(r"^(nccl|rccl|ucc|xccl):")
+# Annotation that a process group writes on the stream around its kernels.
+_GROUP_ANNOTATION = re.compile(r"^(nccl|rccl|ucc|xccl):")
 
 
 def on_device(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Rows of a device; rows of the host may carry a stream too, and are not."""
+    """Whether each row ran on a device; a `stream` field alone does not make it so."""
     return trace.in_category(*DEVICE_CATEGORIES)
 
 
 def unrecognised(trace: Trace, timeline: Timeline) -> list[str]:
     """Names of kernels that count as compute but run on a stream of collectives.
 
-    They may be collectives under a name nobody knows; rules decide.
+    They may be collectives with an unknown name; `--rules` can classify them.
     """
     moving = timeline.of_kind("communication")
     computing = timeline.of_kind("compute")
@@ -52,12 +52,12 @@ def unrecognised(trace: Trace, timeline: Timeline) -> list[str]:
         for lane in np.unique(timeline.lane[moving]).tolist()
         if (moving & (timeline.lane == lane)).sum() > (computing & (timeline.lane == lane)).sum()
     ]
-    odd = computing & np.isin(timeline.lane, mostly)
-    return [trace.texts[code] for code in np.unique(timeline.name[odd]).tolist()]
+    suspicious = computing & np.isin(timeline.lane, mostly)
+    return [trace.texts[code] for code in np.unique(timeline.name[suspicious]).tolist()]
 
 
 def device_timeline(trace: Trace, rules: Rules | None = None) -> Timeline:
-    """Everything a device did, a lane per stream."""
+    """Timeline of a device, a lane per stream."""
     rows = np.flatnonzero(on_device(trace))
     kinds = _kinds(trace, rows, rules or Rules())
     lanes, lane = np.unique(
@@ -83,9 +83,9 @@ def _kinds(trace: Trace, rows: Ints, rules: Rules) -> npt.NDArray[np.int8]:
     kinds = np.full(len(rows), compute, dtype=np.int8)
     copies = np.isin(trace.category[rows], [trace.code(c) for c in COPY_CATEGORIES])
     kinds[copies] = copy
-    described = np.isin(rows, trace.collective_row)
+    with_metadata = np.isin(rows, trace.collective_row)
     kernels = ~copies
-    kinds[kernels & described] = communication
+    kinds[kernels & with_metadata] = communication
     kinds[kernels & _annotated(trace, rows)] = communication
     kinds[kernels & named(trace, trace.name[rows], _COMMUNICATION)] = communication
     for kind, patterns in ((compute, rules.compute), (communication, rules.communication),
@@ -96,24 +96,24 @@ def _kinds(trace: Trace, rows: Ints, rules: Rules) -> npt.NDArray[np.int8]:
 
 
 def _annotated(trace: Trace, rows: Ints) -> npt.NDArray[np.bool_]:
-    """Device rows that lie inside an annotation of a process group, on the same stream."""
+    """Whether each device row lies inside a process group's annotation on its stream."""
     found = np.zeros(len(rows), dtype=np.bool_)
     notes = np.flatnonzero(
-        trace.in_category("gpu_user_annotation") & named(trace, trace.name, _GROUP_NOTE)
+        trace.in_category("gpu_user_annotation") & named(trace, trace.name, _GROUP_ANNOTATION)
     )
     for thread in np.unique(trace.thread[notes]).tolist():
         here = notes[trace.thread[notes] == thread]
         inside = union(trace.start_ns[here], trace.end_ns[here])
         mine = trace.thread[rows] == thread
         mine &= np.isin(trace.process[rows], trace.process[here])
-        # An annotation spans from its first kernel to its last.
+        # An annotation spans from the start of its first kernel to the end of its last.
         last = np.maximum(trace.start_ns[rows], trace.end_ns[rows] - 1)
-        found |= mine & holds(inside, trace.start_ns[rows]) & holds(inside, last)
+        found |= mine & contains(inside, trace.start_ns[rows]) & contains(inside, last)
     return found
 
 
 def named(trace: Trace, names: Codes, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    """Rows whose name matches; each text is looked at once."""
+    """Whether each name matches `pattern`; every distinct text is searched once."""
     matches = np.zeros(len(trace.texts) + 1, dtype=np.bool_)
     for code in np.unique(names[names >= 0]).tolist():
         matches[code] = pattern.search(trace.texts[code]) is not None
@@ -122,20 +122,20 @@ def named(trace: Trace, names: Codes, pattern: re.Pattern[str]) -> npt.NDArray[n
 
 
 def host_timeline(trace: Trace) -> Timeline:
-    """Everything the threads of a process did on a CPU: each instant to the innermost event."""
+    """Timeline of the threads of a CPU process; each instant belongs to the innermost event."""
     rows = np.flatnonzero(trace.in_category(*OPERATION_CATEGORIES, "user_annotation"))
-    claims = np.full(len(rows), -1, dtype=np.int8)
-    claims[named(trace, trace.name[rows], _COPIES)] = KINDS.index("copy")
-    claims[named(trace, trace.name[rows], _GLOO)] = KINDS.index("communication")
-    pieces = innermost(
-        trace.start_ns[rows], trace.end_ns[rows], trace.process[rows], trace.thread[rows], claims
+    inherited = np.full(len(rows), -1, dtype=np.int8)
+    inherited[named(trace, trace.name[rows], _COPIES)] = KINDS.index("copy")
+    inherited[named(trace, trace.name[rows], _GLOO)] = KINDS.index("communication")
+    pieces = flatten_nested(
+        trace.start_ns[rows], trace.end_ns[rows], trace.process[rows], trace.thread[rows], inherited
     )
     row = rows[pieces.owner]
     names = trace.name[row]
     operations = trace.in_category(*OPERATION_CATEGORIES)[row]
     kinds = np.where(operations, KINDS.index("compute"), -1).astype(np.int8)
-    kinds = np.where(pieces.claim >= 0, pieces.claim, kinds)
-    # An annotation is nobody's work: what happens in it and is no operation is waiting.
+    kinds = np.where(pieces.kind >= 0, pieces.kind, kinds)
+    # Time directly inside an annotation, outside any operation, is waiting.
     kept = kinds >= 0
     threads = sorted(set(pieces.thread[kept].tolist()))
     return Timeline(
@@ -154,5 +154,5 @@ def host_timeline(trace: Trace) -> Timeline:
 
 
 def _memory(trace: Trace, mine: Bools) -> dict[str, Ints]:
-    """The allocator's counter of a device, or of the process on a CPU."""
+    """Allocated bytes over time, of the device or of the CPU process."""
     return {"memory_ns": trace.memory_ns[mine], "memory_bytes": trace.memory_bytes[mine]}

@@ -1,4 +1,4 @@
-"""When collectives ran with nothing computing beside them, and what room they had before."""
+"""Exposed communication by call, and compute before a call that could have hidden it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from shardwise.observe.file.trace import Ints
 from shardwise.observe.rank.calls import Calls
-from shardwise.timeline.intervals import Intervals, length_until
+from shardwise.timeline.intervals import Intervals, length_before
 
 
 class Exposed(NamedTuple):
-    """Instants in which a collective runs and nothing computes, each of one call.
+    """Periods in which a collective runs and nothing computes, each assigned to one call.
 
-    Where several run together, the instant belongs to the one that began last.
+    Where several collectives run at once, the period belongs to the one that started last.
     """
 
     call: Ints
@@ -23,15 +23,16 @@ class Exposed(NamedTuple):
     end_ns: Ints
 
     def per_call(self, count: int) -> Ints:
+        """Exposed nanoseconds of each of `count` calls."""
         lengths = (self.end_ns - self.start_ns).astype(np.float64)
         return np.bincount(self.call, weights=lengths, minlength=count).astype(np.int64)
 
 
 def exposed_pieces(calls: Calls, compute: Intervals, span: tuple[int, int]) -> Exposed:
-    """Where collectives run and nothing computes, inside `span`."""
-    owner, start, end = _owned(calls)
+    """Periods inside `span` in which collectives run and nothing computes."""
+    owner, start, end = _assigned(calls)
     start, end = np.clip(start, *span), np.clip(end, *span)
-    # Cut the pieces where compute begins or ends, and keep what lies outside it.
+    # Split the periods where compute starts or ends, and keep those outside it.
     edges = np.concatenate([compute.start, compute.end])
     edges.sort()
     first = np.searchsorted(edges, start, side="right")
@@ -39,22 +40,22 @@ def exposed_pieces(calls: Calls, compute: Intervals, span: tuple[int, int]) -> E
     cuts = np.where(end > start, cuts + 1, 0)
     index = np.repeat(np.arange(len(owner)), cuts)
     number = np.arange(len(index)) - np.repeat(np.cumsum(cuts) - cuts, cuts)
-    place = first[index] + number
+    edge = first[index] + number
     last = number == cuts[index] - 1
-    begin = np.where(number == 0, start[index], edges[place - 1] if len(edges) else 0)
-    stop = np.where(last, end[index], edges[np.minimum(place, max(0, len(edges) - 1))]
+    begin = np.where(number == 0, start[index], edges[edge - 1] if len(edges) else 0)
+    stop = np.where(last, end[index], edges[np.minimum(edge, max(0, len(edges) - 1))]
                     if len(edges) else 0)  # fmt: skip
-    # An even number of edges passed: between two intervals.
-    kept = (place % 2 == 0) & (stop > begin)
+    # After an even number of edges the time lies between two compute intervals.
+    kept = (edge % 2 == 0) & (stop > begin)
     return Exposed(owner[index[kept]], begin[kept], stop[kept])
 
 
-def _owned(calls: Calls) -> tuple[Ints, Ints, Ints]:
-    """Instants in which some collective runs, each given to the one that began last."""
+def _assigned(calls: Calls) -> tuple[Ints, Ints, Ints]:
+    """Periods in which a collective runs, each assigned to the one that started last."""
     owner: list[int] = []
     begin: list[int] = []
     stop: list[int] = []
-    running: list[tuple[int, int]] = []  # the last to begin first
+    running: list[tuple[int, int]] = []  # heap: the latest start on top
     starts, ends = calls.start_ns.tolist(), calls.end_ns.tolist()
     now = 0
 
@@ -82,14 +83,14 @@ def _owned(calls: Calls) -> tuple[Ints, Ints, Ints]:
     return tuple(np.asarray(column, dtype=np.int64) for column in (owner, begin, stop))  # type: ignore[return-value]
 
 
-def free_before(calls: Calls, compute: Intervals) -> Ints:
-    """Compute that ran right before each call while no collective did: room it could have used."""
+def overlappable_before(calls: Calls, compute: Intervals) -> Ints:
+    """Compute right before each call while no collective ran: it could have hidden the call."""
     if not len(calls):
         return np.empty(0, dtype=np.int64)
-    reached = np.maximum.accumulate(calls.end_ns)
-    # Not those that begin at the same moment: they did not stand in the way before.
+    last_end = np.maximum.accumulate(calls.end_ns)
+    # Calls that start at the same moment did not block it before.
     earlier = np.searchsorted(calls.start_ns, calls.start_ns, side="left") - 1
-    before = np.where(earlier >= 0, reached[np.maximum(earlier, 0)], calls.start_ns)
+    before = np.where(earlier >= 0, last_end[np.maximum(earlier, 0)], calls.start_ns)
     before = np.minimum(before, calls.start_ns)
-    room: Ints = length_until(compute, calls.start_ns) - length_until(compute, before)
-    return room
+    hidden: Ints = length_before(compute, calls.start_ns) - length_before(compute, before)
+    return hidden

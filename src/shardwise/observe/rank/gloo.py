@@ -1,4 +1,4 @@
-"""Collectives of a CPU run: Gloo's events, each beside the operation that asked for it."""
+"""Collectives of a CPU run: Gloo's events, each with the operation that issued it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from shardwise.observe.file.trace import Ints, Trace
 
 _BACKENDS = ("gloo:", "mpi:", "ucc:")
-# Types as the profiler writes them, of C++ or of metadata, without c10:: and in lower case.
+# Bytes per element by C++ type name, in lower case and without c10::.
 BYTES = {
     "double": 8,
     "long int": 8,
@@ -31,8 +31,8 @@ BYTES = {
 }
 
 
-# As what Gloo carries an operation out, and which of its inputs it hands over.
-_CARRIED_AS = {
+# The Gloo event that executes an operation, and which of its inputs is sent.
+_EXECUTED_AS = {
     "c10d::_allgather_base_": ("gloo:all_gather", 1),
     "c10d::_reduce_scatter_base_": ("gloo:all_reduce", 1),
     "c10d::allreduce_": ("gloo:all_reduce", 0),
@@ -40,78 +40,80 @@ _CARRIED_AS = {
 
 
 class GlooCalls(NamedTuple):
-    """Rows of the backend's threads, and for each the torch.distributed operation it carries out.
+    """Rows of the backend's threads, and for each the torch.distributed operation that issued it.
 
-    `asked` is None where their numbers differ.
+    `issued` is None where their counts differ.
     """
 
-    carried: Ints
-    asked: Ints | None
+    executed: Ints
+    issued: Ints | None
 
 
 def gloo_calls(trace: Trace) -> GlooCalls:
-    """Gloo carries out a reduce-scatter as an all-reduce: only `asked` tells what it was.
+    """Match Gloo's events with the torch.distributed operations that issued them.
 
-    A trace links the two by nothing but size and order, and order alone deceives: a call that is
-    not waited for may be carried out by its thread after one that was asked for later.
+    Gloo executes a reduce-scatter as an all-reduce: only the issuing operation names it. A trace
+    links the two by size and order alone, and order is not enough: an asynchronous call may be
+    executed after one that was issued later.
     """
-    carried, asked = _named(trace, _BACKENDS), _named(trace, ("c10d::",))
-    if len(asked) != len(carried):
-        return GlooCalls(carried, None)
-    waiting: dict[tuple[str, int], deque[int]] = defaultdict(deque)
-    for place, row in enumerate(carried.tolist()):
-        waiting[trace.texts[trace.name[row]], _elements(trace, row)].append(place)
-    asked_at: dict[int, int] = {}
-    unlike = []
-    for row in asked.tolist():
-        name, argument = _CARRIED_AS.get(trace.texts[trace.name[row]], ("", 0))
-        alike = waiting[name, _elements(trace, row, argument)]
-        if alike:
-            asked_at[alike.popleft()] = row
+    executed, issued = _rows_named(trace, _BACKENDS), _rows_named(trace, ("c10d::",))
+    if len(issued) != len(executed):
+        return GlooCalls(executed, None)
+    unmatched: dict[tuple[str, int], deque[int]] = defaultdict(deque)
+    for index, row in enumerate(executed.tolist()):
+        unmatched[trace.texts[trace.name[row]], _elements(trace, row)].append(index)
+    issued_by: dict[int, int] = {}
+    without_match = []
+    for row in issued.tolist():
+        name, argument = _EXECUTED_AS.get(trace.texts[trace.name[row]], ("", 0))
+        candidates = unmatched[name, _elements(trace, row, argument)]
+        if candidates:
+            issued_by[candidates.popleft()] = row
         else:
-            unlike.append(row)
-    left = [place for place in range(len(carried)) if place not in asked_at]
-    asked_at.update(zip(left, unlike, strict=True))
-    ordered = [asked_at[place] for place in range(len(carried))]
-    return GlooCalls(carried, np.asarray(ordered, dtype=np.int64))
+            without_match.append(row)
+    # What no size matches is matched by order.
+    left = [index for index in range(len(executed)) if index not in issued_by]
+    issued_by.update(zip(left, without_match, strict=True))
+    ordered = [issued_by[index] for index in range(len(executed))]
+    return GlooCalls(executed, np.asarray(ordered, dtype=np.int64))
 
 
-def _named(trace: Trace, starts: tuple[str, ...]) -> Ints:
-    """Rows whose name begins like this, in the order in which they began."""
+def _rows_named(trace: Trace, starts: tuple[str, ...]) -> Ints:
+    """Rows whose name starts with one of `starts`, ordered by start."""
     matches = np.asarray([text.startswith(starts) for text in trace.texts], dtype=np.bool_)
     rows = np.flatnonzero(matches[trace.name])
     return rows[np.argsort(trace.start_ns[rows], kind="stable")]
 
 
 class Message(NamedTuple):
-    """Bytes of the whole group's message and the size of the group; -1 where it is not told."""
+    """Bytes of the message of the whole group, and ranks in the group; -1 where unknown."""
 
     size: int
     group_size: int
 
 
-def message(trace: Trace, carried: int, asked: int | None, operation: str) -> Message:
-    """What a call moved, by the shapes the profiler recorded."""
+def message(trace: Trace, executed: int, issued: int | None, operation: str) -> Message:
+    """Size of a call's message, from the shapes that the profiler recorded."""
     world = trace.world_size or -1
-    mine = _elements(trace, carried)
-    width = _width(trace, carried)
-    if mine < 0 or width < 0:
+    sent = _elements(trace, executed)
+    width = _width(trace, executed)
+    if sent < 0 or width < 0:
         return Message(-1, world)
     if operation == "all-gather":
-        whole, part = (_elements(trace, asked, 0), mine) if asked is not None else (-1, -1)
-        group = whole // part if whole > 0 and part > 0 else world
-        return Message(mine * group * width if group > 0 else -1, group)
-    if operation == "reduce-scatter" and asked is not None:
-        part = _elements(trace, asked, 0)
-        return Message(mine * width, mine // part if part > 0 else world)
-    # The group of an all-reduce cannot be seen in its shapes.
-    return Message(mine * width, -1)
+        gathered = _elements(trace, issued, 0) if issued is not None else -1
+        group = gathered // sent if gathered > 0 and sent > 0 else world
+        return Message(sent * group * width if group > 0 else -1, group)
+    if operation == "reduce-scatter" and issued is not None:
+        shard = _elements(trace, issued, 0)
+        return Message(sent * width, sent // shard if shard > 0 else world)
+    # The shapes of an all-reduce do not show its group.
+    return Message(sent * width, -1)
 
 
 def _elements(trace: Trace, row: int, argument: int = 0) -> int:
     try:
         dims = msgspec.json.decode(trace.shapes[row])[argument]
-        while dims and isinstance(dims[0], list):  # a list of tensors: the first is all there is
+        while dims and isinstance(dims[0], list):  # a list of tensors has one member
             dims = dims[0]
         return math.prod(int(size) for size in dims)
     except (KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError):
@@ -126,5 +128,5 @@ def _width(trace: Trace, row: int) -> int:
 
 
 def width_of(dtype: Any) -> int:
-    """Bytes of one element; -1 for a type nobody knows."""
+    """Bytes per element; -1 for an unknown type."""
     return BYTES.get(str(dtype).removeprefix("c10::").lower(), -1)

@@ -1,4 +1,4 @@
-"""How fast matrix products ran: their work by the shapes of their inputs, their time by kernels."""
+"""Matmul throughput: FLOPs from recorded input shapes, time from kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DTYPES: dict[str, DType] = {"float": "fp32", "c10::bfloat16": "bf16", "c10::hal
 
 
 class Matmul(NamedTuple):
-    """All products of one type of numbers."""
+    """All matmuls of one dtype."""
 
     dtype: DType
     calls: int
@@ -31,10 +31,10 @@ class Matmul(NamedTuple):
 
 
 def matmul_of(trace: Trace, timeline: Timeline, span: tuple[int, int]) -> Matmul | None:
-    """The products that took most of the time; None where shapes were not recorded."""
+    """The matmuls of the dtype that takes most time; None where shapes were not recorded."""
     wanted = np.isin(trace.name, [trace.code(name) for name in MATMULS])
     rows = np.flatnonzero(wanted)
-    work = {row: found for row in rows.tolist() if (found := _work(trace, row)) is not None}
+    work = {row: one for row in rows.tolist() if (one := _work(trace, row)) is not None}
     if not work:
         return None
     rows = np.asarray(list(work), dtype=np.int64)
@@ -55,11 +55,11 @@ def matmul_of(trace: Trace, timeline: Timeline, span: tuple[int, int]) -> Matmul
 
 
 def _work(trace: Trace, row: int) -> tuple[DType, float] | None:
-    """Two operations for each product of numbers."""
+    """Dtype and FLOPs of one matmul: 2 × m × n × k; None where its shapes are unknown."""
     try:
         dims = msgspec.json.decode(trace.shapes[row])
         types = msgspec.json.decode(trace.types[row])
-        # Of addmm and baddbmm the first input is added.
+        # The first input of addmm and baddbmm is the bias.
         first = 1 if "add" in trace.texts[trace.name[row]] else 0
         one, other = dims[first], dims[first + 1]
         if len(one) < 2 or len(other) < 2 or one[-1] != other[-2]:
@@ -70,10 +70,7 @@ def _work(trace: Trace, row: int) -> tuple[DType, float] | None:
 
 
 def _times(trace: Trace, timeline: Timeline, rows: Ints, span: tuple[int, int]) -> Ints:
-    """Nanoseconds of each operation: of the kernels launched in it, or on a CPU its own.
-
-    Only what runs inside `span`; the host is often far ahead of it.
-    """
+    """Nanoseconds of each operation inside `span`: of its kernels, or on a CPU of itself."""
     inside = (trace.start_ns >= span[0]) & (trace.start_ns < span[1])
     if not on_device(trace).any():
         return np.where(inside[rows], trace.end_ns[rows] - trace.start_ns[rows], 0)
@@ -81,11 +78,11 @@ def _times(trace: Trace, timeline: Timeline, rows: Ints, span: tuple[int, int]) 
     launch = launch_rows(trace, kernels)
     usable = (launch >= 0) & timeline.of_kind("compute") & inside[kernels]
     kernels, launch = kernels[usable], launch[usable]
-    place = np.searchsorted(trace.start_ns[rows], trace.start_ns[launch], side="right") - 1
-    # Products do not nest, so that the last one begun is the only one a launch can lie in.
-    owner = rows[np.maximum(place, 0)]
-    mine = (place >= 0) & (trace.start_ns[launch] < trace.end_ns[owner])
+    index = np.searchsorted(trace.start_ns[rows], trace.start_ns[launch], side="right") - 1
+    # Matmuls do not nest: a launch can only lie in the one that started last.
+    owner = rows[np.maximum(index, 0)]
+    mine = (index >= 0) & (trace.start_ns[launch] < trace.end_ns[owner])
     mine &= trace.thread[launch] == trace.thread[owner]
-    lasted = (trace.end_ns[kernels] - trace.start_ns[kernels]).astype(np.float64)
-    sums = np.bincount(place[mine], weights=lasted[mine], minlength=len(rows))
+    durations = (trace.end_ns[kernels] - trace.start_ns[kernels]).astype(np.float64)
+    sums = np.bincount(index[mine], weights=durations[mine], minlength=len(rows))
     return sums.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Micro-batches of a step, those that reduce gradients told from those that only add them up."""
+"""Micro-batches by kind: those that reduce gradients, and those that only accumulate them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shardwise.observe.file.trace import Trace
 from shardwise.observe.rank.calls import Calls
 from shardwise.observe.rank.classify import named
 from shardwise.observe.rank.exposure import Exposed
-from shardwise.observe.rank.units import ROOT, SCATTER, Place, notes_of
+from shardwise.observe.rank.units import ROOT, SCATTER, Purpose, annotations_of
 
 _LABEL = re.compile(r"^shardwise::micro_batch \((no )?sync\)")
 _REDUCING = ("reduce-scatter", "all-reduce")
 
 
 class MicroBatches(NamedTuple):
-    """All micro-batches of one kind, over the whole trace."""
+    """All micro-batches of one kind in the trace."""
 
     reduces: bool
     number: int
@@ -30,31 +30,31 @@ class MicroBatches(NamedTuple):
 
 
 def micro_batches_of(
-    trace: Trace, calls: Calls, exposed: Exposed, places: list[Place]
+    trace: Trace, calls: Calls, exposed: Exposed, purposes: list[Purpose]
 ) -> list[MicroBatches]:
-    """Both kinds, where a trace has both; a call belongs to the micro-batch that asked for it."""
-    windows = _labelled(trace) or _by_root(trace, calls, places)
-    alone = exposed.per_call(len(calls))
+    """Both kinds if a trace has both, else empty; calls count where they were issued."""
+    windows = _labelled(trace) or _by_root(trace, calls, purposes)
+    exposed_ns = exposed.per_call(len(calls))
     gathers = np.asarray([op == "all-gather" for op in calls.operation], dtype=np.bool_)
     reductions = np.asarray([op in _REDUCING for op in calls.operation], dtype=np.bool_)
-    found = []
+    kinds = []
     for reduces in (False, True):
         mine = np.zeros(len(calls), dtype=np.bool_)
         of_kind = [window for window in windows if window[2] == reduces]
         for begin, end, _ in of_kind:
-            mine |= (calls.asked_ns >= begin) & (calls.asked_ns < end)
+            mine |= (calls.issued_ns >= begin) & (calls.issued_ns < end)
         if of_kind:
-            found.append(
+            kinds.append(
                 MicroBatches(
                     reduces=reduces,
                     number=len(of_kind),
                     gathers=int((mine & gathers).sum()),
                     reductions=int((mine & reductions).sum()),
-                    communication_ns=int(calls.lasted_ns[mine].sum()),
-                    exposed_ns=int(alone[mine].sum()),
+                    communication_ns=int(calls.duration_ns[mine].sum()),
+                    exposed_ns=int(exposed_ns[mine].sum()),
                 )
             )
-    return found if len(found) > 1 else []
+    return kinds if len(kinds) > 1 else []
 
 
 def _labelled(trace: Trace) -> list[tuple[int, int, bool]]:
@@ -66,12 +66,14 @@ def _labelled(trace: Trace) -> list[tuple[int, int, bool]]:
     ]  # fmt: skip
 
 
-def _by_root(trace: Trace, calls: Calls, places: list[Place]) -> list[tuple[int, int, bool]]:
-    """From one forward of the root to the next; one that reduces a unit's gradients reduces."""
-    starts = [n.start_ns for n in notes_of(trace) if n.what == "pre_forward" and n.unit == ROOT]
+def _by_root(trace: Trace, calls: Calls, purposes: list[Purpose]) -> list[tuple[int, int, bool]]:
+    """Windows from one forward of the root to the next, and whether gradients are reduced there."""
+    starts = [
+        n.start_ns for n in annotations_of(trace) if n.what == "pre_forward" and n.unit == ROOT
+    ]
     scatters = np.asarray(
-        [asked for asked, place in zip(calls.asked_ns.tolist(), places, strict=True)
-         if place.role == SCATTER], dtype=np.int64
+        [issued for issued, purpose in zip(calls.issued_ns.tolist(), purposes, strict=True)
+         if purpose.role == SCATTER], dtype=np.int64
     )  # fmt: skip
     edges = [*starts, int(trace.end_ns.max())]
     return [

@@ -1,7 +1,7 @@
-"""How much slower compute runs while communication does: both want the same memory and units.
+"""Slowdown of compute while communication runs: both share memory bandwidth and SMs.
 
-Kernels of one name are compared with themselves, beside a collective and alone. Names whose runs
-differ among themselves, because one name serves several sizes, say nothing and are left out.
+Kernels are compared by name, with and without a collective at the same time. Names whose durations
+vary, because one name serves several sizes, are left out.
 """
 
 from __future__ import annotations
@@ -10,45 +10,45 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.timeline.intervals import length_until
+from shardwise.timeline.intervals import length_before
 from shardwise.timeline.spans import Timeline
 
-# Runs of a name may differ this much, as a share of their mean.
-_ALIKE = 0.1
-_LEAST_RUNS, _LEAST_KERNELS = 5, 30
+# Largest standard deviation of the durations of one name, as a share of their mean.
+_MAX_SPREAD = 0.1
+_MIN_RUNS, _MIN_KERNELS = 5, 30
 
 
 class Slowdown(NamedTuple):
-    """`ratio` is time beside communication over time alone, for the same kernels."""
+    """`ratio` is the time of kernels during communication over their time without it."""
 
     ratio: float
-    # What it was measured on: kernels beside communication, and their time.
+    # Sample: kernels that ran during communication, and their time.
     kernels: int
     time_ns: int
 
 
 def slowdown_of(timeline: Timeline) -> Slowdown | None:
-    """None where no name ran often enough both ways."""
+    """Measure the slowdown; None where no kernel ran often enough both ways."""
     computing = np.flatnonzero(timeline.of_kind("compute"))
     moving = timeline.covered("communication")
     start, end = timeline.start_ns[computing], timeline.end_ns[computing]
-    lasted = end - start
-    covered = length_until(moving, end) - length_until(moving, start)
-    beside = (covered >= 0.9 * lasted) & (lasted > 0)
-    alone = (covered == 0) & (lasted > 0)
+    durations = end - start
+    covered = length_before(moving, end) - length_before(moving, start)
+    during = (covered >= 0.9 * durations) & (durations > 0)
+    alone = (covered == 0) & (durations > 0)
     names = timeline.name[computing]
-    beside_ns, alone_ns, count = 0, 0.0, 0
-    for name in np.unique(names[beside]).tolist():
+    during_ns, alone_ns, count = 0, 0.0, 0
+    for name in np.unique(names[during]).tolist():
         mine = names == name
-        lone = lasted[mine & alone]
-        together = lasted[mine & beside]
-        if min(len(lone), len(together)) < _LEAST_RUNS:
+        runs_alone = durations[mine & alone]
+        runs_during = durations[mine & during]
+        if min(len(runs_alone), len(runs_during)) < _MIN_RUNS:
             continue
-        if any(runs.std() > _ALIKE * runs.mean() for runs in (lone, together)):
+        if any(runs.std() > _MAX_SPREAD * runs.mean() for runs in (runs_alone, runs_during)):
             continue
-        beside_ns += int(together.sum())
-        alone_ns += len(together) * float(lone.mean())
-        count += len(together)
-    if count < _LEAST_KERNELS:
+        during_ns += int(runs_during.sum())
+        alone_ns += len(runs_during) * float(runs_alone.mean())
+        count += len(runs_during)
+    if count < _MIN_KERNELS:
         return None
-    return Slowdown(beside_ns / alone_ns, count, beside_ns)
+    return Slowdown(during_ns / alone_ns, count, during_ns)

@@ -1,4 +1,4 @@
-"""What one trace says: where its time went, by step, collective, unit and micro-batch."""
+"""Summary of one rank's trace: time by step, collective, FSDP unit and micro-batch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from shardwise.observe.rank.classify import (
     on_device,
     unrecognised,
 )
-from shardwise.observe.rank.exposure import Exposed, exposed_pieces, free_before
+from shardwise.observe.rank.exposure import Exposed, exposed_pieces, overlappable_before
 from shardwise.observe.rank.host import Host, host_of
 from shardwise.observe.rank.matmul import Matmul, matmul_of
 from shardwise.observe.rank.micro_batches import MicroBatches, micro_batches_of
 from shardwise.observe.rank.slowdown import Slowdown, slowdown_of
-from shardwise.observe.rank.units import Place, UnitTime, places_of, unit_times
+from shardwise.observe.rank.units import Purpose, UnitTime, purposes_of, unit_times
 from shardwise.observe.rules import Rules
 from shardwise.spec.record import SpecError
 from shardwise.timeline.breakdown import Breakdown, breakdown
@@ -29,77 +29,85 @@ from shardwise.timeline.spans import Timeline
 
 
 class RankSummary(NamedTuple):
-    """One trace. Figures are of a device, or of the threads of a process on a CPU."""
+    """One rank: figures of its device, or of the threads of its process on a CPU.
+
+    `collectives` and `units` are sums over the profiled steps; divide them with `per_step`.
+    """
 
     path: Path
     rank: int | None
     world_size: int | None
     on_cpu: bool
-    # The whole trace, and the part from the first profiled step to the last.
-    whole: Breakdown
+    full_trace: Breakdown
+    # From the first profiled step to the last; the full trace where no step is marked.
     span: tuple[int, int]
-    inside: Breakdown
-    # Profiled steps, where they were marked: from when to when, and what they consist of.
+    profiled: Breakdown
+    # Start and end of each marked step, and its breakdown.
     windows: list[tuple[int, int]]
     steps: list[Breakdown]
     calls: Calls
     exposed: Exposed
-    # Of each call: compute that ran right before it while no collective did.
-    free_ns: Ints
-    # Of each call: the FSDP unit it serves.
-    places: list[Place]
+    # Per call: compute right before it, while no collective ran, that could have hidden it.
+    overlappable_ns: Ints
+    # Per call: the FSDP unit it serves.
+    purposes: list[Purpose]
     collectives: list[CollectiveTime]
-    # Empty where FSDP2 left no annotations.
+    # Empty without FSDP2 annotations.
     units: list[UnitTime]
-    # Empty where all are of one kind.
+    # Empty if all are of one kind.
     micro_batches: list[MicroBatches]
     host: Host
     matmul: Matmul | None
     slowdown: Slowdown | None
     problems: list[str]
-    # Only where asked for: it is larger than all the rest.
+    # None unless requested: it is larger than everything else.
     timeline: Timeline | None
 
     @property
     def name(self) -> str:
         return f"rank {self.rank}" if self.rank is not None else self.path.name
 
-    def per_step(self, nanoseconds: float) -> float:
-        return nanoseconds / max(1, len(self.steps))
+    def per_step(self, total: float) -> float:
+        """Average over the profiled steps; the total itself where no step is marked."""
+        return total / max(1, len(self.steps))
 
 
 def summarise_rank(
     path: Path, rules: Rules | None = None, *, timeline: bool = False, cache: Path | None = None
 ) -> RankSummary:
-    """Read one trace."""
+    """Read and summarise one trace; `timeline` keeps its timeline, `cache` is a Parquet folder."""
     trace = cached_trace(path, cache)
     on_cpu = not on_device(trace).any()
     lanes = host_timeline(trace) if on_cpu else device_timeline(trace, rules)
     if not len(lanes):
-        raise SpecError(f"trace: nothing in {trace.path} tells what a device or thread did")
+        raise SpecError(
+            f"trace: {trace.path} has no GPU kernels and no CPU operations; profile with "
+            "ProfilerActivity.CPU and ProfilerActivity.CUDA"
+        )
     windows = _steps(trace, lanes)
     span = (windows[0][0], max(end for _, end in windows)) if windows else lanes.window
     calls = calls_of(trace, lanes)
     compute = lanes.covered("compute")
     exposed = exposed_pieces(calls, compute, span)
-    places = places_of(trace, calls)
+    exposed_ns = exposed.per_call(len(calls))
+    purposes = purposes_of(trace, calls)
     return RankSummary(
         path=trace.path,
         rank=trace.rank,
         world_size=trace.world_size,
         on_cpu=on_cpu,
-        whole=breakdown(lanes),
+        full_trace=breakdown(lanes),
         span=span,
-        inside=breakdown(lanes, span),
+        profiled=breakdown(lanes, span),
         windows=windows,
         steps=[breakdown(lanes, window) for window in windows],
         calls=calls,
         exposed=exposed,
-        free_ns=free_before(calls, compute),
-        places=places,
-        collectives=by_operation(calls, compute),
-        units=unit_times(trace, lanes, calls, places),
-        micro_batches=micro_batches_of(trace, calls, exposed, places),
+        overlappable_ns=overlappable_before(calls, compute),
+        purposes=purposes,
+        collectives=by_operation(calls, exposed_ns, span),
+        units=unit_times(trace, lanes, calls, purposes, exposed_ns, span),
+        micro_batches=micro_batches_of(trace, calls, exposed, purposes),
         host=host_of(trace, lanes, span, windows),
         matmul=matmul_of(trace, lanes, span),
         slowdown=slowdown_of(lanes),
@@ -112,20 +120,20 @@ def _problems(trace: Trace, timeline: Timeline, on_cpu: bool) -> list[str]:
     problems = list(trace.problems)
     world = trace.world_size
     if world is not None and world > 1 and not timeline.of_kind("communication").any():
-        problems.append(f"no communication is in it, though it is of {world} ranks")
+        problems.append(f"no communication was recorded, although the run has {world} ranks")
     unknown = [] if on_cpu else unrecognised(trace, timeline)
     if unknown:
         problems.append(
-            f"{len(unknown)} kinds of kernels run among collectives and count as compute, such as "
-            f"{unknown[0][:40]!r}; --rules can say what they are"
+            f"{len(unknown)} kernel names on communication streams count as compute, for example "
+            f"{unknown[0][:40]!r}; classify them with --rules"
         )
     return problems
 
 
 def _steps(trace: Trace, timeline: Timeline) -> list[tuple[int, int]]:
-    """Windows of the profiled steps: the device's, or the host's where those cover more."""
+    """Start and end of each profiled step: on the device, or on the host if that covers more."""
     begin, end = timeline.window
-    found: list[tuple[int, int]] = []
+    steps: list[tuple[int, int]] = []
     for category in ("gpu_user_annotation", "user_annotation", "Operator"):
         windows = {
             (int(trace.start_ns[row]), int(trace.end_ns[row]))
@@ -133,6 +141,6 @@ def _steps(trace: Trace, timeline: Timeline) -> list[tuple[int, int]]:
             if trace.texts[trace.name[row]].startswith("ProfilerStep")
         }
         inside = sorted((s, e) for s, e in windows if s < end and e > begin and e > s)
-        if sum(e - s for s, e in inside) > 1.1 * sum(e - s for s, e in found):
-            found = inside
-    return found
+        if sum(e - s for s, e in inside) > 1.1 * sum(e - s for s, e in steps):
+            steps = inside
+    return steps

@@ -1,32 +1,37 @@
-"""Time by FSDP unit, from the annotations FSDP2 leaves in a trace.
+"""Time by FSDP unit, from the annotations that FSDP2 writes into a trace.
 
-A collective belongs to the unit whose annotation encloses its launch: on a GPU the launch that has
-the kernel's correlation, on a CPU the operation of torch.distributed in the same place of the
-order. A unit computes between the end of its `pre_` and the beginning of its `post_` annotations.
+A collective belongs to the unit whose annotation encloses its launch: on a GPU the launch with the
+kernel's correlation id, on a CPU the torch.distributed operation that issued it. A unit computes
+between the end of its `pre_` annotation and the start of its `post_` annotation; what nested units
+do in between is theirs, so that no time counts twice.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from shardwise.observe.file.trace import Ints, Trace
+from shardwise.observe.file.trace import Bools, Ints, Trace
 from shardwise.observe.rank.calls import Calls, launch_rows
 from shardwise.observe.rank.classify import on_device
-from shardwise.timeline.intervals import Intervals, shared, union
-from shardwise.timeline.spans import KINDS, Kind, Timeline
+from shardwise.observe.rank.flatten_nested import flatten_nested
+from shardwise.timeline.intervals import Intervals, intersection, overlap_length, union
+from shardwise.timeline.spans import Timeline
 
 ROOT = "root"
 GATHER_FORWARD, GATHER_BACKWARD, SCATTER = "gather forward", "gather backward", "scatter"
 _COPYING = ("all_gather", "all_gather_copy_out", "post_backward_reduce")
+_CLOSED_BY = {"pre_forward": "post_forward", "pre_backward": "post_backward_accumulate"}
 _ANNOTATION = re.compile(r"FSDP::(?P<what>\w+)(?: \((?P<unit>.*)\)| for (?P<target>.*))?$")
 
+Work = Literal["forward", "backward", "copy"]
 
-class Note(NamedTuple):
-    """One annotation: what FSDP2 did for which unit."""
+
+class Annotation(NamedTuple):
+    """One FSDP2 annotation: what was done for which unit."""
 
     what: str
     unit: str
@@ -35,25 +40,25 @@ class Note(NamedTuple):
     end_ns: int
 
 
-class Place(NamedTuple):
-    """The unit a collective serves, and as what."""
+class Purpose(NamedTuple):
+    """The unit a collective serves, and its role there."""
 
     unit: str
     role: str
 
 
-NOWHERE = Place("", "")
+NO_PURPOSE = Purpose("", "")
 
 
 class UnitTime(NamedTuple):
-    """Nanoseconds of one unit over the whole trace; `exposed` has no compute beside it."""
+    """Nanoseconds of one unit, summed over the profiled steps; `exposed`: no compute meanwhile."""
 
     unit: str
     gathers: int
     scatters: int
     forward_ns: int
     backward_ns: int
-    # Packing and unpacking; on a device part of compute.
+    # Packing and unpacking around collectives; on a GPU these are compute kernels.
     copy_ns: int
     gather_forward_ns: int
     gather_forward_exposed_ns: int
@@ -63,8 +68,8 @@ class UnitTime(NamedTuple):
     scatter_exposed_ns: int
 
 
-def notes_of(trace: Trace) -> list[Note]:
-    """FSDP2's annotations in the order they began."""
+def annotations_of(trace: Trace) -> list[Annotation]:
+    """FSDP2's annotations, ordered by start."""
     parsed = {}
     for code, text in enumerate(trace.texts):
         match = _ANNOTATION.match(text)
@@ -75,30 +80,37 @@ def notes_of(trace: Trace) -> list[Note]:
     rows = np.flatnonzero(np.isin(trace.name, list(parsed)) & trace.in_category("user_annotation"))
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     return [
-        Note(*parsed[int(trace.name[row])], int(trace.thread[row]), int(trace.start_ns[row]),
-             int(trace.end_ns[row]))
+        Annotation(*parsed[int(trace.name[row])], int(trace.thread[row]), int(trace.start_ns[row]),
+                   int(trace.end_ns[row]))
         for row in rows.tolist()
     ]  # fmt: skip
 
 
 def unit_times(
-    trace: Trace, timeline: Timeline, calls: Calls, places: list[Place]
+    trace: Trace,
+    timeline: Timeline,
+    calls: Calls,
+    purposes: list[Purpose],
+    exposed_ns: Ints,
+    span: tuple[int, int],
 ) -> list[UnitTime]:
-    """A row per unit in the order of the forward; empty where FSDP2 left no annotations."""
-    notes = notes_of(trace)
-    compute = timeline.covered("compute")
-    found: dict[Place, list[int]] = {}
-    for index, place in enumerate(places):
-        found.setdefault(place, []).append(index)
-    names = list(dict.fromkeys(note.unit for note in notes if note.what == "pre_forward"))
+    """Time per unit inside `span`, in forward order; empty without FSDP2 annotations.
+
+    `exposed_ns` has a value per call. Every exposed instant belongs to one call, so that units sum
+    to the exposed communication of the rank.
+    """
+    annotations = annotations_of(trace)
+    profiled, durations = calls.inside(span)
+    calls_of: dict[Purpose, list[int]] = {}
+    for index in np.flatnonzero(profiled).tolist():
+        calls_of.setdefault(purposes[index], []).append(index)
+    names = list(dict.fromkeys(note.unit for note in annotations if note.what == "pre_forward"))
+    work = _work_of_units(trace, timeline, annotations, span)
 
     def spent(unit: str, role: str) -> tuple[int, int, int]:
-        mine = found.get(Place(unit, role), [])
-        covered = union(calls.start_ns[mine], calls.end_ns[mine])
-        exposed = covered.length - shared(covered, compute)
-        return len(mine), int(calls.lasted_ns[mine].sum()), exposed
+        mine = calls_of.get(Purpose(unit, role), [])
+        return len(mine), int(durations[mine].sum()), int(exposed_ns[mine].sum())
 
-    work = _Work(trace, timeline, notes, compute)
     times = []
     for unit in names:
         forward_calls, forward, forward_exposed = spent(unit, GATHER_FORWARD)
@@ -109,9 +121,9 @@ def unit_times(
                 unit=unit,
                 gathers=forward_calls + backward_calls,
                 scatters=scatters,
-                forward_ns=work.computed(unit, "forward"),
-                backward_ns=work.computed(unit, "backward"),
-                copy_ns=work.copied(unit),
+                forward_ns=work.get((unit, "forward"), 0),
+                backward_ns=work.get((unit, "backward"), 0),
+                copy_ns=work.get((unit, "copy"), 0),
                 gather_forward_ns=forward,
                 gather_forward_exposed_ns=forward_exposed,
                 gather_backward_ns=backward,
@@ -124,11 +136,11 @@ def unit_times(
 
 
 class _Nesting:
-    """Annotations of each thread with the one around each, so that a moment finds all around it."""
+    """Annotations per thread with the index of the enclosing one, to look up a moment quickly."""
 
-    def __init__(self, notes: list[Note]) -> None:
-        self._threads: dict[int, tuple[list[int], list[Note], list[int]]] = {}
-        for note in notes:
+    def __init__(self, annotations: list[Annotation]) -> None:
+        self._threads: dict[int, tuple[list[int], list[Annotation], list[int]]] = {}
+        for note in annotations:
             starts, mine, parents = self._threads.setdefault(note.thread, ([], [], []))
             parent = len(mine) - 1
             while parent >= 0 and mine[parent].end_ns <= note.start_ns:
@@ -137,93 +149,111 @@ class _Nesting:
             mine.append(note)
             parents.append(parent)
 
-    def around(self, thread: int, moment: int) -> list[Note]:
-        """The innermost first."""
-        starts, notes, parents = self._threads.get(thread, ([], [], []))
-        index = bisect_right(starts, moment) - 1
-        found = []
+    def enclosing(self, thread: int, time_ns: int) -> list[Annotation]:
+        """Annotations open on a thread at a time, the innermost first."""
+        starts, annotations, parents = self._threads.get(thread, ([], [], []))
+        index = bisect_right(starts, time_ns) - 1
+        enclosing = []
         while index >= 0:
-            if notes[index].end_ns >= moment:
-                found.append(notes[index])
+            if annotations[index].end_ns >= time_ns:
+                enclosing.append(annotations[index])
             index = parents[index]
-        return found
+        return enclosing
 
 
-def places_of(trace: Trace, calls: Calls) -> list[Place]:
-    """The unit each call was launched for, and as what."""
-    nesting = _Nesting(notes_of(trace))
-    # Equal places are one object: there are as many as calls, on each of a thousand ranks.
-    known: dict[Place, Place] = {}
+def purposes_of(trace: Trace, calls: Calls) -> list[Purpose]:
+    """The unit each call was issued for, and its role there."""
+    nesting = _Nesting(annotations_of(trace))
+    # Equal purposes share one object: there is one per call, on each of up to a thousand ranks.
+    known: dict[Purpose, Purpose] = {}
     return [
-        known.setdefault(place := _place(nesting, thread, asked), place)
-        for thread, asked in zip(calls.asked_thread.tolist(), calls.asked_ns.tolist(), strict=True)
+        known.setdefault(purpose := _purpose(nesting, thread, issued), purpose)
+        for thread, issued in zip(
+            calls.issued_thread.tolist(), calls.issued_ns.tolist(), strict=True
+        )
     ]
 
 
-def _place(nesting: _Nesting, thread: int, asked_ns: int) -> Place:
-    around = nesting.around(thread, asked_ns)
-    for note in around:
+def _purpose(nesting: _Nesting, thread: int, issued_ns: int) -> Purpose:
+    enclosing = nesting.enclosing(thread, issued_ns)
+    for note in enclosing:
         if note.what == "post_backward_reduce":
-            return Place(note.unit, SCATTER)
+            return Purpose(note.unit, SCATTER)
         if note.what == "all_gather":
-            backward = any(n.what in ("pre_backward", "backward_prefetch") for n in around)
-            return Place(note.unit, GATHER_BACKWARD if backward else GATHER_FORWARD)
-    return NOWHERE
+            backward = any(n.what in ("pre_backward", "backward_prefetch") for n in enclosing)
+            return Purpose(note.unit, GATHER_BACKWARD if backward else GATHER_FORWARD)
+    return NO_PURPOSE
 
 
-class _Work:
-    """Compute and copies of units: on a device what was launched in their notes, on a CPU what ran.
+class _Window(NamedTuple):
+    """A period of the host; work is None where a period belongs to FSDP2's own bookkeeping."""
 
-    The root is open around all others, so that its own compute cannot be told from theirs.
+    start_ns: int
+    end_ns: int
+    unit: str
+    work: Work | None
+
+
+def _work_of_units(
+    trace: Trace, timeline: Timeline, annotations: list[Annotation], span: tuple[int, int]
+) -> dict[tuple[str, Work], int]:
+    """Nanoseconds of compute and copies by unit, inside `span`.
+
+    On a GPU the kernels launched in a unit's periods, on a CPU what ran in them.
     """
+    periods = _periods(annotations)
+    if not periods:
+        return {}
+    full_span = Intervals(*(np.asarray([edge], dtype=np.int64) for edge in span))
+    rows = np.flatnonzero(on_device(trace))
+    if not len(rows):
+        covered = {kind: intersection(timeline.covered(kind), full_span)
+                   for kind in ("compute", "copy")}  # fmt: skip
+        return {
+            (unit, work): overlap_length(period, covered["copy" if work == "copy" else "compute"])
+            for (unit, work), period in periods.items()
+        }
+    start, end = np.clip(timeline.start_ns, *span), np.clip(timeline.end_ns, *span)
+    launch = launch_rows(trace, rows)
+    launched = np.where(launch >= 0, trace.start_ns[launch], -1)
+    # Sorted once: with hundreds of units none may scan all rows.
+    order = np.argsort(launched, kind="stable")
+    launched = launched[order]
+    compute: Bools = timeline.of_kind("compute")
+    # A GPU packs and unpacks with compute kernels.
+    either: Bools = compute | timeline.of_kind("copy")
+    times = {}
+    for (unit, work), period in periods.items():
+        edges = np.searchsorted(launched, np.stack([period.start, period.end]))
+        mine = np.concatenate([order[first:last] for first, last in edges.T.tolist()])
+        mine = mine[(either if work == "copy" else compute)[mine]]
+        times[unit, work] = union(start[mine], end[mine]).length
+    return times
 
-    def __init__(
-        self, trace: Trace, timeline: Timeline, notes: list[Note], compute: Intervals
-    ) -> None:
-        self._timeline = timeline
-        self._notes: dict[str, list[Note]] = {}
-        for note in notes:
-            self._notes.setdefault(note.unit, []).append(note)
-        rows = np.flatnonzero(on_device(trace))
-        # On a device: when each row was launched, and rows in that order. There may be hundreds of
-        # units, so that none may look at all rows.
-        self._launched: Ints | None = None
-        if len(rows):
-            launch = launch_rows(trace, rows)
-            launched = np.where(launch >= 0, trace.start_ns[launch], -1)
-            self._order = np.argsort(launched, kind="stable")
-            self._launched = launched[self._order]
-        self._covered = {"compute": compute, "copy": timeline.covered("copy")}
 
-    def computed(self, unit: str, phase: str) -> int:
-        """Nanoseconds between the notes that open and close a unit's phase."""
-        if unit == ROOT:
-            return 0
-        closing = "post_forward" if phase == "forward" else "post_backward_accumulate"
-        windows = []
-        opened: Note | None = None
-        for note in self._notes[unit]:
-            if note.what == f"pre_{phase}":
-                opened = note
-            elif note.what == closing and opened is not None:
-                windows.append((opened.end_ns, note.start_ns))
-                opened = None
-        return self._spent(windows, ("compute",))
-
-    def copied(self, unit: str) -> int:
-        """Nanoseconds of packing and unpacking around a unit's collectives."""
-        windows = [(n.start_ns, n.end_ns) for n in self._notes[unit] if n.what in _COPYING]
-        # A device packs with kernels; a CPU's operations of this kind are known by their names.
-        kinds: tuple[Kind, ...] = ("copy",) if self._launched is None else ("copy", "compute")
-        return self._spent(windows, kinds)
-
-    def _spent(self, windows: list[tuple[int, int]], kinds: tuple[Kind, ...]) -> int:
-        inside = union(*(np.asarray([w[i] for w in windows], dtype=np.int64) for i in (0, 1)))
-        if self._launched is None:
-            (kind,) = kinds
-            return shared(inside, self._covered[kind])
-        edges = np.searchsorted(self._launched, np.stack([inside.start, inside.end]))
-        there = [self._order[a:b] for a, b in edges.T.tolist()]
-        mine = np.concatenate([np.empty(0, dtype=np.int64), *there])
-        mine = mine[np.isin(self._timeline.kind[mine], [KINDS.index(kind) for kind in kinds])]
-        return union(self._timeline.start_ns[mine], self._timeline.end_ns[mine]).length
+def _periods(annotations: list[Annotation]) -> dict[tuple[str, Work], Intervals]:
+    """Periods of the host by unit and work; nested ones are cut out of those around them."""
+    windows = []
+    opened: dict[tuple[str, str], Annotation] = {}
+    for note in annotations:
+        work: Work | None = "copy" if note.what in _COPYING else None
+        windows.append(_Window(note.start_ns, note.end_ns, note.unit, work))
+        if note.what in _CLOSED_BY:
+            opened[note.unit, _CLOSED_BY[note.what]] = note
+        before = opened.pop((note.unit, note.what), None)
+        if before is not None:
+            phase: Work = "forward" if before.what == "pre_forward" else "backward"
+            windows.append(_Window(before.end_ns, note.start_ns, note.unit, phase))
+    if not windows:
+        return {}
+    start = np.asarray([window.start_ns for window in windows], dtype=np.int64)
+    end = np.asarray([window.end_ns for window in windows], dtype=np.int64)
+    one_thread = np.zeros(len(windows), dtype=np.int32)
+    no_kind = np.full(len(windows), -1, dtype=np.int8)
+    pieces = flatten_nested(start, end, one_thread, one_thread, no_kind)
+    rows: dict[tuple[str, Work], list[int]] = {}
+    for row, owner in enumerate(pieces.owner.tolist()):
+        window = windows[owner]
+        if window.work is not None:
+            rows.setdefault((window.unit, window.work), []).append(row)
+    return {key: union(pieces.start[mine], pieces.end[mine]) for key, mine in rows.items()}

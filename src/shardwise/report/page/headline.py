@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from shardwise.observe.why.verdict import sentence
 from shardwise.report.memory_words import memory_words, profile_memory_words
 from shardwise.report.page.bars import badge
 from shardwise.report.page.markup import Markup, element
@@ -14,6 +13,7 @@ from shardwise.report.page.subject import Subject
 from shardwise.report.page.sweeps import best_by_value
 from shardwise.report.plan import nearest_words
 from shardwise.report.strategy import configuration_words, run_words
+from shardwise.report.verdicts import explain, health_words
 from shardwise.report.words import VERDICTS
 from shardwise.spec.catalogue import coefficient
 from shardwise.spec.quantity import show_count, show_gb, show_gib, show_seconds
@@ -136,16 +136,12 @@ def _why_slow(one: Subject) -> Headline:
     # What is wrong with a trace is wrong with all that follows.
     broken = [f"{r.path.name}: {told}." for r in traced.summary.ranks for told in r.problems]
     rest = [*broken[:_MOST_PROBLEMS], *against_in_words(one)]
-    if health.healthy:
-        said = f"Healthy: {health.compute:.1%} of the time computes (measured)."
-        return Headline(said, rest, "good")
     if not traced.verdicts:
-        said = f"{health.compute:.1%} of the time computes; no single cause (measured)."
-        return Headline(said, rest, "fair")
-    first = traced.verdicts[0]
-    share = first.saves_ns / health.step_ns
-    told = [f"{sentence(first.evidence)} (measured).", f"To change: {first.change}.", *rest]
-    return Headline(f"{first.statement} ({share:.0%}, measured).", told, "fair")
+        tone = "good" if health.healthy else "fair"
+        return Headline(f"{health_words(health)} (measured)", rest, tone)
+    first = explain(traced.verdicts[0], health)
+    told = [f"{first.evidence} (measured)", f"Suggested fix: {first.fix}", *rest]
+    return Headline(first.result, told, "fair")
 
 
 def _comparison(subjects: Sequence[Subject]) -> Headline:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 from collections.abc import Sequence
 
-from shardwise.observe.why.verdict import sentence
 from shardwise.report.page.against import against_section
 from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.headline import about, headline, tiles
@@ -19,6 +18,7 @@ from shardwise.report.page.sweeps import sweep_section
 from shardwise.report.page.time import time_section
 from shardwise.report.page.timeline import timeline_section
 from shardwise.report.page.units import units_section
+from shardwise.report.verdicts import OVERLAPPING, explain
 from shardwise.spec.quantity import show_whole
 from shardwise.version import __version__
 
@@ -126,19 +126,16 @@ def _causes(subjects: Sequence[Subject]) -> Markup | None:
     for one in subjects:
         if one.traced is None or not one.traced.verdicts:
             continue
+        worded = [explain(verdict, one.traced.health) for verdict in one.traced.verdicts]
         items = [
-            element(
-                "li",
-                element("b", f"{v.statement} ({v.saves_ns / one.traced.health.step_ns:.1%})."),
-                f" {sentence(v.evidence)}. To change: {v.change}.",
-            )
-            for v in one.traced.verdicts
+            element("li", element("b", v.result), f" {v.evidence} Suggested fix: {v.fix}")
+            for v in worded
         ]
         name = element("h3", one.name) if len(subjects) > 1 else None
         parts.append(fragment(name, element("ol", items, class_="reasons")))
     if not parts:
         return None
-    lead = "Measured, the largest first. What one of them would save, another cannot save again."
+    lead = f"Measured, the largest first. {OVERLAPPING}"
     return fragment(element("p", lead), parts)
 
 

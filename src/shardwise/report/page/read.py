@@ -9,13 +9,13 @@ from statistics import median
 from typing import Any
 
 from shardwise.api import describe_run, estimate_run, plan_run, replay_run, start_command
+from shardwise.observe.diagnosis.communication import transfers_of
+from shardwise.observe.diagnosis.stalls import stalls_of
+from shardwise.observe.diagnosis.verdict import mean
+from shardwise.observe.diagnosis.verdicts import health_of, verdicts_of
 from shardwise.observe.rules import Rules
 from shardwise.observe.run_folder import TRACES, profiled_moments, traces_in
 from shardwise.observe.summary import Summary, summarise
-from shardwise.observe.why.communication import transfers_of
-from shardwise.observe.why.losses import losses_of
-from shardwise.observe.why.verdict import mean
-from shardwise.observe.why.verdicts import health_of, verdicts_of
 from shardwise.planning.plan import Plan
 from shardwise.report.page.subject import Subject, Traced
 from shardwise.spec.cluster import ClusterSpec
@@ -301,8 +301,8 @@ def _waiting(summary: Summary, rules: Rules) -> float | None:
     if summary.joined is None:
         return None
     pairs = zip(summary.ranks, transfers_of(summary), strict=True)
-    lost = [(rank, losses_of(rank, moved, rules.thresholds)) for rank, moved in pairs]
-    return mean([rank.per_step(float(losses.waiting_ns.sum())) for rank, losses in lost])
+    stalls = [(rank, stalls_of(rank, moved, rules.thresholds)) for rank, moved in pairs]
+    return mean([rank.per_step(float(one.waiting_ns.sum())) for rank, one in stalls])
 
 
 # ---- JSON -----------------------------------------------------------------------------------

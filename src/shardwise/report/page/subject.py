@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from shardwise.observe.diagnosis.verdict import Verdict
+from shardwise.observe.diagnosis.verdicts import Health
 from shardwise.observe.summary import Summary
-from shardwise.observe.why.verdict import Verdict
-from shardwise.observe.why.verdicts import Health
 from shardwise.planning.plan import Plan
 from shardwise.spec.run import RunSpec
 from shardwise.step import StepProfile

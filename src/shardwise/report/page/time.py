@@ -1,10 +1,10 @@
-"""Where the time of a step goes, as stacked bars: predicted, simulated and measured."""
+"""Stacked bars of where the time of a step goes: predicted, simulated and measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardwise.observe.why.verdict import mean
+from shardwise.observe.diagnosis.verdict import mean
 from shardwise.report.page.bars import Bar, bars
 from shardwise.report.page.markup import Markup, element, fragment
 from shardwise.report.page.subject import Subject, Traced
@@ -19,12 +19,12 @@ PARTS = {
     "copies": "exposed copies",
     "waiting": "waiting for other ranks",
     "idle": "idle",
-    "step": "step, not taken apart",
+    "step": "step (no breakdown)",
 }
 
 
 def time_section(subjects: Sequence[Subject]) -> Markup | None:
-    """Every step whose time is known, by what it was spent on."""
+    """A bar per step whose time is known, divided into its parts."""
     rows = [bar for subject in subjects for bar in _bars(subject)]
     if not rows:
         return None
@@ -32,14 +32,14 @@ def time_section(subjects: Sequence[Subject]) -> Markup | None:
     return fragment(
         element(
             "p",
-            "One optimizer step. Communication and copies count where nothing computes beside "
-            "them; what is hidden costs nothing here.",
+            "One optimizer step. Only exposed communication and copies are shown: what compute "
+            "hides costs no time.",
         ),
-        bars(rows, PARTS, show_seconds, what="One step by what its time went into"),
+        bars(rows, PARTS, show_seconds, what="Time of one step by part"),
         element(
             "p",
-            "Bars of traces are of the average rank in the profiled steps, which the profiler may "
-            "slow; the measured step beside them was not profiled.",
+            "Bars of traces show the average rank in the profiled steps, which the profiler may "
+            "slow down; the other measured steps were not profiled.",
             class_="fine",
         )
         if traced
@@ -49,7 +49,7 @@ def time_section(subjects: Sequence[Subject]) -> Markup | None:
 
 def _bars(subject: Subject) -> Iterator[Bar]:
     if subject.predicted is not None and subject.predicted.time is not None:
-        yield _told(subject.name, subject.predicted)
+        yield _profile_bar(subject.name, subject.predicted)
     if subject.simulated is not None and subject.traced is not None:
         parts = breakdown(subject.simulated)
         yield Bar(
@@ -63,12 +63,13 @@ def _bars(subject: Subject) -> Iterator[Bar]:
             },
         )
     if subject.measured is not None and subject.measured.time is not None:
-        yield _told(subject.name, subject.measured)
+        yield _profile_bar(subject.name, subject.measured)
     if subject.traced is not None:
         yield _profiled(subject.name, subject.traced)
 
 
-def _told(name: str, profile: StepProfile) -> Bar:
+def _profile_bar(name: str, profile: StepProfile) -> Bar:
+    """The bar of a predicted or measured step."""
     time = profile.time
     assert time is not None
     parts = {
@@ -78,20 +79,22 @@ def _told(name: str, profile: StepProfile) -> Bar:
         "copies": time.exposed_copy_s or 0.0,
     }
     left = time.step_s - sum(parts.values())
-    # Where parts are known, what they leave is idle; where none is, the step is whole.
+    # The rest is idle time if parts are known; otherwise the step has no breakdown.
     parts["idle" if time.compute_s is not None else "step"] = left if left > 1e-9 else 0.0
     between = time.step_s_interval or time.step_s_spread
     remark = ""
     if between:
-        remark = f"({show_seconds(between[0])} to {show_seconds(between[1])})"
+        low, high = (show_seconds(value) for value in between)
+        remark = f"({low} to {high})" if low != high else ""
     return Bar(name, profile.provenance.kind, parts, remark)
 
 
 def _profiled(name: str, traced: Traced) -> Bar:
+    """The bar of traces, averaged over ranks."""
     ranks = traced.summary.ranks
 
     def spent(field: str) -> float:
-        return mean([rank.per_step(getattr(rank.inside, field)) for rank in ranks]) / 1e9
+        return mean([rank.per_step(getattr(rank.profiled, field)) for rank in ranks]) / 1e9
 
     exposed = spent("exposed_communication_ns")
     waiting = min(exposed, (traced.waiting_ns or 0.0) / 1e9)

@@ -1,7 +1,7 @@
-"""Nested events of a thread, flattened: every instant belongs to the innermost one.
+"""Flatten the nested events of a thread: every instant belongs to the innermost event.
 
-Some events claim what happens in them: the copies that a collective's operation makes are part of
-it. A claim passes to everything inside.
+An event may set the kind of everything nested inside it: the copies inside a collective's operation
+belong to the collective.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from shardwise.observe.file.trace import Codes, Ints
 
 
 class Pieces(NamedTuple):
-    """Instants of threads: the event each belongs to, from, to, its thread, and its claim."""
+    """Disjoint periods of threads: the innermost event, start, end, thread and inherited kind."""
 
     owner: Ints
     start: Ints
     end: Ints
     thread: Ints
-    claim: npt.NDArray[np.int8]
+    kind: npt.NDArray[np.int8]
 
 
-def innermost(
-    start: Ints, end: Ints, process: Codes, thread: Codes, claims: npt.NDArray[np.int8]
+def flatten_nested(
+    start: Ints, end: Ints, process: Codes, thread: Codes, kinds: npt.NDArray[np.int8]
 ) -> Pieces:
-    """Take nested events apart. `claims` are -1 where an event claims nothing."""
+    """Split events into disjoint periods. `kinds` is -1 for an event that passes on no kind."""
     _, thread_of = np.unique(np.stack([process, thread], axis=1), axis=0, return_inverse=True)
     thread_of = thread_of.reshape(-1)
     owners: list[int] = []
-    marks: list[int] = []
+    piece_kinds: list[int] = []
     begins: list[int] = []
     ends: list[int] = []
     # Outer events first where several begin together.
     order = np.lexsort((-end, start, thread_of))
-    claimed = claims.tolist()
-    held: list[int] = []
+    own_kinds = kinds.tolist()
+    inherited: list[int] = []
     stack: list[int] = []
     until: list[int] = []
     position = 0
     current = -1
 
     def close(limit: int) -> None:
-        """Let go of everything that ends by `limit`."""
+        """Pop every event that ends by `limit`."""
         nonlocal position
         while stack and until[-1] <= limit:
             last = until.pop()
-            owner, claim = stack.pop(), held.pop()
+            owner, kind = stack.pop(), inherited.pop()
             if last > position:
                 owners.append(owner)
-                marks.append(claim)
+                piece_kinds.append(kind)
                 begins.append(position)
                 ends.append(last)
                 position = last
@@ -66,14 +66,15 @@ def innermost(
         close(begin)
         if stack and begin > position:
             owners.append(stack[-1])
-            marks.append(held[-1])
+            piece_kinds.append(inherited[-1])
             begins.append(position)
             ends.append(begin)
         position = max(position, begin)
         stack.append(index)
-        # The outermost claim holds.
-        held.append(held[-1] if held and held[-1] >= 0 else claimed[index])
-        # A child that outlives its parent by a rounding error is cut.
+        # The outermost kind wins.
+        outer = inherited[-1] if inherited else -1
+        inherited.append(outer if outer >= 0 else own_kinds[index])
+        # Rounding may let a child outlive its parent: cut it.
         until.append(min(stops[index], until[-1]) if until else stops[index])
     close(2**63 - 1)
     owner = np.asarray(owners, dtype=np.int64)
@@ -82,5 +83,5 @@ def innermost(
         np.asarray(begins, dtype=np.int64),
         np.asarray(ends, dtype=np.int64),
         thread_of[owner] if len(owner) else owner,
-        np.asarray(marks, dtype=np.int8),
+        np.asarray(piece_kinds, dtype=np.int8),
     )

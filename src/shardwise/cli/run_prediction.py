@@ -1,4 +1,4 @@
-"""What was predicted of a run whose trace is looked at."""
+"""The prediction for a traced run: simulated step and predicted traffic."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from shardwise.timeline.spans import Timeline
 
 
-class Beside(NamedTuple):
-    """The simulated step of a run, where its time can be known, and its predicted traffic."""
+class RunPrediction(NamedTuple):
+    """Simulated step of a run (None where its time cannot be predicted), and its traffic."""
 
     simulated: Timeline | None
     traffic: tuple[CollectiveProfile, ...]
 
     @classmethod
-    def of(cls, run: Path | None, files: list[Path]) -> Beside | None:
-        """Of the run that was named, or of the one run whose folder was given."""
+    def of(cls, run: Path | None, files: list[Path]) -> RunPrediction | None:
+        """The prediction for `run`, or for the run whose folder is the only one of `files`."""
         from shardwise.api import estimate_run, replay_run
         from shardwise.spec.run import read_run
 
@@ -32,37 +32,40 @@ class Beside(NamedTuple):
         file = run or (folder / "run.toml" if folder else None)
         if file is None:
             return None
-        described = read_run(file)
-        described = described.resolved()
-        kept = (folder or file.parent) / "prediction.json"
-        traffic = (read_profile_file(kept) if folder else estimate_run(described)).traffic
+        described = read_run(file).resolved()
+        saved = (folder or file.parent) / "prediction.json"
+        traffic = (read_profile_file(saved) if folder else estimate_run(described)).traffic
         return cls(replay_run(described), traffic)
 
     def to_dict(self, rank: RankSummary) -> dict[str, Any]:
+        """Simulated against measured as JSON, per step."""
         from shardwise.observe.against import against, traffic_terms
 
-        found = against(self.simulated, rank) if self.simulated is not None else None
-        terms = [*(found.terms if found else []), *traffic_terms(self.traffic, rank)]
-        units = {u.unit: [t._asdict() for t in u.terms] for u in found.units} if found else {}
+        compared = against(self.simulated, rank) if self.simulated is not None else None
+        terms = [*(compared.terms if compared else []), *traffic_terms(self.traffic, rank)]
+        units = {u.unit: [t._asdict() for t in u.terms] for u in compared.units} if compared else {}
         return {"against": {"terms": [t._asdict() for t in terms], "units": units}}
 
     def show(self, rank: RankSummary) -> None:
+        """Print simulated against measured."""
         from shardwise.observe.against import against, traffic_terms
         from shardwise.report.against import print_against
         from shardwise.report.screen import screen
 
-        found = against(self.simulated, rank) if self.simulated is not None else None
-        print_against(screen(), found, traffic_terms(self.traffic, rank), rank.name)
+        compared = against(self.simulated, rank) if self.simulated is not None else None
+        print_against(screen(), compared, traffic_terms(self.traffic, rank), rank.name)
 
     def check(self, path: Path) -> None:
-        """Refuse what cannot be written, before anything is read."""
+        """Refuse a timeline that cannot be written, before any trace is read."""
         if self.simulated is None:
-            raise SpecError("--timeline: the time of this step is not known, so it cannot be drawn")
+            raise SpecError(
+                "--timeline: the step time of this run cannot be predicted; leave --timeline out"
+            )
         if not path.parent.is_dir():
-            raise SpecError(f"--timeline: there is no folder {path.parent}")
+            raise SpecError(f"--timeline: folder {path.parent} does not exist; create it first")
 
     def write(self, rank: RankSummary, rules: Rules, path: Path) -> None:
-        """Both steps in one file; of the measured ones the middle by length."""
+        """Write the simulated step and the measured step of median length into one file."""
         from shardwise.observe.against import side_by_side
         from shardwise.observe.rank.summary import summarise_rank
         from shardwise.timeline.chrome import write_events
@@ -73,4 +76,4 @@ class Beside(NamedTuple):
         windows = sorted(rank.windows or [rank.span], key=lambda w: w[1] - w[0])
         events = side_by_side(self.simulated, measured, windows[len(windows) // 2])
         write_events(path, events, {"kind": "simulated and measured"})
-        typer.echo(f"Both steps are in {path}; ui.perfetto.dev opens it.", err=True)
+        typer.echo(f"Wrote both steps to {path}; open it in ui.perfetto.dev.", err=True)

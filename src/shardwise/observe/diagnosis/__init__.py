@@ -1,0 +1,1 @@
+"""Why a run is slow: every lost nanosecond gets a cause, and causes become verdicts."""

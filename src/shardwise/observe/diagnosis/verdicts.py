@@ -1,0 +1,70 @@
+"""Verdicts on a run: causes of lost time, the largest saving first.
+
+Times are nanoseconds per optimizer step, averaged over the given ranks. Savings overlap: fixing one
+cause can shrink another, so they must not be added.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shardwise.observe.diagnosis import communication, device
+from shardwise.observe.diagnosis.stalls import stalls_of
+from shardwise.observe.diagnosis.verdict import Verdict, mean
+from shardwise.observe.rules import Thresholds
+from shardwise.observe.summary import Summary
+from shardwise.spec.cluster import ClusterSpec
+
+
+class Health(NamedTuple):
+    """One step of the average rank: its length, and shares of it."""
+
+    # Number of marked steps; 0 where the full trace stands for one step.
+    steps: int
+    step_ns: float
+    compute: float
+    idle_ns: float
+    overlap: float | None
+    healthy: bool
+
+
+def health_of(summary: Summary, thresholds: Thresholds) -> Health:
+    """Step time, compute share, idle time and overlap per optimizer step."""
+    ranks = summary.ranks
+    communicating = sum(r.profiled.communication_ns for r in ranks)
+    compute = mean([r.profiled.compute_ns / max(1, r.profiled.window_ns) for r in ranks])
+    overlapped = sum(r.profiled.overlapped_ns for r in ranks)
+    return Health(
+        steps=max(len(r.steps) for r in ranks),
+        step_ns=mean([r.per_step(r.profiled.window_ns) for r in ranks]),
+        compute=compute,
+        idle_ns=mean([r.per_step(r.profiled.idle_ns) for r in ranks]),
+        overlap=overlapped / communicating if communicating else None,
+        healthy=compute >= thresholds.compute,
+    )
+
+
+def verdicts_of(
+    summary: Summary, thresholds: Thresholds | None = None, cluster: ClusterSpec | None = None
+) -> list[Verdict]:
+    """Causes of lost time, the largest saving first; empty for a healthy run."""
+    limits = thresholds or Thresholds()
+    health = health_of(summary, limits)
+    if health.healthy:
+        return []
+    ranks, joined = summary.ranks, summary.joined
+    transfers = communication.transfers_of(summary)
+    stalls = [stalls_of(*pair, limits) for pair in zip(ranks, transfers, strict=True)]
+    verdicts: list[Verdict] = []
+    if joined is not None:
+        verdicts += communication.waiting(summary, joined, stalls, limits)
+    verdicts += communication.late(ranks, stalls)
+    verdicts += communication.queued(ranks, stalls)
+    verdicts += communication.small(ranks, stalls, limits)
+    verdicts += communication.slow(summary, stalls, limits, cluster)
+    verdicts += device.idle(ranks)
+    verdicts += device.copies(ranks)
+    if cluster is not None:
+        verdicts += device.matmuls(ranks, limits, cluster)
+    smallest = limits.least * health.step_ns
+    return sorted((v for v in verdicts if v.saves_ns >= smallest), key=lambda v: -v.saves_ns)
