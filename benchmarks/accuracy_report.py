@@ -167,7 +167,7 @@ def _time(result: dict[str, Any]) -> list[str]:
         "",
         "Two configurations on one machine share most of that error. Less the median error of each "
         f"source, 90 % stay within a factor of {held['comparison90']:.2f} (held out: "
-        f"{held['comparison_coverage90']:.0%}); within that, a plan calls layouts too close to call.",
+        f"{held['comparison_coverage90']:.0%}); closer ones a plan calls too close to call.",
         "",
         "Others, mean error of tokens/s on 209 rows of one of these tables:",
         "",
