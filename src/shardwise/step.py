@@ -1,4 +1,4 @@
-"""StepProfile: what one optimizer step takes. Prediction and measurement are the same record.
+"""StepProfile: memory, traffic and time of one optimizer step, predicted or measured.
 
 A value that is not known is absent, never zero: fields left at None do not appear in the JSON.
 Everything is per device unless a name says otherwise.
@@ -21,7 +21,7 @@ Bottleneck = Literal["memory", "bandwidth", "latency", "compute"]
 
 
 class Provenance(NamedTuple):
-    """How the numbers came to be."""
+    """How the numbers were obtained: kind, version of Shardwise, and source."""
 
     kind: Literal["predicted", "simulated", "measured"]
     shardwise: str
@@ -143,12 +143,12 @@ class StepProfile(NamedTuple):
 
 
 def read_profile(told: object, where: str) -> StepProfile:
-    """The record behind what `--json` printed; keys that are not known are passed over."""
+    """Read the output of `--json`; unknown keys are ignored."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
         if not isinstance(told, Mapping) or told.get("schema") != SCHEMA:
-            raise ValueError("it is no StepProfile of schema 1")
+            raise ValueError("schema must be 1")
         about = dict(told["provenance"])
         known = {**told, "provenance": {**about, "origin": about.get("from", "")}}
         known.setdefault("memory", None)
@@ -160,11 +160,11 @@ def read_profile(told: object, where: str) -> StepProfile:
         place = ".".join(str(part) for part in first["loc"])
         raise SpecError(f"{where}: {place}: {first['msg']}") from None
     except (KeyError, TypeError, ValueError) as error:
-        raise SpecError(f"{where}: no StepProfile can be read from it: {error}") from None
+        raise SpecError(f"{where}: is not a StepProfile: {error}") from None
 
 
 def _check(profile: StepProfile) -> None:
-    """Refuse numbers that nothing can have."""
+    """Raise ValueError for numbers that are impossible."""
     _check_sizes(profile.to_dict(), "")
     devices = profile.cluster.get("devices")
     if not isinstance(devices, int) or devices < 1:
@@ -198,7 +198,7 @@ def _check_sizes(value: object, where: str) -> None:
 
 
 def read_profile_file(path: Path) -> StepProfile:
-    """The same from a file, such as a run's prediction.json."""
+    """Read a StepProfile from a JSON file, such as a run's prediction.json."""
     import msgspec
 
     try:
@@ -206,11 +206,11 @@ def read_profile_file(path: Path) -> StepProfile:
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SpecError(f"{path}: is no JSON: {error}") from None
+        raise SpecError(f"{path}: is not valid JSON: {error}") from None
 
 
 def _known(record: type, told: Any) -> Any:
-    """Only what the record, and the records in it, have fields for."""
+    """Keep only keys that are fields of the record and of the records in it."""
     parts = {"provenance": Provenance, "memory": MemoryProfile, "traffic": CollectiveProfile,
              "work": WorkProfile, "time": TimeProfile,
              "throughput": ThroughputProfile}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Predicted against measured, term by term, as tables."""
+"""Predicted and measured values term by term, as tables."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shardwise.report.words import error_words
 from shardwise.spec.quantity import show_gb, show_seconds, show_whole
 from shardwise.step import relative_error
 
-# From so many on a cloud of points says more than a table, and all terms of all of them too much.
+# From this many runs on, a scatter plot comes first; beyond the second, terms are left out.
 _SCATTERED, _MOST_TERMS = 12, 50
 
 
 def against_section(subjects: Sequence[Subject]) -> Markup | None:
-    """Of one run all its terms; of several the ones that decide."""
+    """All terms of one run; step time and peak memory of several."""
     pairs = [s for s in subjects if s.predicted is not None and s.measured is not None]
     if not pairs:
         return None
@@ -29,13 +29,13 @@ def against_section(subjects: Sequence[Subject]) -> Markup | None:
     overview = _overview(pairs)
     if len(pairs) >= _SCATTERED:
         overview = fragment(
-            _scattered(pairs), element("details", element("summary", "As numbers"), overview)
+            _scattered(pairs), element("details", element("summary", "Table"), overview)
         )
     terms = [
         element("details", element("summary", one.name), _terms(one)) for one in pairs[:_MOST_TERMS]
     ]
     left = len(pairs) - len(terms)
-    more = f"Those of {left} more are left out; name fewer to see them." if left > 0 else None
+    more = f"{left} more are not shown; pass fewer arguments to see them." if left > 0 else None
     return fragment(
         overview,
         element("details", element("summary", "Term by term"),
@@ -44,7 +44,7 @@ def against_section(subjects: Sequence[Subject]) -> Markup | None:
 
 
 def _scattered(pairs: Sequence[Subject]) -> Markup:
-    """Every step time, measured across and predicted up: right ones lie on the diagonal."""
+    """Scatter plot of step times, measured (x) and predicted (y)."""
     groups: dict[str, list[tuple[float, float, str]]] = {}
     for one in pairs:
         mine, real = one.predicted, one.measured
@@ -55,7 +55,7 @@ def _scattered(pairs: Sequence[Subject]) -> Markup:
         return fragment()
     every = [value for points in groups.values() for a, b, _ in points for value in (a, b)]
     low, high = min(every), max(every)
-    series = [Series("as measured", [(low, low), (high, high)], colour=5)]
+    series = [Series("predicted = measured", [(low, low), (high, high)], colour=5)]
     series += [
         Series(name, [(a, b) for a, b, _ in points], "measured", number, line=False,
                titles=[f"{of}: {show_seconds(b)} predicted, {show_seconds(a)}"
@@ -64,7 +64,7 @@ def _scattered(pairs: Sequence[Subject]) -> Markup:
     ]  # fmt: skip
     x = Axis("measured step", show_seconds, logarithmic=True)
     return chart(x, Axis("predicted step", show_seconds, logarithmic=True), series,
-                 "Predicted against measured step times; on the diagonal both are the same."
+                 "Predicted and measured step times; on the diagonal both are equal."
                  )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def _terms(one: Subject) -> Markup:
 
 
 def _profiled(one: Subject) -> Markup | None:
-    """The simulated step against the profiled one of the first rank."""
+    """The simulated step beside the profiled step of the first rank."""
     if one.simulated is None or one.traced is None:
         return None
     rank = one.traced.summary.ranks[0]
@@ -99,7 +99,7 @@ def _profiled(one: Subject) -> Markup | None:
     for term in traffic_terms(one.predicted.traffic if one.predicted else (), rank):
         show = show_gb if term.name.endswith("bytes") else show_whole
         rows.append([term.name, show(term.predicted), show(term.measured), show_error(term.error)])
-    head = [f"one profiled step of {rank.name}", badge("simulated"), badge("measured"), "error"]
+    head = [f"profiled step, {rank.name}", badge("simulated"), badge("measured"), "error"]
     return table(head, rows)
 
 

@@ -1,4 +1,4 @@
-"""Stacked bars of plain HTML: they bend to any width, print, and need no script."""
+"""Stacked bars in plain HTML: they fit any width, print, and need no script."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import NamedTuple
 
 from shardwise.report.page.markup import Content, Markup, element, fragment, table
 
-# More bars than this are folded away.
+# More bars than this are collapsed.
 _MANY = 24
 
 
 class Bar(NamedTuple):
-    """One bar: what it is of, how it came to be known, and its parts in their order."""
+    """One bar: its name, whether it is predicted or measured, and its parts in order."""
 
     name: str
     kind: str
     parts: Mapping[str, float]
-    # Behind the bar, such as a spread.
+    # Text after the total, such as a spread.
     remark: str = ""
 
 
 class Limit(NamedTuple):
-    """A line across all bars."""
+    """A marked value on the scale of all bars."""
 
     name: str
     value: float
 
 
 def badge(kind: str) -> Markup:
-    """How a number came to be known, in a word."""
+    """A label: predicted, simulated or measured."""
     return element("span", kind, class_=f"kind {kind}")
 
 
@@ -41,7 +41,7 @@ def bars(
     limit: Limit | None = None,
     what: str,
 ) -> Markup:
-    """Bars on one scale, a legend, and the same numbers as a table. `names` are those of parts."""
+    """Draw bars on one scale, with a legend and a table; `names` maps parts to their labels."""
     totals = [sum(bar.parts.values()) for bar in rows]
     scale = max([*totals, *([limit.value] if limit else [])]) or 1.0
     drawn = [_bar(bar, total, scale, names, show) for bar, total in zip(rows, totals, strict=True)]
@@ -97,7 +97,7 @@ def _bar(
 
 def _alt(rows: Sequence[Bar], what: str, show: Callable[[float], str]) -> str:
     told = [f"{bar.name}, {bar.kind}: {show(sum(bar.parts.values()))}" for bar in rows]
-    return f"{what}. " + "; ".join(told) + ". The numbers are in the table below."
+    return f"{what}. " + "; ".join(told) + ". The table below has the numbers."
 
 
 def _numbers(
@@ -111,5 +111,5 @@ def _numbers(
         [names[part], *(show(bar.parts[part]) if part in bar.parts else "" for bar in rows)]
         for part in parts
     ]
-    body.append(["together", *(show(sum(bar.parts.values())) for bar in rows)])
-    return element("details", element("summary", "As numbers"), table(head, body))
+    body.append(["total", *(show(sum(bar.parts.values())) for bar in rows)])
+    return element("details", element("summary", "Table"), table(head, body))

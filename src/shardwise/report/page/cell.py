@@ -15,6 +15,7 @@ from shardwise.report.page.plans import plan_section
 from shardwise.report.page.style import cell_style
 from shardwise.report.page.subject import Subject
 from shardwise.report.page.time import time_section
+from shardwise.report.strategy import strategy_words
 from shardwise.step import StepProfile
 
 
@@ -23,7 +24,7 @@ def record_cell(record: object) -> str:
     if isinstance(record, Plan):
         return _plan_cell(record)
     assert isinstance(record, StepProfile)
-    return _cell([_subject(record.provenance.kind, record)])
+    return _cell([_subject(strategy_words(record), record)])
 
 
 def comparison_cell(names: Sequence[str], profiles: Sequence[StepProfile]) -> str:

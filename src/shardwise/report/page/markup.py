@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from markupsafe import Markup, escape
 
 __all__ = ["Content", "Markup", "element", "fragment", "table"]
 
+# Between a number and its unit, where no line may break.
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=[A-Za-z])")
 Content = str | Markup | None | Iterable["Content"]
 
 
@@ -44,11 +47,9 @@ def table(head: Iterable[Content], rows: Iterable[Iterable[Content]]) -> Markup:
     """A table that scrolls inside its own box where it is too wide; rows begin with their name."""
     columns = [element("th", cell, scope="col") for cell in head]
     body = []
-    for row in rows:
-        name, *cells = row
-        body.append(
-            element("tr", element("th", name, scope="row"), [element("td", cell) for cell in cells])
-        )
+    for name, *cells in rows:
+        values = [element("td", _unbroken(cell)) for cell in cells]
+        body.append(element("tr", element("th", name, scope="row"), values))
     drawn = element(
         "table",
         element("thead", element("tr", columns)),
@@ -57,3 +58,7 @@ def table(head: Iterable[Content], rows: Iterable[Iterable[Content]]) -> Markup:
     )
     # A box that scrolls must be reachable by keyboard.
     return element("div", drawn, class_="scroll", tabindex="0", role="region", aria_label="table")
+
+
+def _unbroken(cell: Content) -> Content:
+    return _BEFORE_UNIT.sub("\u00a0", cell) if type(cell) is str else cell

@@ -1,4 +1,4 @@
-"""The whole page: one file that opens from disk, asks nobody for anything, and runs no text."""
+"""The HTML page: one file without external resources, in which only its own script can run."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from shardwise.spec.quantity import show_whole
 from shardwise.version import __version__
 
 _MEANING = {
-    "predicted": "by formulas, before anything ran",
-    "simulated": "by playing a step span by span, before anything ran",
-    "measured": "in a run, or read from its traces",
+    "predicted": "computed from formulas, without a run",
+    "simulated": "computed by simulating one step on its streams, without a run",
+    "measured": "observed in a run, or read from its traces",
 }
 
 
 def write_page(subjects: Sequence[Subject], command: str) -> str:
-    """HTML of everything that is known about these subjects. `command` is what asked for it."""
+    """Return the HTML page about these subjects; `command` is the command line to show on it."""
     first = subjects[0]
     title = first.name if len(subjects) == 1 else f"{len(subjects)} runs compared"
     sections: dict[str, Content] = {
-        "The plan": plan_section(first.plan) if first.plan is not None else None,
+        "Plan": plan_section(first.plan) if first.plan is not None else None,
         "Sweep": sweep_section(subjects),
-        "Predicted against measured": against_section(subjects),
+        "Predicted and measured": against_section(subjects),
         "Memory": memory_section(subjects),
         "Time": time_section(subjects),
         "Timeline": timeline_section(subjects),
         "Causes": _causes(subjects),
         "FSDP units": units_section(subjects),
-        "Memory against speed": front_section(first.plan) if first.plan is not None else None,
+        "Memory and speed": front_section(first.plan) if first.plan is not None else None,
         "What if": whatif_section(first) if len(subjects) == 1 else None,
         "Loss": _losses(subjects),
-        "How this was made": _made(subjects, command),
+        "Provenance": _provenance(subjects, command),
     }
     there = {name: content for name, content in sections.items() if content}
     body = fragment(
@@ -78,7 +78,7 @@ def write_page(subjects: Sequence[Subject], command: str) -> str:
 
 def _document(title: str, body: Markup) -> str:
     script = resource("timeline.js")
-    # Only this very script may run, whatever a file managed to put into the page.
+    # The policy lets only this script run, whatever text a file brings into the page.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
@@ -121,7 +121,7 @@ def verdict(subjects: Sequence[Subject]) -> Markup:
 
 
 def _causes(subjects: Sequence[Subject]) -> Markup | None:
-    """All causes of lost time, each with what would change it."""
+    """All causes of lost time, each with its suggested fix."""
     parts = []
     for one in subjects:
         if one.traced is None or not one.traced.verdicts:
@@ -147,10 +147,10 @@ def _losses(subjects: Sequence[Subject]) -> Markup | None:
     if not lines:
         return None
     x = Axis("step", show_whole)
-    return chart(x, Axis("loss", lambda v: f"{v:.4g}"), lines, "The loss of every logged step.")
+    return chart(x, Axis("loss", lambda v: f"{v:.4g}"), lines, "Loss at every logged step.")
 
 
-def _made(subjects: Sequence[Subject], command: str) -> Markup:
+def _provenance(subjects: Sequence[Subject], command: str) -> Markup:
     commands = list(dict.fromkeys([*(c for one in subjects for c in one.commands), command]))
     notes = list(dict.fromkeys(note for one in subjects for note in one.notes))
     meaning = [
@@ -165,5 +165,5 @@ def _made(subjects: Sequence[Subject], command: str) -> Markup:
         [element("p", note) for note in notes],
         element("dl", meaning, class_="meaning"),
         [element("p", f"MFU: {convention}.", class_="fine") for convention in conventions],
-        element("p", f"Numbers by Shardwise {', '.join(by)}.", class_="fine") if by else None,
+        element("p", f"Computed by Shardwise {', '.join(by)}.", class_="fine") if by else None,
     )

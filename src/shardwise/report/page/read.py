@@ -1,4 +1,4 @@
-"""From what is named on the command line to the subjects of a page."""
+"""Read the arguments of `shardwise report` as subjects of a page."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, read_run
 from shardwise.step import StepProfile, TimeProfile, read_profile, read_profile_file, throughput_of
 
-# Larger JSON than this is a trace, or nothing a person meant.
+# Larger JSON is a trace, or a mistake.
 _MOST_BYTES = 64 * 2**20
 _LONGEST_NAME = 80
-_UNPROFILED = "No step was profiled"
+_UNPROFILED = "No profiled steps"
 
 
 def read_subjects(paths: Sequence[Path]) -> list[Subject]:
-    """Everything named; traces named one after the other are ranks of one run."""
+    """Read all paths; consecutive traces are ranks of one run."""
     found: list[Subject] = []
     for traces, group in groupby(paths, key=_is_trace):
         if traces:
@@ -39,13 +39,13 @@ def read_subjects(paths: Sequence[Path]) -> list[Subject]:
         else:
             for path in group:
                 if not path.exists():
-                    raise SpecError(f"{path}: there is no such file or folder")
+                    raise SpecError(f"{path}: no such file or folder")
                 found += _folder(path) if path.is_dir() else _file(path)
     return found
 
 
 def _is_trace(path: Path) -> bool:
-    """By its name or by how it begins."""
+    """Whether a file is a profiler trace, by its name or its first bytes."""
     if path.name.endswith(".json.gz"):
         return True
     if path.suffix != ".json" or not path.is_file():
@@ -58,7 +58,7 @@ def _is_trace(path: Path) -> bool:
 
 
 def _folder(folder: Path) -> list[Subject]:
-    """A run's folder; else every run, trace and profile in it, and what was left out and why."""
+    """Read a run folder; or all runs, traces and profiles in a folder, noting skipped files."""
     plan = folder / "run.toml"
     if plan.is_file() and (folder / "prediction.json").is_file():
         return [_run_folder(folder, folder.name)]
@@ -77,18 +77,18 @@ def _folder(folder: Path) -> list[Subject]:
         try:
             found += _file(file)
         except SpecError as error:
-            left.append(f"Left out: {error.problems[0]}.")
+            left.append(f"Skipped {error.problems[0]}.")
     if not found:
         raise SpecError(
-            left or f"{folder}: neither a run's folder, nor a folder of runs, traces or profiles"
+            left or f"{folder}: is not a run folder, and contains no runs, traces or profiles"
         )
     return [found[0]._replace(notes=(*found[0].notes, *left)), *found[1:]]
 
 
 def _many(folder: Path, runs: list[Path]) -> list[Subject]:
-    """Runs below a folder; rounds of one contender of `compare` are one subject."""
+    """Read the runs in a folder; rounds of one contender of `compare` become one subject."""
     subjects = []
-    # That none was profiled need not be said of each.
+    # One run says that nothing was profiled; many need not repeat it.
     for name, group in groupby(runs, key=lambda run: _contender(folder, run)):
         rounds = [_run_folder(run, name) for run in group]
         one = rounds[0] if len(rounds) == 1 else _rounds(rounds)
@@ -104,7 +104,7 @@ def _contender(folder: Path, run: Path) -> str:
 
 
 def _rounds(rounds: list[Subject]) -> Subject:
-    """The round of median length; its spread is that of the rounds."""
+    """The round with the median step time; its spread is the range over all rounds."""
     timed = [r for r in rounds if r.measured is not None and r.measured.time is not None]
     if not timed:
         return rounds[0]
@@ -121,14 +121,14 @@ def _rounds(rounds: list[Subject]) -> Subject:
             ideal = measured.work.model_flops / rates.mfu
             peak = ideal / one_step(measured) / int(measured.cluster["devices"])
         rates = throughput_of(measured.work, middle, int(measured.cluster["devices"]), peak)
-    note = f"Medians over {len(timed)} rounds; spreads are from the fastest to the slowest."
+    note = f"Median over {len(timed)} rounds; ranges are from the fastest to the slowest round."
     return one._replace(
         measured=measured._replace(time=time, throughput=rates), notes=(*one.notes, note)
     )
 
 
 def one_step(profile: StepProfile) -> float:
-    """Seconds of a profile that has them."""
+    """The step time of a profile that has one."""
     assert profile.time is not None
     return profile.time.step_s
 
@@ -141,7 +141,7 @@ def _run_folder(folder: Path, name: str) -> Subject:
     traced = _traced(traces_in(moments[-1]), run.cluster) if moments else None
     simulated, notes = _simulated(run)
     if traced is None:
-        notes += (f"{_UNPROFILED}; 'shardwise profile {folder / 'run.toml'}' does that.",)
+        notes += (f"{_UNPROFILED}. To profile: shardwise profile {folder / 'run.toml'}",)
     return Subject(
         name=name,
         origin=str(folder),
@@ -171,7 +171,7 @@ def _losses(path: Path) -> list[tuple[int, float]]:
             told = msgspec.json.decode(line)
             found[int(told["step"]) + 1] = float(told["loss"])
         except (msgspec.DecodeError, KeyError, TypeError, ValueError):
-            continue  # a run that was killed may have left half a line
+            continue  # a killed run can leave half a line
     return sorted(found.items())
 
 
@@ -182,7 +182,7 @@ def _file(path: Path) -> list[Subject]:
     if path.suffix == ".toml":
         return [_planned(describe_run(run=path), path.stem, str(path))]
     if path.suffix not in (".json", ".jsonl"):
-        raise SpecError(f"{path}: is no run's folder, run.toml, trace, or JSON of a command")
+        raise SpecError(f"{path}: is not a run folder, a run.toml, a trace or the output of --json")
     if path.suffix == ".jsonl":
         told = [_decode(line, path) for line in _bytes(path).splitlines() if line.strip()]
     else:
@@ -191,15 +191,15 @@ def _file(path: Path) -> list[Subject]:
 
 
 def _told(told: Any, name: str, path: Path) -> Iterator[Subject]:
-    """A profile, a prediction with its measurement, a plan, or a list of such."""
+    """Read a profile, a prediction with its measurement, a plan, or a list of these."""
     if isinstance(told, list):
         if not told:
-            raise SpecError(f"{path}: it is an empty list")
+            raise SpecError(f"{path}: is an empty list")
         for number, one in enumerate(told, start=1):
             yield from _told(one, f"{name} {number}", path)
         return
     if not isinstance(told, Mapping):
-        raise SpecError(f"{path}: holds neither profiles nor a plan")
+        raise SpecError(f"{path}: contains neither profiles nor a plan")
     name = _short(str(told.get("name") or name))
     if "provenance" in told:
         profile = read_profile(told, str(path))
@@ -215,25 +215,25 @@ def _told(told: Any, name: str, path: Path) -> Iterator[Subject]:
         )
         yield Subject(name=name, origin=str(path), predicted=mine, measured=real)
     elif {"winner", "layouts", "model", "cluster", "job"} <= set(told):
-        # The question of a plan is small, and asking it again costs half a second.
+        # The page needs the whole plan; planning again takes half a second.
         job = told["job"] if isinstance(told["job"], Mapping) else {}
         settings = {k: job.get(k) for k in ("seq_len", "global_batch", "optimizer")}
         run = describe_run(str(told["model"]), str(told["cluster"]), **settings)
         yield _planned(run, name, str(path), chosen=True)
     else:
         raise SpecError(
-            f"{path}: is no StepProfile, plan or list of them, as estimate, plan and train print "
-            "with --json; else name the run.toml, the run's folder or its traces"
+            f"{path}: is not the --json output of estimate, plan or train; pass such a file, a "
+            "run.toml, a run folder or traces"
         )
 
 
 def _short(name: str) -> str:
-    """A name that leaves room for an answer."""
+    """The name, cut where it would crowd out the answer."""
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
 
 
 def _planned(run: RunSpec, name: str, origin: str, chosen: bool = False) -> Subject:
-    """A run that may never have run; `chosen` takes the plan's strategy in place of its own."""
+    """A run.toml or plan; with `chosen`, the plan's strategy replaces that of the run."""
     plan, notes = plan_of(run)
     if chosen and plan is not None and plan.winner is not None:
         run = run._replace(strategy=plan.winner.strategy, job=plan.problem.job)
@@ -251,9 +251,9 @@ def _planned(run: RunSpec, name: str, origin: str, chosen: bool = False) -> Subj
 
 
 def plan_of(run: RunSpec) -> tuple[Plan | None, tuple[str, ...]]:
-    """The plan for what a run asks, or a sentence why there is none."""
+    """Plan the run again; where that is not possible, return a sentence that says why."""
     if isinstance(run.model, ModuleRef):
-        return None, ("Models of your own are not searched for here; 'shardwise plan' does that.",)
+        return None, ("No plan for a model of your own here; run 'shardwise plan'.",)
     try:
         return plan_run(run=run)[0], ()
     except SpecError as error:
@@ -265,8 +265,7 @@ def _simulated(run: RunSpec) -> tuple[Any, tuple[str, ...]]:
     if simulated is not None:
         return simulated, ()
     return None, (
-        f"The time of a step on {run.cluster} is not known, so it cannot be simulated; "
-        "'shardwise calibrate' measures what it takes.",
+        f"No simulated step: the speed of {run.cluster} is unknown; run 'shardwise calibrate'.",
     )
 
 
@@ -279,7 +278,7 @@ def _traces(paths: list[Path], cluster: ClusterSpec | None, name: str = "") -> S
         name=name or paths[0].name.removesuffix(".gz").removesuffix(".json"),
         origin=origin,
         traced=_traced(paths, cluster),
-        notes=("Of a trace alone nothing was predicted; name the run's folder to compare.",),
+        notes=("A trace alone has no prediction; pass the run folder to compare with one.",),
     )
 
 
@@ -311,7 +310,7 @@ def _waiting(summary: Summary, rules: Rules) -> float | None:
 def _bytes(path: Path) -> bytes:
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise SpecError(f"{path}: is too large to be a profile or a plan")
+            raise SpecError(f"{path}: is too large for a profile or a plan")
         return path.read_bytes()
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -327,6 +326,6 @@ def _decode(text: bytes, path: Path) -> Any:
     try:
         return msgspec.json.decode(text)
     except RecursionError:
-        raise SpecError(f"{path}: is no JSON of ours: it is nested too deeply") from None
+        raise SpecError(f"{path}: is not valid JSON: nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: is no JSON: {error}") from None
+        raise SpecError(f"{path}: is not valid JSON: {error}") from None

@@ -1,4 +1,4 @@
-"""What a page is about: plans, runs and traces, each with whatever is known of it."""
+"""Subject: one plan, run or set of traces, with everything known about it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from shardwise.timeline.spans import Timeline
 
 
 class Traced(NamedTuple):
-    """Traces of a run, read: ranks with their timelines, and why it was slow."""
+    """Traces of a run: ranks with their timelines, and the causes of lost time."""
 
     summary: Summary
     health: Health
     verdicts: list[Verdict]
-    # Of the average rank and step: exposed communication that was waiting for other ranks; None
-    # where ranks could not be joined.
+    # Exposed communication spent waiting for other ranks, of the average rank and step; None where
+    # the clocks of the ranks could not be aligned.
     waiting_ns: float | None
 
 
 class Subject(NamedTuple):
-    """One plan, run or set of traces. What is not known of it is None or empty."""
+    """One plan, run or set of traces. Unknown parts are None or empty."""
 
     name: str
-    # What was named on the command line.
+    # The path on the command line.
     origin: str
     run: RunSpec | None = None
     predicted: StepProfile | None = None
@@ -37,10 +37,10 @@ class Subject(NamedTuple):
     plan: Plan | None = None
     simulated: Timeline | None = None
     traced: Traced | None = None
-    # Every logged step: its number and its loss.
+    # (step, loss) of every logged step.
     losses: Sequence[tuple[int, float]] = ()
     commands: Sequence[str] = ()
-    # Sentences about what could not be told, and how it could.
+    # Sentences about what is missing, and how to get it.
     notes: Sequence[str] = ()
 
     @property
@@ -49,5 +49,5 @@ class Subject(NamedTuple):
 
     @property
     def profile(self) -> StepProfile | None:
-        """What describes it: measured where it was."""
+        """The measured profile, or else the predicted one."""
         return self.measured or self.predicted

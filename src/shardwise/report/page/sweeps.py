@@ -1,4 +1,4 @@
-"""Many profiles as curves: what one quantity that differs between them does to the step."""
+"""Many profiles as curves: step time against the quantity in which they differ."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _QUANTITIES = (
     _Quantity("devices", lambda p: p.cluster.get("devices"), show_whole),
     _Quantity("sequence length", lambda p: p.job.get("seq_len"), show_whole),
     _Quantity("micro-batch", lambda p: p.strategy.get("micro_batch"), show_whole),
-    _Quantity("micro-batches a step", lambda p: p.strategy.get("accumulate"), show_whole),
+    _Quantity("accumulation steps", lambda p: p.strategy.get("accumulate"), show_whole),
 )
-# Below so many values a bar says it better.
+# With fewer values, bars show more than a curve.
 _LEAST = 3
 _MOST_FIGURES = 4
 
 
 def sweep_section(subjects: Sequence[Subject]) -> Markup | None:
-    """Step time, and the share waiting for the network, against what varies most."""
+    """Draw step time and exposed communication against the quantity with the most values."""
     known = [one for one in subjects if one.profile is not None and one.profile.time is not None]
     quantity = _varied(known)
     if quantity is None:
@@ -55,15 +55,15 @@ def sweep_section(subjects: Sequence[Subject]) -> Markup | None:
         )  # fmt: skip
         shares = _lines(group, quantity, share=True)
         if shares:
-            y = Axis(f"waiting for the network{of}", lambda v: f"{v:.0%}", from_zero=True)
-            alt = f"Share of a step that waits for the network, by {quantity.title}{of}."
+            y = Axis(f"exposed communication{of}", lambda v: f"{v:.0%}", from_zero=True)
+            alt = f"Exposed communication as a share of the step, by {quantity.title}{of}."
             drawn.append(chart(x, y, shares, alt))
         if len(drawn) >= _MOST_FIGURES:
             break
     if not drawn:
         return None
     return fragment(
-        element("p", f"What {quantity.title} does: lines are predicted, dots measured."),
+        element("p", f"Effect of {quantity.title}. Lines are predicted, dots measured."),
         element("div", drawn, class_="pair"),
     )
 
@@ -85,7 +85,7 @@ def _varied(subjects: Sequence[Subject]) -> _Quantity | None:
 
 
 def _groups(subjects: Sequence[Subject], varied: _Quantity) -> dict[str, list[Subject]]:
-    """Those that differ in nothing but their strategy and the quantity."""
+    """Group subjects that differ only in their strategy and the quantity."""
     others = [q for q in _QUANTITIES if q is not varied
               and len({_value(s, q) for s in subjects} - {None}) > 1]  # fmt: skip
     found: dict[str, list[Subject]] = {}
@@ -126,7 +126,7 @@ def _label(subject: Subject) -> str:
 
 
 def best_by_value(subjects: Sequence[Subject]) -> list[str]:
-    """Who is fastest at the least and the most of what is varied, in sentences."""
+    """Sentences that name the fastest at the lowest and at the highest value."""
     known = [one for one in subjects if one.profile is not None and one.profile.throughput]
     quantity = _varied(known)
     if quantity is None:
@@ -138,8 +138,8 @@ def best_by_value(subjects: Sequence[Subject]) -> list[str]:
         best = max(here, key=_tokens_per_s)
         assert best.profile is not None
         told.append(
-            f"With {quantity.title} {quantity.show(value)}, {strategy_words(best.profile)} is "
-            f"fastest ({best.name}, {best.profile.provenance.kind})."
+            f"Fastest at {quantity.title} {quantity.show(value)}: {strategy_words(best.profile)} "
+            f"({best.name}, {best.profile.provenance.kind})."
         )
     return told
 

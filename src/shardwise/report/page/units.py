@@ -14,7 +14,8 @@ from shardwise.report.trace import merge_equal_rows, unit_cells
 from shardwise.report.words import milliseconds
 
 _MAX_ROWS = 200
-_COLUMNS = ("forward", "backward", "copies", "gather forward", "gather backward", "scatter")
+_COLUMNS = ("forward", "backward", "copies", "all-gather forward", "all-gather backward",
+            "reduce-scatter")  # fmt: skip
 
 
 def units_section(subjects: Sequence[Subject]) -> Markup | None:
