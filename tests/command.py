@@ -31,3 +31,18 @@ def shardwise(
         timeout=timeout,
         check=False,
     )
+
+
+def refusal(*words: str) -> list[str]:
+    """The sentences with which a command refuses its input, run in this process."""
+    from typer.testing import CliRunner
+
+    from shardwise.cli.main import add_commands, app
+    from shardwise.spec.record import SpecError
+
+    if not app.registered_commands:
+        add_commands()
+    done = CliRunner().invoke(app, list(words))
+    assert isinstance(done.exception, SpecError), done.output
+    assert done.stdout == ""
+    return done.exception.problems

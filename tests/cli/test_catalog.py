@@ -7,7 +7,7 @@ import json
 import pytest
 
 from shardwise.spec.quantity import parse_bytes, parse_flops, parse_rate
-from tests.command import shardwise
+from tests.command import refusal, shardwise
 from tests.screens import assert_screen
 from tests.tables import csv_rows, markdown_rows
 
@@ -72,8 +72,5 @@ def test_every_figure_of_a_device_has_a_source() -> None:
 def test_wrong_input_is_one_sentence_that_names_what_to_change(
     words: list[str], named: str
 ) -> None:
-    done = shardwise("catalog", *words)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    (sentence,) = done.stderr.splitlines()
+    (sentence,) = refusal("catalog", *words)
     assert named in sentence

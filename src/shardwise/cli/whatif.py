@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardwise.cli.options import (
     ClusterOption,
+    DeadlineOption,
     GlobalBatchOption,
     ModelOption,
     OptimizerOption,
@@ -17,8 +18,22 @@ from shardwise.cli.options import (
     SeqLenOption,
     TokensOption,
 )
-from shardwise.cli.output import JsonOption, print_json
+from shardwise.cli.output import (
+    CsvOption,
+    Format,
+    JsonOption,
+    MarkdownOption,
+    output_format,
+    print_json,
+    print_table,
+)
 from shardwise.cli.values import lowered, number_or_word
+
+if TYPE_CHECKING:
+    from shardwise.planning.least import Least
+    from shardwise.planning.money import Budget
+    from shardwise.planning.problem import Problem
+    from shardwise.planning.whatif import Point
 
 
 def whatif(
@@ -30,30 +45,37 @@ def whatif(
     vary: Annotated[
         list[str] | None,
         typer.Option(
-            help="network=100,200,400 (Gbps), memory=40,80 (GiB), device=A100-80GB,H100-SXM, "
-            "devices=8,64,512, seq-len=4096,8192 or global-batch=1M,4M. May be repeated."
+            help="Values to compare: network=100,200,400 (Gbps), memory=40,80 (GiB), "
+            "device=A100-80GB,H100-SXM, devices=8,64,512, seq-len=4096,8192 or "
+            "global-batch=1M,4M. May be repeated."
         ),
     ] = None,
     least: Annotated[
         str | None,
-        typer.Option(help="Find the least network, memory, devices or global-batch; with --for."),
+        typer.Option(
+            help="Find the least network, memory, devices or global-batch that meets --for."
+        ),
     ] = None,
     target: Annotated[
-        str | None, typer.Option("--for", help="Its target: mfu=45%, step=10s or exposed=1%.")
+        str | None,
+        typer.Option("--for", help="Target of --least: mfu=45%, step=10s, exposed=1% or days=30."),
     ] = None,
     fixed: Annotated[
         bool,
-        typer.Option("--fixed", help="Keep the strategy instead of planning anew at each point."),
+        typer.Option("--fixed", help="Keep one strategy instead of planning again at each value."),
     ] = False,
     strategy: Annotated[
-        str | None, typer.Option(help="What --fixed keeps, if not the strategy of the run.toml.")
+        str | None, typer.Option(help="Strategy for --fixed; default: that of the run.toml.")
     ] = None,
     micro_batch: Annotated[
-        int | None, typer.Option(help="Sequences per device at a time, for --fixed.")
+        int | None, typer.Option(help="Sequences per device and micro-batch, for --fixed.")
     ] = None,
     recompute: Annotated[
         str | None,
-        typer.Option(help="none, selective, full, or a share such as 0.5, for --fixed."),
+        typer.Option(
+            help="Activation checkpointing for --fixed: none, selective, full, or a share of "
+            "blocks such as 0.5."
+        ),
     ] = None,
     seq_len: SeqLenOption = None,
     global_batch: GlobalBatchOption = None,
@@ -61,19 +83,38 @@ def whatif(
     precision: PrecisionOption = None,
     tokens: TokensOption = None,
     price: PriceOption = None,
+    deadline: DeadlineOption = None,
     as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+    as_markdown: MarkdownOption = False,
 ) -> None:
-    """Vary the hardware or the job and see what changes, or find the least that is enough.
+    """Compare other hardware or other jobs, or find the least that meets a target.
 
-    Exits with 1 if nothing fits or no value is enough.
+    Exits with 1 if nothing fits, no value meets the target, or all miss the deadline.
     """
     from shardwise.api import describe_run, read_budget
+    from shardwise.planning.least import devices_for_deadline, parse_target
+    from shardwise.planning.least import least as find_least
     from shardwise.planning.problem import Problem
-    from shardwise.planning.whatif import least as find_least
-    from shardwise.planning.whatif import parse_target, study
-    from shardwise.report.whatif import print_heading, print_solved, print_study
+    from shardwise.planning.whatif import study
+    from shardwise.report.whatif import studies_table
     from shardwise.spec.record import SpecError
 
+    form = output_format(as_json, as_csv, as_markdown)
+    if not fixed and (strategy or micro_batch or recompute):
+        raise SpecError(
+            "strategy: --strategy, --micro-batch and --recompute need --fixed; without it every "
+            "value is planned again"
+        )
+    asked = [_read_vary(text) for text in vary or []]
+    if (least is None) != (target is None):
+        raise SpecError(
+            "least: give --least and --for together, such as --least network --for mfu=45%"
+        )
+    if not asked and least is None:
+        raise SpecError("vary: give at least one, such as --vary network=100,200,400")
+    budget = read_budget(tokens, price, deadline)
+    wanted = parse_target(target, budget.tokens) if target is not None else None
     described = describe_run(
         model,
         cluster,
@@ -87,50 +128,72 @@ def whatif(
         recompute=number_or_word(recompute),
     )
     problem = Problem(described.model, described.cluster, described.job, described.strategy)
-    budget = read_budget(tokens, price)
     kept = described.strategy if fixed else None
-    if not fixed and (strategy or micro_batch or recompute):
-        raise SpecError("strategy: goes with --fixed; without it every point is planned anew")
-    asked = [_asked(text) for text in vary or []]
-    if (least is None) != (target is None):
-        raise SpecError(
-            "least: needs --for, and --for needs --least: --least network --for mfu=45%"
-        )
-    if not asked and least is None:
-        raise SpecError("vary: give at least one, such as --vary network=100,200,400")
     studies = [(name, study(problem, name, values, kept)) for name, values in asked]
-    solved = None
-    if least is not None and target is not None:
-        solved = find_least(problem, least, parse_target(target), kept)
-    if as_json:
-        told: dict[str, object] = {
-            "schema": 1,
-            "kind": "predicted",
-            "studies": [
-                {"vary": name, "points": [point.to_dict() for point in points]}
-                for name, points in studies
-            ],
-        }
-        if solved is not None:
-            answer = solved.point
-            told["least"] = {
-                "quantity": solved.name,
-                "for": target,
-                "answer": answer.to_dict() if answer else None,
-            }
-        print_json(told)
+    found = None
+    if least is not None and wanted is not None:
+        found = find_least(problem, least, wanted, kept)
+    points = [point for _, listed in studies for point in listed]
+    points += [found.answer] if found and found.answer else []
+    for point in points:
+        budget.price_of(point.problem.cluster.device.name)  # refuses a device without a price
+    missed = _misses(points, budget)
+    more = devices_for_deadline(problem, budget) if missed else None
+    if form is Format.json:
+        print_json(_as_dict(studies, found, more, budget))
+    elif form is Format.screen:
+        _print(problem, fixed, studies, found, more, budget)
     else:
-        print_heading(problem, fixed)
-        for name, points in studies:
-            print_study(name, points, budget)
-        if solved is not None:
-            print_solved(solved)
-    unmet = solved is not None and solved.point is None
-    if unmet or any(all(p.candidate is None for p in points) for _, points in studies):
+        answered = [(f"least {found.name}", [found.answer])] if found and found.answer else []
+        print_table(studies_table([*studies, *answered], budget), form)
+    nothing_fits = any(all(p.candidate is None for p in listed) for _, listed in studies)
+    if nothing_fits or missed or (found is not None and not found.met):
         raise typer.Exit(1)
 
 
-def _asked(text: str) -> tuple[str, list[str]]:
+def _misses(points: list[Point], budget: Budget) -> bool:
+    """Whether there is a deadline, something fits, and no point meets it."""
+    speeds = [point.candidate.tokens_per_s for point in points if point.candidate]
+    return bool(speeds) and not any(budget.in_time(speed) for speed in speeds)
+
+
+def _as_dict(
+    studies: list[tuple[str, list[Point]]], found: Least | None, more: Least | None, budget: Budget
+) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "kind": "predicted",
+        "studies": [
+            {"vary": name, "points": [point.to_dict(budget) for point in points]}
+            for name, points in studies
+        ],
+        **({"least": found.to_dict(budget)} if found else {}),
+        **({"deadline": more.to_dict(budget)} if more else {}),
+    }
+
+
+def _print(
+    problem: Problem,
+    fixed: bool,
+    studies: list[tuple[str, list[Point]]],
+    found: Least | None,
+    more: Least | None,
+    budget: Budget,
+) -> None:
+    from shardwise.report.screen import screen
+    from shardwise.report.whatif import deadline_words, print_heading, print_least, print_study
+
+    print_heading(problem, fixed)
+    for name, points in studies:
+        print_study(name, points, budget)
+    if found is not None:
+        print_least(found, problem, budget)
+    if more is not None:
+        screen().print("\n" + deadline_words(more))
+
+
+def _read_vary(text: str) -> tuple[str, list[str]]:
+    """`network=100,200` as a name and its values."""
     from shardwise.spec.record import SpecError
 
     name, _, values = text.partition("=")

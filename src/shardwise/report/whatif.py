@@ -1,4 +1,4 @@
-"""What-if tables, what changed from row to row, and thresholds, for a person."""
+"""The screens and tables of `shardwise whatif`: studies, differences, thresholds, deadlines."""
 
 from __future__ import annotations
 
@@ -9,85 +9,165 @@ from textwrap import fill
 from rich.console import Console
 from rich.text import Text
 
+from shardwise.planning.difference import Difference, difference
+from shardwise.planning.least import MOST_DEVICES, Least, Target
 from shardwise.planning.money import Budget
 from shardwise.planning.problem import Problem
-from shardwise.planning.whatif import Point, Solved, changes
-from shardwise.report.money import cost_cells, cost_columns, tokens_words
-from shardwise.report.screen import bar, plain_table, screen
+from shardwise.planning.vary import needs_network
+from shardwise.planning.whatif import Point
+from shardwise.predict.time import error_interval
+from shardwise.report.money import cost_cells, cost_columns, cost_words, show_long, tokens_words
+from shardwise.report.screen import bar, screen
 from shardwise.report.strategy import (
     batch_words,
     blocks_of,
+    configuration_words,
     layout_words,
     recompute_cell,
     shorthand,
 )
-from shardwise.report.table import Column, Table, terminal_table
+from shardwise.report.table import Cell, Column, Table, terminal_table
+from shardwise.report.words import multiple, pace, percent, percent_points, signed_percent, span
 from shardwise.spec.quantity import GIB, show_count, show_seconds
-from shardwise.spec.strategy import show_recompute
 
-_NAMES = {"seq-len": "sequence", "global-batch": "batch"}
+Study = tuple[str, Sequence[Point]]
+
+# Of columns, and in sentences.
+_TITLES = {"seq-len": "sequence", "global-batch": "batch"}
+_NOUNS = {
+    "devices": "number of devices",
+    "memory": "memory per device",
+    "global-batch": "global batch",
+}
 
 
 def print_heading(problem: Problem, fixed: bool) -> None:
-    out = screen()
+    """What is studied, and how."""
     job = problem.job
-    batch = f", {show_count(job.global_batch)} tokens a step" if job.global_batch else ""
-    how = "the same configuration everywhere" if fixed else "planned anew at each point"
-    out.print(
+    batch = f", {show_count(job.global_batch)} tokens per step" if job.global_batch else ""
+    how = "same configuration at every point" if fixed else "planned again at every point"
+    screen().print(
         Text(problem.model.name, style="bold")
-        + Text(f" on {problem.cluster}, sequences of {job.seq_len:,}{batch}, predicted; {how}")
+        + Text(f" on {problem.cluster}, sequence length {job.seq_len:,}{batch}, predicted, {how}")
     )
 
 
-def print_study(name: str, points: Sequence[Point], budget: Budget) -> None:
-    """One row per value, and what made the difference between neighbours."""
-    out = screen()
-    table = plain_table(gap=1)
-    table.add_column(_NAMES.get(name, name), justify="right", no_wrap=True)
-    table.add_column("layout", no_wrap=True)
-    table.add_column("batch", justify="right", no_wrap=True)
-    table.add_column("recompute", no_wrap=True)
-    for column in ("step", "tokens/s", "MFU", "GiB"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("limit", no_wrap=True)
-    for point in points:
-        c = point.candidate
-        if c is None:
-            table.add_row(point.value, "cannot be" if point.refused else "nothing fits")
-            continue
-        table.add_row(
-            point.value,
-            shorthand(c.strategy),
-            batch_words(c.strategy),
-            recompute_cell(c.strategy, blocks_of(point.problem.model)),
-            _short_seconds(c.step_s),
-            _short_count(c.tokens_per_s),
-            f"{point.mfu:.1%}",
-            f"{c.needed_bytes / GIB:,.1f}",
-            {"bandwidth": "network"}.get(point.binding, point.binding),
+# ---- studies --------------------------------------------------------------------------------
+
+
+def studies_table(studies: Sequence[Study], budget: Budget, title: str = "value") -> Table:
+    """All points as one table: a row per value, the quantity in the first column."""
+    table = Table(
+        (
+            Column("vary", "vary", left=True, on_screen=False),
+            Column("value", title),
+            Column("devices", "devices", lambda count: f"{count:,}", on_screen=False),
+            Column("layout", "layout", left=True),
+            Column("micro_batch", "batch"),
+            Column("accumulate", "accumulation", on_screen=False),
+            Column("recompute", "recompute", left=True),
+            Column("step_s", "step", _short_seconds),
+            Column("step_low_s", "step from", _short_seconds, on_screen=False),
+            Column("step_high_s", "step to", _short_seconds, on_screen=False),
+            Column("tokens_per_s", "tokens/s", _short_count),
+            Column("mfu", "MFU", lambda share: percent(share, 1)),
+            Column("needed_bytes", "GiB", lambda size: f"{size / GIB:,.1f}"),
+            Column("binding", "limited by", left=True),
+            Column("fitted", "fitted", lambda fitted: "yes" if fitted else "no", on_screen=False),
+            *(column._replace(on_screen=False) for column in _cost_columns(budget)),
         )
+    )
+    for name, points in studies:
+        for point in points:
+            table.add(name, point.value, *_point_cells(point, budget))
+    return table
+
+
+def _cost_columns(budget: Budget) -> tuple[Column, ...]:
+    return cost_columns(budget) if budget.given else ()
+
+
+def _point_cells(point: Point, budget: Budget) -> list[Cell | str | float | None]:
+    c, cluster = point.candidate, point.problem.cluster
+    if c is None:
+        return [None, Cell(None, "not possible" if point.refused else "nothing fits")]
+    low, high = point.step_s_interval or (None, None)
+    return [
+        cluster.devices,
+        shorthand(c.strategy),
+        Cell(c.strategy.micro_batch, batch_words(c.strategy)),
+        c.strategy.accumulate,
+        Cell(c.strategy.recompute, recompute_cell(c.strategy, blocks_of(point.problem.model))),
+        *(c.step_s, low, high, c.tokens_per_s, point.mfu, round(c.needed_bytes)),
+        Cell(point.binding, limit_words(point)),
+        point.fitted,
+        *(cost_cells(budget, c.tokens_per_s, cluster) if budget.given else ()),
+    ]
+
+
+def limit_words(point: Point) -> str:
+    """What limits the speed at a point, in a word."""
+    if point.binding != "bandwidth":
+        return point.binding
+    return "network" if point.problem.cluster.nodes > 1 else point.problem.cluster.device.link
+
+
+def print_study(name: str, points: Sequence[Point], budget: Budget) -> None:
+    """One row per value, then what changed from row to row, then costs."""
+    out = screen()
     out.print()
-    out.print(table)
+    title = _TITLES.get(name, name)
+    out.print(terminal_table(studies_table([(name, points)], budget, title), gap=1))
+    for sentence in accuracy_words(points):
+        out.print(sentence, style="dim")
     if name == "devices":
         _print_scaling(out, points)
     sentences = [f"{point.value}: {point.refused}." for point in points if point.refused]
     possible = [point for point in points if not point.refused]
-    sentences += [
-        f"{before.value} to {after.value}: {changes(before, after)}"
-        for before, after in pairwise(possible)
-        if changes(before, after)
-    ]
+    for before, after in pairwise(possible):
+        words = _change_words(before, after)
+        sentences += [f"{before.value} to {after.value}: {words}"] if words else []
     if sentences:
         out.print()
     for sentence in sentences:
-        out.print(
-            fill(sentence, out.width, initial_indent="- ", subsequent_indent="  "), soft_wrap=True
-        )
+        _bullet(out, sentence)
     _print_costs(out, name, points, budget)
 
 
+def _bullet(out: Console, sentence: str) -> None:
+    out.print(
+        fill(
+            sentence,
+            out.width,
+            initial_indent="- ",
+            subsequent_indent="  ",
+            break_on_hyphens=False,
+        ),
+        soft_wrap=True,
+    )
+
+
+def accuracy_words(points: Sequence[Point]) -> list[str]:
+    """How far measured step times lie from these, by whether the device was fitted."""
+    sentences = []
+    for fitted in (True, False):
+        clusters = [p.problem.cluster for p in points if p.candidate and p.fitted is fitted]
+        if not clusters:
+            continue
+        ends = span(*error_interval(clusters[0]), signed_percent)
+        names = ", ".join(dict.fromkeys(cluster.device.name for cluster in clusters))
+        if fitted:
+            sentences.append(f"Measured steps lie within {ends} of these (nine of ten runs).")
+        else:
+            sentences.append(
+                f"No runs on {names} were fitted: times assume the efficiency of a related device "
+                f"and may be off by {ends}."
+            )
+    return sentences
+
+
 def _short_seconds(seconds: float) -> str:
-    """Three digits: a table has no room for more."""
+    """Three digits: a table of 80 columns has no room for more."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
@@ -99,23 +179,26 @@ def _short_count(value: float) -> str:
 
 
 def _print_scaling(out: Console, points: Sequence[Point]) -> None:
-    """Tokens/s per device, against the first that fits."""
+    """Tokens/s per device, relative to the first size that fits."""
     fitting = [(p, p.candidate) for p in points if p.candidate]
     if len(fitting) < 2:
         return
     out.print()
+    out.print("Scaling: tokens/s per device", style="bold")
     first, c = fitting[0]
     alone = c.tokens_per_s / first.problem.cluster.devices
     for point, candidate in fitting:
         kept = candidate.tokens_per_s / point.problem.cluster.devices / alone
-        told = f" {kept:.0%} of the speed per device"
-        out.print(Text(f"{point.value:>8} ") + bar(min(kept, 1.0)) + Text(told))
+        of_first = "" if point is first else f" of {first.value} devices"
+        out.print(
+            Text(f"{point.value:>8} ") + bar(min(kept, 1.0)) + Text(f" {percent(kept)}{of_first}")
+        )
 
 
 def _print_costs(out: Console, name: str, points: Sequence[Point], budget: Budget) -> None:
     if not budget.given:
         return
-    table = Table((Column(name, _NAMES.get(name, name)), *cost_columns(budget)))
+    table = Table((Column("value", _TITLES.get(name, name)), *cost_columns(budget)))
     for point in points:
         if point.candidate is not None:
             speed = point.candidate.tokens_per_s
@@ -125,35 +208,138 @@ def _print_costs(out: Console, name: str, points: Sequence[Point], budget: Budge
     out.print(terminal_table(table))
 
 
-def print_solved(solved: Solved) -> None:
+# ---- differences ----------------------------------------------------------------------------
+
+
+def _change_words(before: Point, after: Point) -> str:
+    """What another value changes, in a sentence; empty where nothing fits at both."""
+    change = difference(before, after)
+    if change is not None:
+        return difference_words(change, blocks_of(before.problem.model))
+    if before.candidate is after.candidate:
+        return ""
+    return "starts to fit." if before.candidate is None else "no longer fits."
+
+
+def difference_words(change: Difference, blocks: int | None = None) -> str:
+    """How much faster, the change of MFU, and what changed; nothing that reads as no change."""
+    head = f"{pace(change.speed)}, MFU {percent_points(change.mfu)}"
+    causes = [cause for cause in _causes(change, blocks) if cause]
+    return f"{head}; {', '.join(causes)}." if causes else f"{head}."
+
+
+def _causes(change: Difference, blocks: int | None) -> list[str]:
+    was, now = change.strategies
+    causes = []
+    if change.layout_changed:
+        causes.append(f"{layout_words(was)} → {layout_words(now)}")
+    if change.micro_batch_changed:
+        causes.append(f"micro-batch {was.micro_batch} → {now.micro_batch}")
+    if change.recompute:
+        shown = [recompute_cell(strategy, blocks) for strategy in (was, now)]
+        causes.append(f"{change.recompute} recompute ({shown[0]} → {shown[1]})")
+    if change.exposed:
+        shares = [percent(share) for share in change.exposed]
+        if shares[0] != shares[1]:
+            causes.append(f"exposed communication {shares[0]} → {shares[1]} of the step")
+    if change.peak is not None and multiple(change.peak) != multiple(1.0):
+        causes.append(f"{multiple(change.peak)} the peak FLOP/s")
+    if change.contention:
+        causes.append(f"compute {change.contention} slowed by overlapping communication")
+    return causes
+
+
+# ---- thresholds -----------------------------------------------------------------------------
+
+
+def target_words(target: Target) -> str:
+    """A target as a noun phrase."""
+    if target.quantity == "step":
+        return f"a step of at most {show_seconds(target.value)}"
+    if target.quantity == "mfu":
+        return f"an MFU of at least {percent(target.value)}"
+    if target.quantity == "days":
+        return f"{show_count(target.tokens)} tokens within {show_long(target.value)}"
+    return f"exposed communication of at most {percent(target.value, 1)} of the step"
+
+
+def print_least(found: Least, problem: Problem, budget: Budget) -> None:
+    """The least value and the configuration there, or why there is none."""
     out = screen()
-    name = _NAMES.get(solved.name, solved.name)
     out.print()
-    if solved.point is None or solved.point.candidate is None:
-        best = max((p for p in solved.tried if p.candidate), key=_speed, default=None)
-        nearest = ""
-        if best is not None and best.candidate is not None:
-            c = best.candidate
-            waits = c.exposed_s / c.step_s
-            nearest = (
-                f" The best was MFU {best.mfu:.0%} at {best.value}: {show_seconds(c.step_s)} "
-                f"a step, {waits:.1%} of it waiting for the network."
-            )
-        out.print(Text(f"No {name} in reach gives {solved.target}.", style="bold") + Text(nearest))
-        return
-    point, c = solved.point, solved.point.candidate
-    out.print(
-        Text(f"{point.value}", style="bold green")
-        + Text(f" is the least {name} for {solved.target}:")
-    )
-    per_device = c.strategy.micro_batch * c.strategy.accumulate * point.problem.job.seq_len
-    out.print(
-        f"{layout_words(c.strategy)}, {per_device:,} tokens per device and step, recompute "
-        f"{show_recompute(c.strategy.recompute)}: {show_seconds(c.step_s)} a step, MFU "
-        f"{point.mfu:.1%}, {c.exposed_s / c.step_s:.1%} of it waiting for the network, "
-        f"{c.needed_bytes / GIB:,.1f} GiB."
-    )
+    for number, sentence in enumerate(least_words(found, problem)):
+        out.print(sentence, style="bold" if number == 0 else None)
+    if found.answer is not None and found.answer.candidate is not None:
+        speed = found.answer.candidate.tokens_per_s
+        cost = cost_words(budget, speed, found.answer.problem.cluster)
+        if cost:
+            out.print(cost)
 
 
-def _speed(point: Point) -> float:
-    return point.candidate.tokens_per_s if point.candidate else 0.0
+def least_words(found: Least, problem: Problem) -> list[str]:
+    """Result, then figures, then what to do."""
+    name, cluster = _NOUNS.get(found.name, found.name), problem.cluster
+    wanted = target_words(found.target)
+    if found.answer is not None:
+        return [f"Least {name} for {wanted}: {found.answer.value}", *_figures(found.answer)]
+    if found.obstacle == "no network":
+        here = found.tried[0]
+        result = "is reached" if found.met else "is not reached"
+        limit = f" The limit is {limit_words(here)}." if here.candidate else ""
+        links = (
+            f"A single node has no network: its {cluster.devices} devices communicate over "
+            f"{cluster.device.link}."
+            if cluster.devices > 1
+            else "A single device needs no network."
+        )
+        return [f"{links} {_capital(wanted)} {result}.{limit}", *_figures(here)]
+    if found.obstacle == "network needed":
+        best = found.best
+        return [
+            f"No number of devices on one node reaches {wanted}.",
+            *(_figures(best, "Best") if best else ["Nothing fits on one node."]),
+            f"{_capital(needs_network(cluster))}.",
+        ]
+    reach = f" up to {MOST_DEVICES:,}" if found.name == "devices" else ""
+    if not reach and found.tried:
+        reach = f" up to {found.tried[-1].value}"
+    best = found.best
+    return [
+        f"No {name}{reach} reaches {wanted}.",
+        *(_figures(best, "Best") if best else ["Nothing fits at any value."]),
+    ]
+
+
+def deadline_words(found: Least) -> str:
+    """How many devices would meet a missed deadline, as advice."""
+    if found.answer is not None and found.answer.candidate is not None:
+        candidate, cluster = found.answer.candidate, found.answer.problem.cluster
+        took = show_long(found.target.tokens / candidate.tokens_per_s)
+        return f"To meet the deadline: {cluster.devices:,} devices ({took}): --cluster {cluster}"
+    if found.obstacle == "network needed" and found.tried:
+        return (
+            "No number of devices on one node meets the deadline. "
+            f"{_capital(needs_network(found.tried[-1].problem.cluster))}."
+        )
+    return f"No cluster size up to {MOST_DEVICES:,} devices meets the deadline."
+
+
+def _figures(point: Point, label: str = "") -> list[str]:
+    c = point.candidate
+    if c is None:
+        return ["Nothing fits there."]
+    job = point.problem.job
+    words = configuration_words(
+        c.strategy, seq_len=job.seq_len, blocks=blocks_of(point.problem.model)
+    )
+    head = f"{label}, at {point.value}: " if label else ""
+    return [
+        f"{head}{words}",
+        f"{show_seconds(c.step_s)} per step, MFU {percent(point.mfu or 0.0, 1)}, exposed "
+        f"communication {percent(c.exposed_s / c.step_s, 1)} of the step, "
+        f"{c.needed_bytes / GIB:,.1f} GiB per device.",
+    ]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,184 @@
+"""Thresholds: the least network, memory, batch or number of devices that meets a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+from shardwise.planning.limits import first_true
+from shardwise.planning.money import DAY, Budget
+from shardwise.planning.problem import Problem
+from shardwise.planning.space import Space
+from shardwise.planning.vary import node_size
+from shardwise.planning.whatif import Point, Points, point
+from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.spec.strategy import Strategy
+
+# The largest cluster that is searched.
+MOST_DEVICES = 2**16
+MOST_BATCH_DOUBLINGS = 10
+
+Quantity = Literal["mfu", "step", "exposed", "days"]
+Obstacle = Literal["no network", "network needed"]
+
+
+class Target(NamedTuple):
+    """What is to be reached: a share, the seconds of a step, or of training on `tokens`."""
+
+    quantity: Quantity
+    value: float
+    tokens: float = 0.0
+
+    def met(self, point: Point) -> bool:
+        """Whether a point reaches it."""
+        candidate = point.candidate
+        if candidate is None:
+            return False
+        if self.quantity == "mfu":
+            return (point.mfu or 0.0) >= self.value
+        if self.quantity == "step":
+            return candidate.step_s <= self.value
+        if self.quantity == "days":
+            return self.tokens / candidate.tokens_per_s <= self.value
+        return candidate.exposed_s <= self.value * candidate.step_s
+
+
+def parse_target(text: str, tokens: float | None = None) -> Target:
+    """`mfu=45%`, `step=10s`, `exposed=1%`, or `days=30` for a number of tokens."""
+    name, _, value = text.partition("=")
+    try:
+        if name in ("mfu", "exposed"):
+            share = float(value.rstrip("%"))
+            share /= 100 if value.endswith("%") or share > 1 else 1
+            if 0 < share <= 1:
+                return Target("mfu" if name == "mfu" else "exposed", share)
+        elif name == "step":
+            milli = value.endswith("ms")
+            seconds = float(value.removesuffix("ms").removesuffix("s")) / (1000 if milli else 1)
+            if 0 < seconds < float("inf"):
+                return Target("step", seconds)
+        elif name == "days" and 0 < float(value) < 1e6:
+            if tokens is None:
+                raise SpecError("for: days needs --tokens, such as --tokens 1T")
+            return Target("days", float(value) * DAY, tokens)
+    except ValueError as error:
+        if isinstance(error, SpecError):
+            raise
+    raise SpecError(
+        f"for: cannot read {text[:40]!r}; write mfu=45%, step=10s, exposed=1% or days=30"
+    )
+
+
+class Least(NamedTuple):
+    """The least value that meets a target; `answer` is None where none does."""
+
+    name: str
+    target: Target
+    answer: Point | None
+    # Every point that was planned, in order; the last rung is the largest value.
+    tried: list[Point]
+    # Why the search could not go on, where it is not the target.
+    obstacle: Obstacle | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether the target is reached; with no network to vary, by the cluster as it is."""
+        return self.answer is not None or (
+            self.obstacle == "no network" and self.target.met(self.tried[0])
+        )
+
+    @property
+    def best(self) -> Point | None:
+        """The fastest point that was planned."""
+        fitting = [point for point in self.tried if point.candidate]
+        return max(fitting, key=_speed, default=None)
+
+    def to_dict(self, budget: Budget) -> dict[str, Any]:
+        """The threshold as `--json` prints it."""
+        best = self.best
+        return {
+            "quantity": self.name,
+            "target": self.target._asdict() | {"tokens": self.target.tokens or None},
+            "met": self.met,
+            "answer": self.answer.to_dict(budget) if self.answer else None,
+            "best": best.to_dict(budget) if best else None,
+            "obstacle": self.obstacle,
+        }
+
+
+def _speed(point: Point) -> float:
+    return point.candidate.tokens_per_s if point.candidate else 0.0
+
+
+def least(problem: Problem, name: str, target: Target, fixed: Strategy | None = None) -> Least:
+    """The least network, memory, batch or number of devices for a target."""
+    scales = {"network": (1.0, 6400.0, "Gbps"), "memory": (4.0, 2048.0, "GiB")}
+    ladders = {"devices": _device_rungs, "global-batch": _batch_rungs}
+    if name not in (*scales, *ladders):
+        known = (*scales, *ladders)
+        hint = did_you_mean(name, known) or f"; known are {', '.join(known)}"
+        raise SpecError(f"least: unknown quantity {name[:40]!r}{hint}")
+    cluster = problem.cluster
+    if name == "network" and cluster.nodes == 1:
+        # Planned like `plan` does, so that both show one figure.
+        here = point(problem, str(cluster), fixed, Space())
+        return Least(name, target, None, [here], "no network")
+    points, tried = Points(problem, name, fixed), []
+
+    def meets(text: str) -> bool:
+        try:
+            tried.append(points.at(text))
+        except SpecError:
+            return False
+        return target.met(tried[-1])
+
+    if name in scales:
+        low, high, unit = scales[name]
+        value = first_true(lambda number: meets(f"{number:.4g}{unit}"), low, high)
+        found = None if value is None else f"{value:.4g}{unit}"
+    else:
+        found = _climb(meets, *ladders[name](problem))
+    short = name == "devices" and cluster.nodes == 1 and cluster.network is None
+    obstacle: Obstacle | None = "network needed" if short and found is None else None
+    answer = None if found is None else points.at(found)
+    return Least(name, target, answer, tried, obstacle)
+
+
+def devices_for_deadline(problem: Problem, budget: Budget) -> Least | None:
+    """The least devices of the same kind that meet the deadline; None where there is none."""
+    if budget.tokens is None or budget.deadline_s is None:
+        return None
+    return least(problem, "devices", Target("days", budget.deadline_s, budget.tokens))
+
+
+def _climb(meets: Callable[[str], bool], unit: int, rungs: Iterable[int]) -> str | None:
+    """The first rung that is enough, then the least multiple of `unit` between it and the last."""
+    low = 0
+    for rung in rungs:
+        if meets(str(rung)):
+            high = rung
+            break
+        low = rung
+    else:
+        return None
+    while high - low > max(unit, high // 50):
+        middle = (low + high) // 2 // unit * unit
+        if middle in (low, high) or not middle:
+            break
+        low, high = (low, middle) if meets(str(middle)) else (middle, high)
+    return str(high)
+
+
+def _device_rungs(problem: Problem) -> tuple[int, Iterable[int]]:
+    """Powers of two within a node, then full nodes."""
+    size, cluster = node_size(problem.cluster), problem.cluster
+    within = [2**power for power in range(20) if 2**power < size]
+    if cluster.nodes == 1 and cluster.network is None:
+        return size, [*within, size]
+    nodes = [2**power for power in range(20) if 2**power * size <= MOST_DEVICES]
+    return size, [*within, *(count * size for count in nodes)]
+
+
+def _batch_rungs(problem: Problem) -> tuple[int, Iterable[int]]:
+    tokens = problem.job.seq_len * problem.cluster.devices
+    return tokens, [tokens * 2**power for power in range(MOST_BATCH_DOUBLINGS + 1)]
