@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from shardwise.planning.money import Budget
     from shardwise.planning.plan import Objective, Plan
+    from shardwise.planning.space import Space
     from shardwise.planning.whatif import Point
     from shardwise.predict.fit import Change
     from shardwise.timeline.spans import Timeline
@@ -79,6 +80,7 @@ def plan(
     objective: Objective = "throughput",
     low_precision_reduce: bool = False,
     budget: Budget | None = None,
+    for_stack: str | None = None,
     **settings: Unpack[PlanSettings],
 ) -> Plan:
     """Search all configurations for the best one; the Plan says which, and why.
@@ -90,6 +92,10 @@ def plan(
                     "sequence" (longest sequence) or "money" (cheapest token)
     low_precision_reduce: also try reducing gradients in the compute dtype
     budget:         tokens, price per GPU-hour and deadline; see Budget
+    for_stack:      search only what this stack runs, such as "accelerate" or "deepspeed"
+
+    A plan chooses the layout, micro-batch, recomputation, prefetch, units and offload. The
+    dtypes and the compilation of the run stay as they are.
 
     Raises SpecError, which lists every problem of the input. Example:
 
@@ -104,6 +110,7 @@ def plan(
         objective=objective,
         low_precision_reduce=low_precision_reduce,
         budget=budget,
+        for_stack=for_stack,
         **settings,
     )
     return found
@@ -150,6 +157,7 @@ def plan_run(
     objective: Objective = "throughput",
     low_precision_reduce: bool = False,
     budget: Budget | None = None,
+    for_stack: str | None = None,
     **settings: Any,
 ) -> tuple[Plan, RunSpec | None]:
     """Plan as `plan` does; also return the run to start, or None where nothing fits.
@@ -161,9 +169,12 @@ def plan_run(
     from shardwise.planning.space import Space
 
     described = describe_run(model, cluster, run=run, **settings)
-    problem = Problem(described.model, described.cluster, described.job, described.strategy)
-    dtypes = ("fp32", described.strategy.param_dtype) if low_precision_reduce else ("fp32",)
+    base = described.strategy
+    dtypes = (base.reduce_dtype, base.param_dtype) if low_precision_reduce else ()
     space = Space(reduce_dtypes=tuple(dict.fromkeys(dtypes)))
+    if for_stack is not None:
+        base, space = _within_stack(described, for_stack, space)
+    problem = Problem(described.model, described.cluster, described.job, base)
     compared = None if run is None else described.strategy
     if current is not None:
         compared = _current(Path(current), described)
@@ -174,6 +185,23 @@ def plan_run(
         strategy=found.winner.strategy, job=found.problem.job, cluster=found.problem.cluster
     )
     return found, chosen
+
+
+def _within_stack(run: RunSpec, stack: str, space: Space) -> tuple[Strategy, Space]:
+    """The base strategy and the space of a search among what a stack runs."""
+    from shardwise.stacks.limits import StackLimits
+
+    limits = StackLimits(run, stack)
+    base = limits.base(run.strategy)
+    return base, space._replace(
+        recompute=limits.choices("recompute", space.recompute),
+        prefetch=limits.choices("prefetch", space.prefetch),
+        forward_prefetch=limits.choices("forward_prefetch", space.forward_prefetch),
+        blocks_per_unit=limits.choices("blocks_per_unit", space.blocks_per_unit),
+        reduce_dtypes=limits.choices("reduce_dtype", space.reduce_dtypes),
+        allowed=limits.allowed,
+        applied=limits.applied,
+    )
 
 
 def _current(path: Path, described: RunSpec) -> Strategy:
@@ -329,8 +357,12 @@ def _strategy_fields(
         return strategy.model_dump()
     inherited: dict[str, object] = {}
     if base:
-        # Degrees of the file fit only the cluster of the file.
-        moved = cluster is not None and base.strategy.devices != cluster.devices
+        # Degrees belong to the cluster of the file.
+        whole = base.strategy.replicate is not None
+        moved = cluster is not None and (
+            cluster.devices != base.cluster.devices
+            or (whole and base.strategy.devices != cluster.devices)
+        )
         inherited = (base.strategy.unplaced() if moved else base.strategy).model_dump()
     if isinstance(strategy, str):
         if not base:

@@ -29,7 +29,7 @@ def launch(folder: Path, cluster: str, strategy: dict[str, Any]) -> tuple[dict[s
     command[2:2] = ["--main_process_port", "0"]
     settings = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **variables}
     [found] = results(output_of(command, folder, **settings))
-    return found, " ".join(written.losses)
+    return found, " ".join(written.unsupported)
 
 
 @pytest.mark.parametrize("kind", ["zero3", "zero2"])

@@ -121,7 +121,7 @@ def test_names_are_text() -> None:
 
 
 def test_what_it_does_not_do_is_told() -> None:
-    keys = {loss.partition(":")[0] for loss in export(RUNS["saves"]).losses}
+    keys = {loss.partition(":")[0] for loss in export(RUNS["saves"]).unsupported}
     told = {"train.non_finite", "train.checkpoint", "train.checkpoint.minutes", "train.restart"}
     assert keys == told
-    assert "train.checkpoint" not in "".join(export(RUNS["silent"]).losses)
+    assert "train.checkpoint" not in "".join(export(RUNS["silent"]).unsupported)

@@ -85,14 +85,14 @@ def test_what_is_asked_of_slurm() -> None:
     assert {"requeue", "exclusive"} <= set(asked)
     assert asked["signal"].startswith("USR1@")
     assert "gpus-per-node" not in directives(tiny())
-    assert any("cluster.network" in loss for loss in export(large()).losses)
+    assert any("cluster.network" in loss for loss in export(large()).unsupported)
 
 
 def test_a_run_that_saves_nothing_is_not_queued_again() -> None:
     run = RUNS["saves nothing"]
     assert not {"requeue", "signal"} & set(directives(run))
     assert "--resume" not in export(run).text
-    assert any("train.checkpoint" in loss for loss in export(run).losses)
+    assert any("train.checkpoint" in loss for loss in export(run).unsupported)
 
 
 def test_directives_do_not_come_from_names() -> None:

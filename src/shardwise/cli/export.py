@@ -1,48 +1,93 @@
-"""`shardwise export`: the run for another stack."""
+"""`shardwise export`: write a run for another stack."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardwise.cli import complete
 from shardwise.cli.output import JsonOption, check_output, print_json
 
+if TYPE_CHECKING:
+    from shardwise.report.exported import Figures
+    from shardwise.spec.run import RunSpec
+    from shardwise.spec.strategy import Strategy
+
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The run.toml to write for another stack.")],
+    run: Annotated[Path, typer.Argument(help="The run.toml to export.")],
     to: Annotated[
         str,
         typer.Option(
-            help="accelerate, torchtitan, deepspeed, lightning, python, slurm or kubernetes.",
+            help="accelerate, trainer (transformers), deepspeed, torchtitan, lightning, python, "
+            "slurm or kubernetes.",
             autocompletion=complete.stacks,
         ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write it here instead of to the terminal."),
+        typer.Option("--output", "-o", help="File to write; default: standard output."),
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Slurm partition; default: the cluster's.")
+    ] = None,
+    account: Annotated[
+        str | None, typer.Option(help="Slurm account to charge; default: the user's.")
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(help="Slurm time limit, HH:MM:SS or D-HH:MM:SS; default: 24:00:00."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a run as the configuration of another stack, and list what it cannot express there.
+    """Write a run for another stack; show its figures there and what it cannot express.
 
-    The file goes to standard output or to --output, the list to standard error.
+    The file goes to standard output or to --output, the rest to standard error. Memory, step time
+    and tokens/s are predicted for the strategy as the stack runs it.
     """
     from shardwise.cli.values import lowered
+    from shardwise.report.exported import exported_dict, print_exported
+    from shardwise.report.screen import plain_console
+    from shardwise.spec.record import SpecError
     from shardwise.spec.run import read_run
+    from shardwise.stacks.write.exported import Target
     from shardwise.stacks.write.exports import export_run
 
-    written = export_run(read_run(run).resolved(), lowered(to) or "")
+    stack = lowered(to) or ""
+    if stack != "slurm" and (partition or account or time):
+        raise SpecError("--partition, --account, --time: only '--to slurm' takes them")
+    described = read_run(run).resolved()
+    target = Target(str(output) if output else None, str(run), partition, account, time)
+    written = export_run(described, stack, target)
     if output is not None:
         check_output(output, suffix=Path(written.name).suffix)
         output.write_text(written.text, encoding="utf-8")
+    figures, problem = _predicted(described, written.applied)
     if as_json:
-        print_json({"schema": 1, **written._asdict()})
+        print_json(exported_dict(written, described, figures))
         return
     if output is None:
         typer.echo(written.text, nl=False)
-    for loss in written.losses:
-        typer.echo(f"note: {loss}", err=True)
-    typer.echo(f"Start it with: {written.command}", err=True)
+    file = str(output) if output else None
+    errors = plain_console(stderr=True)
+    print_exported(written, described, figures, stack=stack, file=file, console=errors)
+    if problem:
+        typer.echo(f"note: figures are not predicted: {problem}", err=True)
+
+
+def _predicted(run: RunSpec, applied: Strategy) -> tuple[Figures | None, str]:
+    """Predictions for the run and for its strategy in the stack, or why there are none."""
+    from shardwise.api import estimate_run
+    from shardwise.report.exported import Figures
+    from shardwise.spec.record import SpecError
+
+    try:
+        planned = estimate_run(run)
+        there = planned
+        if applied != run.strategy:
+            there = estimate_run(run._replace(strategy=applied))
+    except SpecError as error:
+        return None, error.problems[0]
+    return Figures(planned, there), ""

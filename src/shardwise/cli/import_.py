@@ -1,4 +1,4 @@
-"""`shardwise import`: what another stack runs today, as a run.toml."""
+"""`shardwise import`: read another stack's settings into a run.toml."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ def import_(
     file: Annotated[
         Path,
         typer.Argument(
-            help="An accelerate YAML, a DeepSpeed JSON, TrainingArguments, or a Python script "
-            "with FSDP or DDP, which is read and not run."
+            help="An accelerate YAML, a DeepSpeed JSON, TrainingArguments or SFTConfig (JSON, YAML "
+            "or script), or a Python script with FSDP or DDP. Scripts are read, never run."
         ),
     ],
     model: ModelOption = None,
     cluster: ClusterOption = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the run.toml here.")
+        Path | None,
+        typer.Option("--output", "-o", help="run.toml to write; default: standard output."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read another stack's settings as a run.toml, and list what cannot be carried over.
+    """Read another stack's settings into a run.toml; list settings that are not supported.
 
-    Without --model and --cluster, only the sections are printed that the file itself tells.
+    Without --model and --cluster, only the sections that the file settles are printed.
     """
-    from shardwise.report.imported import imported_toml, told
+    from shardwise.report.imported import import_summary, imported_toml
     from shardwise.spec.lookup import find_cluster, find_model
     from shardwise.spec.record import Problems
     from shardwise.stacks.read.imports import (
@@ -59,7 +60,7 @@ def import_(
         run = imported_run(imported, chosen_model, chosen_cluster)
     difference = other_size(imported, chosen_cluster) if chosen_cluster is not None else None
     if difference is not None:
-        imported = imported._replace(losses=(*imported.losses, difference))
+        imported = imported._replace(unsupported=(*imported.unsupported, difference))
     text = imported_toml(imported, file.name, run)
     if output is not None:
         output.write_text(text, encoding="utf-8")
@@ -68,8 +69,8 @@ def import_(
     elif output is None:
         typer.echo(text, nl=False)
     else:
-        for line in told(imported, file.name):
+        for line in import_summary(imported, file.name):
             typer.echo(line)
-        typer.echo(f"Written to {output}; compare it with: shardwise plan {output}")
+        typer.echo(f"Written to {output}. Compare with the best plan: shardwise plan {output}")
     for sentence in missing:
         typer.echo(f"note: {sentence}", err=True)

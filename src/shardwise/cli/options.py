@@ -12,7 +12,8 @@ ModelOption = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Preset, config.json, model folder, or package.module:factory.",
+        help="Model: a preset (shardwise catalog models), a config.json or its folder, or "
+        "package.module:factory. Required unless the run.toml names it.",
         autocompletion=complete.models,
     ),
 ]
@@ -20,23 +21,31 @@ ClusterOption = Annotated[
     str | None,
     typer.Option(
         "--cluster",
-        help="Nodes x GPUs x device @ network per GPU: 4x8xH100-SXM@400Gbps; or a TOML file.",
+        help="Cluster: nodes x GPUs x device @ network per GPU, such as 4x8xH100-SXM@400Gbps or "
+        "8xA100-80GB, or a TOML file. Required unless the run.toml names it.",
         autocompletion=complete.clusters,
     ),
 ]
 SeqLenOption = Annotated[
     str | None,
-    typer.Option("--seq-len", help="Tokens per sequence; 4096, or what the model allows."),
+    typer.Option(
+        "--seq-len",
+        help="Sequence length in tokens. Default: 4096, or the model's maximum if shorter.",
+    ),
 ]
 GlobalBatchOption = Annotated[
     str | None,
-    typer.Option("--global-batch", help="Tokens per step over all devices, such as 4M."),
+    typer.Option(
+        "--global-batch",
+        help="Tokens per optimizer step over all devices, such as 4M. Default: no gradient "
+        "accumulation.",
+    ),
 ]
 OptimizerOption = Annotated[
     str | None,
     typer.Option(
         "--optimizer",
-        help="adamw (default), adam, momentum, sgd; lion for planning only.",
+        help="adamw, adam, momentum, sgd, or lion (planning only). Default: adamw.",
         autocompletion=complete.words("adamw", "adam", "lion", "momentum", "sgd"),
     ),
 ]
@@ -44,13 +53,17 @@ PrecisionOption = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        help="bf16 (default), fp16 or fp32.",
+        help="Compute and all-gather dtype: bf16, fp16 or fp32, with fp32 master weights and "
+        "reductions. Default: bf16.",
         autocompletion=complete.words("bf16", "fp16", "fp32"),
     ),
 ]
 TokensOption = Annotated[
     str | None,
-    typer.Option("--tokens", help="Tokens to train on, such as 1T; adds time and cost."),
+    typer.Option(
+        "--tokens",
+        help="Tokens to train on, such as 1T; adds the time and, with --price, the cost.",
+    ),
 ]
 PriceOption = Annotated[
     str | None,
@@ -64,5 +77,16 @@ DeadlineOption = Annotated[
     typer.Option("--deadline", help="Days by which all of --tokens must be trained."),
 ]
 CompileOption = Annotated[
-    bool | None, typer.Option("--compile", help="Blocks go through torch.compile.")
+    bool | None,
+    typer.Option("--compile", help="Compile each block with torch.compile. Default: off."),
+]
+StackOption = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="STACK",
+        help="Search only what this stack can run: accelerate, trainer, deepspeed, torchtitan, "
+        "lightning, python, slurm or kubernetes. Default: everything Shardwise can run.",
+        autocompletion=complete.stacks,
+    ),
 ]

@@ -18,6 +18,7 @@ from shardwise.cli.options import (
     PrecisionOption,
     PriceOption,
     SeqLenOption,
+    StackOption,
     TokensOption,
 )
 from shardwise.cli.output import JsonOption, check_output, print_json
@@ -66,6 +67,7 @@ def plan(
         ),
     ] = False,
     compile_: CompileOption = None,
+    for_stack: StackOption = None,
     top: Annotated[int, typer.Option(help="Layouts to show.", min=1, max=50)] = 5,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the chosen run.toml here.")
@@ -92,6 +94,7 @@ def plan(
         optimizer=lowered(optimizer),
         precision=lowered(precision),
         compile=compile_,
+        for_stack=lowered(for_stack),
         objective=objective.value,
         low_precision_reduce=low_precision_reduce,
         budget=read_budget(tokens, price, deadline),
@@ -103,9 +106,19 @@ def plan(
     else:
         command = start_command(found.problem.cluster, output or Path("run.toml"))
         print_plan(found, top=top, written=str(output) if output else None, command=command)
+        if for_stack and chosen is not None:
+            _print_for_stack(lowered(for_stack) or "", output)
     _tell_of_current(current)
     if found.winner is None or not found.budget.in_time(found.winner.tokens_per_s):
         raise typer.Exit(1)
+
+
+def _print_for_stack(stack: str, output: Path | None) -> None:
+    """Say whose figures these are, and how to write the plan for the stack."""
+    typer.echo(f"Planned for {stack}: every configuration is one that {stack} runs as shown.")
+    written = output or Path("run.toml")
+    first = "" if output else f"Write it with -o {written}, then: "
+    typer.echo(f"{first}shardwise export {written} --to {stack}")
 
 
 def _tell_of_current(current: Path | None) -> None:
@@ -114,5 +127,5 @@ def _tell_of_current(current: Path | None) -> None:
         return
     from shardwise.stacks.read.imports import import_file
 
-    for loss in import_file(current).losses:
+    for loss in import_file(current).unsupported:
         typer.echo(f"note: {current.name}: {loss}", err=True)

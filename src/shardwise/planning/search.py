@@ -132,7 +132,7 @@ class Search:
         problem, space = self.problem, self.space
         sizes = batches(problem.job, problem.cluster, space)
         accumulates = any(count > 1 for _, count in sizes)
-        chosen = placements(problem.cluster, problem.base, accumulates)
+        chosen = placements(problem.cluster, problem.base, accumulates, space)
         if space.offload:
             chosen = [s.but(offload=True) for s in chosen if s.sharded]
         for autocast in (True, False):
@@ -206,8 +206,9 @@ class Search:
             strategy = candidate.strategy
             if not strategy.sharded or strategy.shard == 1:
                 continue
+            dtypes = space.reduce_dtypes or (strategy.reduce_dtype,)
             for prefetch, forward, blocks, dtype in product(
-                space.prefetch, space.forward_prefetch, space.blocks_per_unit, space.reduce_dtypes
+                space.prefetch, space.forward_prefetch, space.blocks_per_unit, dtypes
             ):
                 changed = strategy.but(
                     prefetch=prefetch,

@@ -27,6 +27,10 @@ def _anything(strategy: Strategy) -> bool:
     return True
 
 
+def _unchanged(strategy: Strategy) -> Strategy:
+    return strategy
+
+
 class Space(NamedTuple):
     """The values of each setting that are tried; kinds and degrees follow from the cluster."""
 
@@ -35,28 +39,34 @@ class Space(NamedTuple):
     prefetch: tuple[int, ...] = (0, 1, 2)
     forward_prefetch: tuple[int, ...] = (0, 1)
     blocks_per_unit: tuple[int, ...] = (1, 2, 4)
-    # Only what does not change the arithmetic, unless asked for.
-    reduce_dtypes: tuple[str, ...] = ("fp32",)
+    # None: reductions stay in the dtype of the base strategy; others change the arithmetic.
+    reduce_dtypes: tuple[str, ...] = ()
     offload: bool = False
     # Whether a resolved strategy may be chosen. A stack that cannot express a strategy refuses it
     # here; the micro-batch plays no part.
     allowed: Callable[[Strategy], bool] = _anything
+    # A resolved strategy as the stack runs it; layouts are tried in that form.
+    applied: Callable[[Strategy], Strategy] = _unchanged
 
     def quick(self) -> Space:
         """Without what the second pass varies, which brings a few percent."""
         return self._replace(prefetch=(1,), forward_prefetch=(0,), blocks_per_unit=(1,))
 
 
-def placements(cluster: ClusterSpec, base: Strategy, accumulates: bool) -> list[Strategy]:
+def placements(
+    cluster: ClusterSpec, base: Strategy, accumulates: bool, space: Space | None = None
+) -> list[Strategy]:
     """Every way to lay the state out over the devices, resolved, the simplest first.
 
-    `base` gives what a plan does not choose: dtypes and compilation.
+    `base` gives what a plan does not choose: dtypes and compilation. `space` may change layouts
+    into those that a stack runs.
     """
+    applied = (space or Space()).applied
     found: list[Strategy] = []
     for fields in _fields(cluster, accumulates):
         try:
             strategy = base.but(**_UNSET, **fields)
-            resolved = strategy.resolve(cluster.devices, cluster.devices_per_node)
+            resolved = applied(strategy.resolve(cluster.devices, cluster.devices_per_node))
         except SpecError:
             continue
         if resolved not in found:

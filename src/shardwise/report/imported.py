@@ -1,4 +1,4 @@
-"""What `shardwise import` writes: a run.toml that says where its settings come from."""
+"""The output of `shardwise import`: a run.toml under comments that say where it comes from."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from shardwise.stacks.read.imported import Imported
 
 
 def imported_toml(imported: Imported, name: str, run: RunSpec | None) -> str:
-    """The run, or what is known of it, under comments that tell what was understood and lost."""
-    comments = "".join(f"# {line}\n" for line in told(imported, name))
+    """The run as TOML, or the sections that the file settles, under its summary as comments."""
+    comments = "".join(f"# {line}\n" for line in import_summary(imported, name))
     if run is not None:
         return f"{comments}\n{write_run(run)}"
     import tomli_w
@@ -17,7 +17,7 @@ def imported_toml(imported: Imported, name: str, run: RunSpec | None) -> str:
     return f"{comments}\n{tomli_w.dumps({key: table for key, table in found.items() if table})}"
 
 
-def told(imported: Imported, name: str) -> list[str]:
-    """What was understood, then what was not, line by line."""
-    lost = [f"Not carried over: {loss}" for loss in imported.losses]
-    return [f"From {name}, {imported.what}.", *imported.notes, *lost]
+def import_summary(imported: Imported, name: str) -> list[str]:
+    """Lines: the file, each setting that was read, then each setting that is not supported."""
+    unsupported = [f"Not supported: {sentence}" for sentence in imported.unsupported]
+    return [f"Read from {name}, {imported.what}.", *imported.notes, *unsupported]

@@ -149,7 +149,9 @@ class Strategy(Record):
 
     def unplaced(self) -> Strategy:
         """The same strategy for any number of devices: groups keep their size, the rest follows."""
-        return self.but(shard=self.shard if self.hybrid else None, replicate=None)
+        # A degree without the other was written as the size of a group, such as zero3:8.
+        groups = self.hybrid or self.replicate is None
+        return self.but(shard=self.shard if groups else None, replicate=None)
 
     def as_kind(self, text: str) -> Strategy:
         """Another kind by its shorthand: degrees and what depends on them anew, the rest kept."""

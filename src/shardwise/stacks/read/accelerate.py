@@ -29,9 +29,9 @@ def read(table: Mapping[str, object]) -> Imported:
     """What the YAML of accelerate settles; the script that it starts settles the rest."""
     reading = _strategy(table)
     if "micro_batch" not in reading.strategy:
-        reading.lose("micro_batch: the batch_size of the script's DataLoader is not in this file.")
+        reading.drop("micro_batch: the batch_size of the script's DataLoader is not in this file.")
     if "accumulate" not in reading.strategy:
-        reading.lose("accumulate: gradient_accumulation_steps of the script is not in this file.")
+        reading.drop("accumulate: gradient_accumulation_steps of the script is not in this file.")
     return reading.done()
 
 
@@ -102,12 +102,12 @@ def _read_unused(table: Mapping[str, object], kind: str, reading: Reading) -> No
     """Sections that accelerate itself does not look at, or that have no counterpart."""
     for owner, key in (("FSDP", "fsdp_config"), ("DEEPSPEED", "deepspeed_config")):
         if table.get(key) and kind != owner:
-            reading.lose(f"{key}: it means nothing where distributed_type is {kind}.")
+            reading.drop(f"{key}: it means nothing where distributed_type is {kind}.")
     if table.get("parallelism_config") and kind != "FSDP":
-        reading.lose(f"parallelism_config: it is not read where distributed_type is {kind}.")
+        reading.drop(f"parallelism_config: it is not read where distributed_type is {kind}.")
     for key in ("fp8_config", "megatron_lm_config"):
         if table.get(key):
-            reading.lose(f"{key}: it has no counterpart here.")
+            reading.drop(f"{key}: it has no counterpart here.")
 
 
 def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
@@ -117,7 +117,7 @@ def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
     if given not in PRECISION:
         raise SpecError(f"mixed_precision: {given[:40]!r} is not one of {', '.join(PRECISION)}")
     if given == "fp8":
-        reading.lose("mixed_precision fp8: matmuls are in bf16 here.")
+        reading.drop("mixed_precision fp8: matmuls are in bf16 here.")
     dtype = PRECISION[given]
     sharded = reading.strategy["kind"] not in ("ddp", "single")
     reduce = dtype if sharded else "fp32"
@@ -145,7 +145,7 @@ def _read_fsdp(table: Mapping[str, object], reading: Reading) -> None:
         _say(reading, "fsdp_reshard_after_forward", said, str(keeps).lower(), becomes)
         for name in ("sharding_strategy", "backward_prefetch", "forward_prefetch"):
             if settings.get(f"fsdp_{name}") is not None:
-                reading.lose(f"fsdp_{name}: accelerate reads it with fsdp_version 1 only.")
+                reading.drop(f"fsdp_{name}: accelerate reads it with fsdp_version 1 only.")
     reading.strategy |= {"grad_sync": "last", "reshard_after_backward": True}
     if version == 1 and reading.strategy["kind"] in ("zero2", "ddp"):
         # FSDP1 keeps what it gathered while gradients are not reduced.
@@ -156,7 +156,7 @@ def _read_fsdp(table: Mapping[str, object], reading: Reading) -> None:
     if reading.strategy["kind"] != "ddp":
         reading.strategy["offload"] = flag(settings, "fsdp_offload_params", otherwise=False)
     elif flag(settings, "fsdp_offload_params", otherwise=False):
-        reading.lose("fsdp_offload_params: without sharding nothing is offloaded here.")
+        reading.drop("fsdp_offload_params: without sharding nothing is offloaded here.")
     recompute = flag(settings, "fsdp_activation_checkpointing", otherwise=False)
     reading.strategy["recompute"] = "full" if recompute else "none"
     _read_units(settings, reading)
@@ -206,16 +206,16 @@ def _read_units(settings: Mapping[str, object], reading: Reading) -> None:
         named = f"every {layer}" if layer else "every block that the model names"
         reading.note(f"fsdp_auto_wrap_policy: {named} is a unit, as every block is here.")
     elif policy == "NO_WRAP":
-        reading.lose(
+        reading.drop(
             "Without fsdp_auto_wrap_policy the blocks are one unit there; here every block is one, "
             "which needs less memory."
         )
     else:
-        reading.lose(
+        reading.drop(
             f"fsdp_auto_wrap_policy {policy}: units by size become a unit for every block."
         )
     if settings.get("fsdp_ignored_modules"):
-        reading.lose(f"fsdp_ignored_modules: {fsdp1.LOST['ignored_modules']}.")
+        reading.drop(f"fsdp_ignored_modules: {fsdp1.LOST['ignored_modules']}.")
 
 
 def _read_degrees(table: Mapping[str, object], reading: Reading) -> None:
@@ -230,7 +230,7 @@ def _read_degrees(table: Mapping[str, object], reading: Reading) -> None:
         size = whole(settings, f"{prefix}{axis}_size") or 1
         others *= size
         if size > 1:
-            reading.lose(f"{axis}_size = {size}: data parallelism is all that is planned here.")
+            reading.drop(f"{axis}_size = {size}: data parallelism is all that is planned here.")
     _set_degrees(replicate, shard, others, reading)
 
 
@@ -239,7 +239,7 @@ def _set_degrees(replicate: int, shard: int, others: int, reading: Reading) -> N
     if replicate > 1 or shard > 1:
         reading.strategy.pop("within_node", None)
     if count is not None and replicate * shard > 1 and replicate * shard * others != count:
-        reading.lose(
+        reading.drop(
             f"parallelism_config: {said} are not the {count} processes of the file; groups keep "
             "their size, and how many there are follows from the cluster."
         )
@@ -260,7 +260,9 @@ def _set_degrees(replicate: int, shard: int, others: int, reading: Reading) -> N
         reading.strategy["kind"] = "ddp"
         # Units and their gathers are not there where nothing is sharded.
         reading.notes = [note for note in reading.notes if not note.startswith("fsdp_")]
-        reading.losses = [loss for loss in reading.losses if "fsdp_auto_wrap_policy" not in loss]
+        reading.unsupported = [
+            sentence for sentence in reading.unsupported if "fsdp_auto_wrap_policy" not in sentence
+        ]
         reading.note(f"parallelism_config: {said} shards nothing and becomes kind ddp.")
 
 
@@ -282,10 +284,10 @@ def _read_deepspeed(table: Mapping[str, object], reading: Reading) -> None:
     if precision not in PRECISION:
         raise SpecError(f"mixed_precision: {precision[:40]!r} is not one of {', '.join(PRECISION)}")
     if precision == "fp8":
-        reading.lose("mixed_precision fp8: matmuls are in bf16 here.")
+        reading.drop("mixed_precision fp8: matmuls are in bf16 here.")
         precision = "bf16"
     if settings.get("gradient_accumulation_steps") is None:
-        reading.lose("accumulate: gradient_accumulation_steps of the script is not in this file.")
+        reading.drop("accumulate: gradient_accumulation_steps of the script is not in this file.")
     inside = deepspeed.read(
         {
             "zero_optimization": {"stage": settings.get("zero_stage", 2), **devices},

@@ -63,17 +63,17 @@ def read(table: Mapping[str, object]) -> Imported:
     _read_train(table, reading)
     for key in ("pipeline", "tensor_parallel", "sequence_parallel_size", "expert_parallel"):
         if table.get(key):
-            reading.lose(f"{key}: data parallelism is all that is planned here.")
+            reading.drop(f"{key}: data parallelism is all that is planned here.")
     for key in _QUANTIZED:
         if flag(zero, key, otherwise=False):
-            reading.lose(f"{key}: nothing is quantized here.")
+            reading.drop(f"{key}: nothing is quantized here.")
     if zero.get("zenflow"):
-        reading.lose("zenflow: the optimizer's step is not delayed here.")
+        reading.drop("zenflow: the optimizer's step is not delayed here.")
     for key in _WITHOUT_COUNTERPART:
         if table.get(key) not in (None, False, 1, 1.0) or table.get(key) is True:
-            reading.lose(f"{key}: it has no counterpart here.")
+            reading.drop(f"{key}: it has no counterpart here.")
     if table.get("activation_checkpointing"):
-        reading.lose(
+        reading.drop(
             "activation_checkpointing: it configures what the script may or may not call; set "
             "recompute yourself."
         )
@@ -100,7 +100,7 @@ def _read_stage(zero: Mapping[str, object], reading: Reading) -> None:
         )
     mics = zero.get("mics_shard_size", -1)
     if isinstance(mics, int) and mics > 0 and kind != "zero3":
-        reading.lose("mics_shard_size: it means nothing below stage 3.")
+        reading.drop("mics_shard_size: it means nothing below stage 3.")
     elif isinstance(mics, int) and mics > 0:
         reading.strategy["shard"] = mics
         reading.note(f"mics_shard_size becomes shard = {mics}, replicated over the other devices.")
@@ -121,7 +121,7 @@ def _read_batch(table: Mapping[str, object], reading: Reading) -> None:
         reading.strategy["micro_batch"] = micro
         reading.note(f"train_micro_batch_size_per_gpu becomes micro_batch = {micro}.")
     else:
-        reading.lose("micro_batch: train_micro_batch_size_per_gpu is not a number in this file.")
+        reading.drop("micro_batch: train_micro_batch_size_per_gpu is not a number in this file.")
     if accumulate:
         reading.strategy["accumulate"] = accumulate
         if table.get("gradient_accumulation_steps") is None:
@@ -131,7 +131,7 @@ def _read_batch(table: Mapping[str, object], reading: Reading) -> None:
         else:
             reading.note(f"gradient_accumulation_steps becomes accumulate = {accumulate}.")
     else:
-        reading.lose("accumulate: gradient_accumulation_steps is not a number in this file.")
+        reading.drop("accumulate: gradient_accumulation_steps is not a number in this file.")
     if batch and micro and accumulate:
         if batch % (micro * accumulate):
             raise SpecError(
@@ -149,7 +149,7 @@ def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
     autocast = section(table, "torch_autocast")
     by_autocast = flag(autocast, "enabled", otherwise=False, where="torch_autocast.")
     if automatic and not chosen and not by_autocast:
-        reading.lose("param_dtype, reduce_dtype: the file does not settle them; set them yourself.")
+        reading.drop("param_dtype, reduce_dtype: the file does not settle them; set them yourself.")
         return
     if by_autocast:
         names = {long: short for short, long in AUTOCAST.items()}
@@ -182,11 +182,11 @@ def _enabled(table: Mapping[str, object], reading: Reading) -> tuple[list[str], 
     for name, dtype in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
         if section(table, name).get("enabled") == "auto":
             automatic = True
-            reading.lose(f"{name}.enabled: auto is decided when the script runs.")
+            reading.drop(f"{name}.enabled: auto is decided when the script runs.")
         elif flag(section(table, name), "enabled", otherwise=False, where=f"{name}."):
             chosen.append(dtype)
     if len(set(chosen)) > 1:
-        reading.lose(
+        reading.drop(
             "bf16 and fp16: both are enabled, which DeepSpeed refuses; read as bf16. Keep one."
         )
     return chosen, automatic
@@ -212,23 +212,23 @@ def _read_offload(zero: Mapping[str, object], reading: Reading) -> None:
     if not used:
         return
     if reading.strategy["kind"] == "ddp":
-        reading.lose("offload: without ZeRO nothing is offloaded here.")
+        reading.drop("offload: without ZeRO nothing is offloaded here.")
         return
     reading.strategy["offload"] = True
     reading.note(f"{' and '.join(names[part] for part in used)} becomes offload = true.")
     if len(used) == 1:
-        reading.lose(
+        reading.drop(
             "offload: here parameters, gradients and optimizer state are offloaded together, not "
             f"only the {'optimizer' if 'optimizer' in used else 'parameters'}."
         )
     if "nvme" in used.values():
-        reading.lose("offload: to the host's memory here, not to NVMe.")
+        reading.drop("offload: to the host's memory here, not to NVMe.")
 
 
 def _read_train(table: Mapping[str, object], reading: Reading) -> None:
     clip = real(table, "gradient_clipping")
     if table.get("gradient_clipping") == "auto":
-        reading.lose("gradient_clipping: auto is decided when the script runs.")
+        reading.drop("gradient_clipping: auto is decided when the script runs.")
     if clip is None and table.get("optimizer") and "gradient_clipping" not in table:
         clip = 0.0
         reading.note("gradient_clipping is absent, so its default becomes train.clip_norm = 0.")
@@ -247,7 +247,7 @@ def _read_optimizer(optimizer: Mapping[str, object], reading: Reading) -> None:
     kinds = {theirs.lower(): ours for ours, (theirs, _) in reversed(OPTIMIZERS.items())}
     kind = kinds.get(name.lower())
     if kind is None:
-        reading.lose(f"optimizer {name[:40]}: not known here; set job.optimizer, else it is adamw.")
+        reading.drop(f"optimizer {name[:40]}: not known here; set job.optimizer, else it is adamw.")
         return
     if kind == "adam" and flag(settings, "adam_w_mode", otherwise=True):
         kind = "adamw"
@@ -260,7 +260,7 @@ def _read_optimizer(optimizer: Mapping[str, object], reading: Reading) -> None:
     reading.note(f"optimizer {name} becomes job.optimizer = {kind}.")
     for key, value in settings.items():
         if value == "auto":
-            reading.lose(f"optimizer.params.{key}: auto is decided when the script runs.")
+            reading.drop(f"optimizer.params.{key}: auto is decided when the script runs.")
     more = (*_OPTIMIZER_PARAMS, *(("adam_w_mode",) if kind in ("adam", "adamw") else ()))
     list_unknown(reading, settings, more, "optimizer.params.")
     set_optimizer(
@@ -272,11 +272,11 @@ def _read_scheduler(scheduler: Mapping[str, object], reading: Reading) -> None:
     name, settings = plain(scheduler.get("type", "")), section(scheduler, "params")
     schedules = {"WarmupLR": "constant", "WarmupCosineLR": "cosine"}
     if name not in schedules:
-        reading.lose(f"scheduler {name[:40]}: not known here; set train.schedule and warmup_steps.")
+        reading.drop(f"scheduler {name[:40]}: not known here; set train.schedule and warmup_steps.")
         return
     for key, value in settings.items():
         if value == "auto":
-            reading.lose(f"scheduler.params.{key}: auto is decided when the script runs.")
+            reading.drop(f"scheduler.params.{key}: auto is decided when the script runs.")
     list_unknown(reading, settings, _SCHEDULER_PARAMS, "scheduler.params.")
     reading.train["schedule"] = schedules[name]
     steps = whole(settings, "total_num_steps", "scheduler.params.")
@@ -289,5 +289,5 @@ def _read_scheduler(scheduler: Mapping[str, object], reading: Reading) -> None:
     if final is not None:
         reading.train["final_learning_rate"] = final
     if str(settings.get("warmup_type", "log")) != "linear":
-        reading.lose("scheduler: the warm-up is linear here, not logarithmic.")
+        reading.drop("scheduler: the warm-up is linear here, not logarithmic.")
     reading.note(f"scheduler {name} becomes train.schedule = {schedules[name]}.")

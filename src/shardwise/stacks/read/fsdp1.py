@@ -94,7 +94,7 @@ def set_prefetch(reading: Reading, name: str, absent: str = "") -> None:
     reading.strategy["prefetch"] = ahead
     said = f"{absent} is absent, so its default" if absent else f"backward_prefetch {name}"
     sentence = f"{said} becomes prefetch = {ahead}: {words}."
-    (reading.lose if name == "BACKWARD_POST" else reading.note)(sentence)
+    (reading.drop if name == "BACKWARD_POST" else reading.note)(sentence)
 
 
 def read_wrapped(calls: list[Call], reading: Reading) -> None:
@@ -114,7 +114,7 @@ def read_wrapped(calls: list[Call], reading: Reading) -> None:
     list_unknown(reading, settings, (*_READ, *OBSOLETE, *LOST), "FSDP.")
     for name, why in LOST.items():
         if name in settings and settings[name] is not None:
-            reading.lose(f"{name}: {why}.")
+            reading.drop(f"{name}: {why}.")
 
 
 def _settings(calls: list[Call], reading: Reading) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _settings(calls: list[Call], reading: Reading) -> dict[str, Any]:
     for call in calls:
         given = {**dict(zip(_POSITIONS, call.args, strict=False)), **call.keywords}
         if call.more:
-            reading.lose("Some settings of FSDP come from a dictionary made when the script runs.")
+            reading.drop("Some settings of FSDP come from a dictionary made when the script runs.")
             given = {**dict.fromkeys(_MAY_BE_GIVEN, Unknown("what that dictionary holds")), **given}
         for name, value in given.items():
             differs = name in found and name != "module" and found[name] != value
@@ -137,7 +137,7 @@ def _sharding(settings: dict[str, Any], reading: Reading) -> None:
     elif isinstance(value, Symbol) and value.last in SHARDING:
         set_sharding(reading, value.last)
     else:
-        reading.lose(f"sharding_strategy: {why_not(value)}; read as its default, FULL_SHARD.")
+        reading.drop(f"sharding_strategy: {why_not(value)}; read as its default, FULL_SHARD.")
         reading.strategy |= SHARDING["FULL_SHARD"][0]
 
 
@@ -145,7 +145,7 @@ def _prefetch(settings: dict[str, Any], reading: Reading) -> None:
     value = settings.get("backward_prefetch", _PREFETCH_DEFAULT)
     name = shown(value)
     if name not in PREFETCH:
-        reading.lose(f"backward_prefetch: {why_not(value)}.")
+        reading.drop(f"backward_prefetch: {why_not(value)}.")
     elif "backward_prefetch" in settings:
         set_prefetch(reading, name)
     forward = settings.get("forward_prefetch", False)
@@ -154,7 +154,7 @@ def _prefetch(settings: dict[str, Any], reading: Reading) -> None:
         if forward:
             reading.note("forward_prefetch becomes forward_prefetch = 1: one unit ahead.")
     else:
-        reading.lose(f"forward_prefetch: {why_not(forward)}.")
+        reading.drop(f"forward_prefetch: {why_not(forward)}.")
 
 
 def _units(policy: Any, calls: int, reading: Reading) -> None:
@@ -164,12 +164,12 @@ def _units(policy: Any, calls: int, reading: Reading) -> None:
     elif policy is None and calls > 1:
         reading.note("Modules are wrapped one by one; here every block is a unit.")
     elif policy is None:
-        reading.lose(
+        reading.drop(
             "Without an auto_wrap_policy the whole model is one unit there; here every block is "
             "one, which needs less memory."
         )
     else:
-        reading.lose(
+        reading.drop(
             f"auto_wrap_policy: {name or shown(policy)} chooses units of its own; here every block "
             "is one."
         )
@@ -201,4 +201,4 @@ def _offload(value: Any, reading: Reading) -> None:
         if offloaded:
             reading.note("CPUOffload becomes offload = true.")
     else:
-        reading.lose(f"cpu_offload: {why_not(offloaded)}.")
+        reading.drop(f"cpu_offload: {why_not(offloaded)}.")

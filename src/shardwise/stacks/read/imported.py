@@ -1,4 +1,4 @@
-"""What another stack's file says, in the fields of a run, and what of it has no field here."""
+"""Settings read from another stack's file, as fields of a run, and those that have no field."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwise.spec.train import TrainSettings
 
 
 class Imported(NamedTuple):
-    """What was understood of one file. Fields that it does not settle are absent."""
+    """The settings of one file. Fields that it does not settle are absent."""
 
     # In words, such as "an accelerate configuration".
     what: str
@@ -22,14 +22,14 @@ class Imported(NamedTuple):
     processes: int | None
     machines: int
     cpu: bool
-    # Sentences: what was understood, and what it becomes.
+    # One sentence for each setting that was read, and the field it becomes.
     notes: tuple[str, ...]
-    # Sentences: what could not be carried over, or is only decided when it runs.
-    losses: tuple[str, ...]
+    # One sentence for each setting that has no counterpart, or is only decided at run time.
+    unsupported: tuple[str, ...]
 
 
 class Reading:
-    """Collects what a reader finds, setting by setting."""
+    """Collects the settings that a reader finds."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -40,21 +40,21 @@ class Reading:
         self.machines = 1
         self.cpu = False
         self.notes: list[str] = []
-        self.losses: list[str] = []
+        self.unsupported: list[str] = []
 
     def note(self, sentence: str) -> None:
         self.notes.append(sentence)
 
-    def lose(self, sentence: str) -> None:
-        self.losses.append(sentence)
+    def drop(self, sentence: str) -> None:
+        self.unsupported.append(sentence)
 
     def take(self, inside: Imported, but: tuple[str, ...]) -> None:
-        """All that was found in a part of the file, without losses that begin with one of `but`."""
+        """Add the settings of a part of the file; leave out sentences that begin with `but`."""
         self.strategy |= inside.strategy
         self.job |= inside.job
         self.train |= inside.train
         self.notes += inside.notes
-        self.losses += [loss for loss in inside.losses if not loss.startswith(but)]
+        self.unsupported += [text for text in inside.unsupported if not text.startswith(but)]
 
     def done(self) -> Imported:
         return Imported(
@@ -66,7 +66,7 @@ class Reading:
             machines=self.machines,
             cpu=self.cpu,
             notes=tuple(dict.fromkeys(self.notes)),
-            losses=tuple(dict.fromkeys(self.losses)),
+            unsupported=tuple(dict.fromkeys(self.unsupported)),
         )
 
 
@@ -90,9 +90,9 @@ def set_warmup(reading: Reading, warmup: int) -> None:
     if warmup <= steps:
         reading.train["warmup_steps"] = warmup
     elif "steps" in reading.train:
-        reading.lose(f"warmup_steps: {warmup} are more than the {steps} steps of the run.")
+        reading.drop(f"warmup_steps: {warmup} are more than the {steps} steps of the run.")
     else:
-        reading.lose(
+        reading.drop(
             f"warmup_steps: {warmup}, but how many steps there are is not in the file; set "
             "train.steps and train.warmup_steps."
         )
@@ -101,11 +101,11 @@ def set_warmup(reading: Reading, warmup: int) -> None:
 def list_unknown(
     reading: Reading, table: Iterable[str], known: Iterable[str], where: str = ""
 ) -> None:
-    """A loss for every key that no reader knows: it may be a setting, misspelled."""
+    """List every key that no reader knows as unsupported: it may be a misspelled setting."""
     choices = tuple(known)
     for key in table:
         if key not in choices:
-            reading.lose(f"{where}{key[:60]}: not known here{did_you_mean(key, choices) or '.'}")
+            reading.drop(f"{where}{key[:60]}: not known here{did_you_mean(key, choices) or '.'}")
 
 
 def section(table: Mapping[str, object], key: str) -> Mapping[str, object]:

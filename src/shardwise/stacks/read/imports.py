@@ -1,4 +1,4 @@
-"""Any file of another stack, as the run that it describes. Nothing in it is executed."""
+"""Read any file of another stack as a run. Nothing in it is executed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from shardwise.stacks.read.imported import Imported
 MAX_BYTES = 2**22
 _DEPTH = 50
 _KNOWN = (
-    "an accelerate YAML, a DeepSpeed JSON, TrainingArguments as JSON or YAML, or a Python script "
-    "with FSDP or DDP"
+    "an accelerate YAML, a DeepSpeed JSON, TrainingArguments or SFTConfig (JSON, YAML or script), "
+    "a torchtitan configuration, or a Python script with FSDP or DDP"
 )
 _SECTIONS: dict[type[Record], str] = {Strategy: "strategy", Job: "job", TrainSettings: "train"}
 

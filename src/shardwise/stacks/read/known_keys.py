@@ -123,3 +123,20 @@ TRAINER = (
 # Of TrainingArguments' fsdp_config, beside those of accelerate's.
 TRAINER_FSDP = (*FSDP, "cpu_offload", "xla", "xla_fsdp_v2", "xla_fsdp_settings",
                 "xla_fsdp_grad_ckpt")  # fmt: skip
+# Of TRL's SFTConfig, ScriptArguments and ModelConfig, which share a file with TrainingArguments.
+TRL = (
+    # Read, or listed as unsupported.
+    "max_length", "max_seq_length", "use_peft", "load_in_4bit", "load_in_8bit",
+    "activation_offloading",
+    # About data and tokenizers.
+    "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split",
+    "dataset_streaming", "dataset_num_proc", "dataset_text_field", "dataset_kwargs", "datasets",
+    "eos_token", "pad_token", "pad_to_multiple_of", "packing", "packing_strategy", "padding_free",
+    "eval_packing", "completion_only_loss", "assistant_only_loss", "shuffle_dataset",
+    "chat_template_path", "ignore_bias_buffers", "loss_type",
+    # About the model.
+    "model_name_or_path", "model_revision", "model_init_kwargs", "dtype", "torch_dtype",
+    "attn_implementation", "trust_remote_code", "lora_r", "lora_alpha", "lora_dropout",
+    "lora_target_modules", "lora_modules_to_save", "lora_task_type", "use_rslora", "use_dora",
+    "bnb_4bit_quant_type", "use_bnb_nested_quant",
+)  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from shardwise.spec.record import SpecError
-from shardwise.stacks.read import fsdp1
+from shardwise.stacks.read import fsdp1, torchtitan, trainer_script
 from shardwise.stacks.read.imported import Imported, Reading, list_unknown, quoted, set_optimizer
 from shardwise.stacks.read.source import DIFFERS, Call, Script, Symbol, Unknown, shown, why_not
 from shardwise.stacks.read.torch_values import DTYPES, read_mesh, read_mixed_precision
@@ -55,6 +55,8 @@ _RECOMPUTE = ("apply_activation_checkpointing", "checkpoint_wrapper",
 def read(text: str) -> Imported:
     """What a script settles about its strategy, without running it."""
     script = Script(text)
+    if torchtitan.is_torchtitan(script):
+        return torchtitan.read(script)
     old = list(script.calls("FullyShardedDataParallel"))
     old += [call for call in script.calls("enable_wrap") if _wraps_with_fsdp(call)]
     new = list(script.calls("fully_shard"))
@@ -68,11 +70,13 @@ def read(text: str) -> Imported:
     elif replicated:
         reading = Reading(_WITH_DDP)
         _ddp(replicated, reading)
+    elif trainer_script.has_arguments(script):
+        return trainer_script.read(script)
     else:
         raise SpecError(_nothing_found(script))
     others = [name for name, calls in (("fully_shard", new), ("DDP", replicated)) if calls]
     if old and others:
-        reading.lose(f"The script also uses {' and '.join(others)}; it was read as FSDP1.")
+        reading.drop(f"The script also uses {' and '.join(others)}; it was read as FSDP1.")
     _precision(script, reading)
     _loop(script, reading)
     _accumulation(script, reading)
@@ -90,7 +94,7 @@ def _nothing_found(script: Script) -> str:
         (
             "Trainer",
             "transformers",
-            "import its TrainingArguments as JSON or YAML, or the accelerate YAML",
+            "import the file that creates TrainingArguments, or its JSON or YAML",
         ),
         ("initialize", "deepspeed", "import the JSON that DeepSpeed is configured with"),
         ("Trainer", "lightning", _LIGHTNING),
@@ -115,7 +119,7 @@ def _fully_shard(script: Script, calls: list[Call], reading: Reading) -> None:
     if len(values) > 1:
         value = DIFFERS
     if any(call.more for call in calls):
-        reading.lose(
+        reading.drop(
             "Some settings of fully_shard come from a dictionary made when the script runs."
         )
         value = Unknown("what that dictionary holds") if value is None else value
@@ -128,7 +132,7 @@ def _fully_shard(script: Script, calls: list[Call], reading: Reading) -> None:
         reading.note(f"reshard_after_forward {said} becomes kind {reading.strategy['kind']}.")
     else:
         reading.strategy["kind"] = "zero3"
-        reading.lose(f"reshard_after_forward: {why_not(value)}; read as true.")
+        reading.drop(f"reshard_after_forward: {why_not(value)}; read as true.")
     if len(calls) == 1:
         reading.note("One call of fully_shard in a loop, or of the root alone, is all there is.")
     first = calls[0]
@@ -143,9 +147,9 @@ def _fully_shard(script: Script, calls: list[Call], reading: Reading) -> None:
         reading.strategy["offload"] = offload.name == "CPUOffloadPolicy"
         reading.note(f"{offload.name} becomes offload = {shown(reading.strategy['offload'])}.")
     elif offload is not None:
-        reading.lose(f"offload_policy: {why_not(offload)}.")
+        reading.drop(f"offload_policy: {why_not(offload)}.")
     if script.uses("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"):
-        reading.lose("The script chooses what is prefetched itself; here prefetch counts units.")
+        reading.drop("The script chooses what is prefetched itself; here prefetch counts units.")
 
 
 def _others_of_fully_shard(calls: list[Call], reading: Reading) -> None:
@@ -156,7 +160,7 @@ def _others_of_fully_shard(calls: list[Call], reading: Reading) -> None:
             ("shard_placement_fn", "parameters are sharded along their first dimension here"),
         ):
             if call.get(name) is not None:
-                reading.lose(f"{name}: {why}.")
+                reading.drop(f"{name}: {why}.")
 
 
 def _ddp(calls: list[Call], reading: Reading) -> None:
@@ -166,21 +170,21 @@ def _ddp(calls: list[Call], reading: Reading) -> None:
         list_unknown(reading, call.keywords, _DDP, "DistributedDataParallel.")
     for name in ("mixed_precision", "process_group", "device_mesh", "bucket_cap_mb_list"):
         if calls[0].get(name) is not None:
-            reading.lose(f"{name}: it has no counterpart here.")
+            reading.drop(f"{name}: it has no counterpart here.")
     if calls[0].more:
-        reading.lose("Some settings of DDP come from a dictionary made when the script runs.")
+        reading.drop("Some settings of DDP come from a dictionary made when the script runs.")
     bucket = calls[0].get("bucket_cap_mb")
     if bucket is not None and not _is_number(bucket):
-        reading.lose(f"bucket_cap_mb: {why_not(bucket)}.")
+        reading.drop(f"bucket_cap_mb: {why_not(bucket)}.")
     elif bucket is not None:
         reading.strategy["ddp_bucket_mib"] = bucket
         reading.note(f"bucket_cap_mb becomes ddp_bucket_mib = {bucket}.")
     if calls[0].get("gradient_as_bucket_view") is not True:
         reading.note("Gradients lie beside DDP's buckets there; here they live in them.")
     if calls[0].get("find_unused_parameters") is True:
-        reading.lose("find_unused_parameters: every parameter must take part in a step here.")
+        reading.drop("find_unused_parameters: every parameter must take part in a step here.")
     if calls[0].get("static_graph") is True:
-        reading.lose("static_graph: not set here.")
+        reading.drop("static_graph: not set here.")
 
 
 def _precision(script: Script, reading: Reading) -> None:
@@ -195,7 +199,7 @@ def _precision(script: Script, reading: Reading) -> None:
     if low and reading.strategy.get("param_dtype", "fp32") == "fp32":
         reading.strategy |= {"param_dtype": low, "reduce_dtype": "fp32"}
         if sharded:
-            reading.lose(
+            reading.drop(
                 f"autocast computes in {low} on parameters gathered in fp32 there; here they are "
                 f"gathered in {low}, half the bytes."
             )
@@ -220,7 +224,7 @@ def _autocast(script: Script, reading: Reading) -> tuple[str | None, bool]:
         if enabled is False:
             continue
         if enabled not in (None, True):
-            reading.lose(f"autocast(enabled): {why_not(enabled)}; set param_dtype.")
+            reading.drop(f"autocast(enabled): {why_not(enabled)}; set param_dtype.")
             return None, False
         if given is None:
             device = call.get("device_type", 0)
@@ -229,7 +233,7 @@ def _autocast(script: Script, reading: Reading) -> tuple[str | None, bool]:
             reading.note(f"autocast's dtype is absent, so its default on {where} holds, {low}.")
             return low, True
         if shown(given) not in DTYPES:
-            reading.lose(f"autocast: {why_not(given)}; set param_dtype.")
+            reading.drop(f"autocast: {why_not(given)}; set param_dtype.")
             return None, False
         return DTYPES[shown(given)], True
     return None, True
@@ -245,7 +249,7 @@ def _loop(script: Script, reading: Reading) -> None:
     for call in script.calls(*_OPTIMIZERS):
         _optimizer(call, reading)
         if script.uses(*_SCHEDULES) or _sets_rates(script):
-            reading.lose("The schedule of the learning rate is the script's; set train.schedule.")
+            reading.drop("The schedule of the learning rate is the script's; set train.schedule.")
         else:
             reading.train["schedule"] = "constant"
         reading.train["clip_norm"] = 0.0
@@ -285,14 +289,14 @@ def _micro_batch(script: Script, reading: Reading) -> None:
             reading.strategy["micro_batch"] = size
             reading.note(f"DataLoader(batch_size={size}) becomes micro_batch = {size}.")
         else:
-            reading.lose(f"micro_batch: batch_size {why_not(size)}.")
+            reading.drop(f"micro_batch: batch_size {why_not(size)}.")
         return
     found = _number(script, _MICRO_BATCH)
     if found and 1 <= found[1] <= 2**20:
         reading.strategy["micro_batch"] = found[1]
         reading.note(f"{found[0]} = {found[1]} becomes micro_batch = {found[1]}.")
         return
-    reading.lose("micro_batch: no DataLoader with a batch_size is in this script.")
+    reading.drop("micro_batch: no DataLoader with a batch_size is in this script.")
 
 
 def _clipping(call: Call, reading: Reading) -> None:
@@ -309,7 +313,7 @@ def _clipping(call: Call, reading: Reading) -> None:
         reading.note(f"{said} becomes train.clip_norm = {norm}.")
     else:
         reading.train.pop("clip_norm", None)
-        reading.lose(f"clip_norm: {why_not(norm)}; set train.clip_norm.")
+        reading.drop(f"clip_norm: {why_not(norm)}; set train.clip_norm.")
 
 
 def _optimizer(call: Call, reading: Reading) -> None:
@@ -322,7 +326,7 @@ def _optimizer(call: Call, reading: Reading) -> None:
     defaults = {} if call.more else _DEFAULTS.get(call.name, {})
     reading.train |= defaults
     if call.more:
-        reading.lose(f"Some settings of {call.name} are made when the script runs.")
+        reading.drop(f"Some settings of {call.name} are made when the script runs.")
 
     def number(name: str) -> float | None:
         value = call.get(name, 1 if name == "lr" else None)
@@ -330,7 +334,7 @@ def _optimizer(call: Call, reading: Reading) -> None:
             return float(value)
         if value is not None:
             reading.train.pop(_FIELDS[name][0], None)
-            reading.lose(f"{name}: {why_not(value)}; set train.{_FIELDS[name][0]}.")
+            reading.drop(f"{name}: {why_not(value)}; set train.{_FIELDS[name][0]}.")
         return None
 
     betas = call.get("betas")
@@ -338,7 +342,7 @@ def _optimizer(call: Call, reading: Reading) -> None:
     if betas is not None and not known:
         for field in _FIELDS["betas"]:
             reading.train.pop(field, None)
-        reading.lose(f"betas: {why_not(betas)}; set train.beta1 and train.beta2.")
+        reading.drop(f"betas: {why_not(betas)}; set train.beta1 and train.beta2.")
     set_optimizer(reading, number, betas if known else None)
     grouped = _decay_of_groups(call, reading)
     absent = [
@@ -382,7 +386,7 @@ def _decay_of_groups(call: Call, reading: Reading) -> bool:
         reading.note("The weight_decay of a group becomes train.weight_decay.")
     elif any(given):
         reading.train.pop("weight_decay", None)
-        reading.lose("weight_decay: groups of parameters have their own; set train.weight_decay.")
+        reading.drop("weight_decay: groups of parameters have their own; set train.weight_decay.")
     return True
 
 
@@ -393,7 +397,7 @@ def _accumulation(script: Script, reading: Reading) -> None:
         reading.strategy["accumulate"] = found[1]
         reading.note(f"{found[0]} = {found[1]} becomes accumulate = {found[1]}.")
     else:
-        reading.lose("accumulate: no number of micro-batches of a step is in this script.")
+        reading.drop("accumulate: no number of micro-batches of a step is in this script.")
     kind = reading.strategy["kind"]
     if script.uses("set_requires_all_reduce"):
         reading.strategy["grad_sync"] = "local"
@@ -401,7 +405,7 @@ def _accumulation(script: Script, reading: Reading) -> None:
     elif script.uses("set_requires_gradient_sync", "no_sync"):
         if kind == "ddp" and _only_backward_inside(script):
             reading.strategy["grad_sync"] = "every"
-            reading.lose(
+            reading.drop(
                 "no_sync around the backward alone stops no reduction of DDP, which needs the "
                 "forward inside too; read as what it does, grad_sync = every."
             )

@@ -30,7 +30,7 @@ def read_mixed_precision(value: Any, reading: Reading) -> None:
         reading.note("Without mixed precision, parameters and gradients move in fp32.")
         return
     if not isinstance(value, Call) or value.more or value.name not in _POLICIES:
-        reading.lose(f"mixed precision: {why_not(value)}; set param_dtype and reduce_dtype.")
+        reading.drop(f"mixed precision: {why_not(value)}; set param_dtype and reduce_dtype.")
         return
     param = _dtype(value.get("param_dtype", 0), "param_dtype", "fp32", reading)
     reduce = _dtype(value.get("reduce_dtype", 1), "reduce_dtype", param, reading)
@@ -48,9 +48,9 @@ def read_mixed_precision(value: Any, reading: Reading) -> None:
 def _others(policy: Call, reading: Reading) -> None:
     """What else a policy says."""
     if policy.get("keep_low_precision_grads") not in (None, False):
-        reading.lose("keep_low_precision_grads: gradients are kept in the master's dtype here.")
+        reading.drop("keep_low_precision_grads: gradients are kept in the master's dtype here.")
     if policy.get("output_dtype") is not None:
-        reading.lose("output_dtype: outputs keep the dtype in which they are computed here.")
+        reading.drop("output_dtype: outputs keep the dtype in which they are computed here.")
     for name in ("cast_forward_inputs", "cast_root_forward_inputs"):
         if policy.get(name) not in (None, True):
             reading.note(f"{name}: a model here is given tokens, which are not cast.")
@@ -63,7 +63,7 @@ def _dtype(value: Any, key: str, otherwise: str | None, reading: Reading) -> str
         return otherwise
     if isinstance(value, Symbol) and value.last in DTYPES:
         return DTYPES[value.last]
-    reading.lose(f"{key}: {why_not(value)}; set it yourself.")
+    reading.drop(f"{key}: {why_not(value)}; set it yourself.")
     return None
 
 
@@ -77,7 +77,7 @@ def read_mesh(value: Any, reading: Reading) -> None:
         fixed = sizes and all(isinstance(size, int) for size in sizes)
         why = "has no counterpart here" if fixed else "is decided when the script runs"
         said = " x ".join(map(shown, sizes)) if sizes else shown(shape)
-        reading.lose(f"The mesh of {said} {why}; shard and replicate follow from the cluster.")
+        reading.drop(f"The mesh of {said} {why}; shard and replicate follow from the cluster.")
         return
     replicate, shard = sizes if len(sizes) == 2 else (1, sizes[0])
     reading.strategy.pop("within_node", None)

@@ -1,4 +1,4 @@
-"""The TrainingArguments of transformers' Trainer, as JSON or YAML."""
+"""Read TrainingArguments of transformers, or SFTConfig and its like of TRL, from a table."""
 
 from __future__ import annotations
 
@@ -23,12 +23,9 @@ _SHARDING = {name.lstrip("_").lower(): name for name in fsdp1.SHARDING}
 _WORDS = (*_SHARDING, "offload", "auto_wrap")
 # What has no field here, or another meaning.
 _LOST = {
-    "lr_scheduler_type": "set train.schedule, which is a cosine or constant",
-    "lr_scheduler_kwargs": "set train.schedule, which is a cosine or constant",
     "warmup_ratio": "set train.warmup_steps, which counts steps",
     "num_train_epochs": "set train.steps, which counts steps",
     "optim_args": "set the optimizer's settings in [train]",
-    "ddp_bucket_cap_mb": "set strategy.ddp_bucket_mib",
     "ddp_find_unused_parameters": "every parameter must take part in a step here",
     "auto_find_batch_size": "shardwise plan finds the batch instead",
     "label_smoothing_factor": "the loss is a plain cross entropy here",
@@ -36,7 +33,13 @@ _LOST = {
     "use_liger_kernel": "the model's own kernels run here",
     "parallelism_config": "set shard and replicate yourself",
     "accelerator_config": "it has no counterpart here",
+    "use_peft": "every parameter is trained here; LoRA is not planned",
+    "load_in_4bit": "the model is not quantized here",
+    "load_in_8bit": "the model is not quantized here",
+    "activation_offloading": "activations stay on the device here",
 }
+# Tokens per sequence, by the names that TRL has had for it.
+_SEQ_LEN = ("max_length", "max_seq_length")
 # What a nested DeepSpeed configuration takes from these where it says "auto".
 _AUTO = {
     "optimizer.params.lr": "learning_rate",
@@ -50,17 +53,18 @@ _OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf":
 
 
 def is_trainer(table: Mapping[str, object]) -> bool:
-    return any(key in table for key in ("per_device_train_batch_size", "fsdp", "deepspeed"))
+    keys = ("per_device_train_batch_size", "fsdp", "deepspeed", "gradient_checkpointing", *_SEQ_LEN)
+    return any(key in table for key in keys)
 
 
-def read(table: Mapping[str, object]) -> Imported:
-    """What they settle; how many processes there are is the launcher's business."""
-    reading = Reading("TrainingArguments")
-    # A script may have arguments of its own in the same file; told, they do no harm.
-    list_unknown(reading, table, known_keys.TRAINER)
+def read(table: Mapping[str, object], what: str = "TrainingArguments") -> Imported:
+    """The settings of a run; the number of processes is the launcher's, not in this table."""
+    reading = Reading(what)
+    # A script may have arguments of its own in the same file; listing them does no harm.
+    list_unknown(reading, table, (*known_keys.TRAINER, *known_keys.TRL))
     low = [name for name in ("bf16", "fp16") if flag(table, name, otherwise=False)]
     if len(low) > 1:
-        reading.lose("bf16 and fp16: both are true, which the Trainer refuses; read as bf16.")
+        reading.drop("bf16 and fp16: both are true, which the Trainer refuses; read as bf16.")
     if table.get("deepspeed"):
         inside = _deepspeed(table["deepspeed"], low[0] if low else None)
     else:
@@ -71,19 +75,29 @@ def read(table: Mapping[str, object]) -> Imported:
     reading.take(inside, but=("micro_batch", "accumulate", *automatic))
     reading.notes = [_in_its_words(note) for note in reading.notes if not _of_batch(note)]
     if table.get("deepspeed") and low and low[0] != inside.strategy.get("param_dtype"):
-        reading.lose(f"{low[0]}: the settings of deepspeed decide, and do not enable it.")
+        reading.drop(f"{low[0]}: the settings of deepspeed decide, and do not enable it.")
     _batch(table, reading)
     for field in ("micro_batch", "accumulate"):
         theirs, ours = inside.strategy.get(field), reading.strategy.get(field)
         if theirs is not None and theirs != ours:
-            reading.lose(
+            reading.drop(
                 f"{field}: deepspeed says {theirs} and TrainingArguments {ours}, which the Trainer "
                 f"refuses; read as {ours}."
             )
     _train(table, reading)
+    for key in _SEQ_LEN:
+        length = whole(table, key)
+        if length is not None:
+            reading.job["seq_len"] = length
+            reading.note(f"{key} becomes job.seq_len = {length}.")
+            break
     if flag(table, "gradient_checkpointing", otherwise=False):
         reading.strategy["recompute"] = "full"
         reading.note("gradient_checkpointing becomes recompute = full: every block.")
+    bucket = real(table, "ddp_bucket_cap_mb")
+    if bucket is not None and reading.strategy.get("kind") == "ddp":
+        reading.strategy["ddp_bucket_mib"] = bucket
+        reading.note(f"ddp_bucket_cap_mb becomes ddp_bucket_mib = {bucket:g}.")
     if flag(table, "torch_compile", otherwise=False):
         reading.strategy["compile"] = True
         reading.note("torch_compile becomes compile = true, block by block.")
@@ -106,9 +120,10 @@ def _train(table: Mapping[str, object], reading: Reading) -> None:
             else:
                 set_warmup(reading, count)
     _optimizer(table, reading)
+    _schedule(table, reading)
     for key, why in _LOST.items():
         if table.get(key) not in (None, False, 0):
-            reading.lose(f"{key}: {why}.")
+            reading.drop(f"{key}: {why}.")
 
 
 def _optimizer(table: Mapping[str, object], reading: Reading) -> None:
@@ -117,10 +132,30 @@ def _optimizer(table: Mapping[str, object], reading: Reading) -> None:
         return
     kind = _OPTIMIZERS.get(str(name)) if isinstance(name, str) else None
     if kind is None:
-        reading.lose(f"optim: {quoted(name)} is not known here; set job.optimizer.")
+        reading.drop(f"optim: {quoted(name)} is not known here; set job.optimizer.")
         return
     reading.job["optimizer"] = kind
     reading.note(f"optim {name} becomes job.optimizer = {kind}.")
+
+
+def _schedule(table: Mapping[str, object], reading: Reading) -> None:
+    name = table.get("lr_scheduler_type")
+    if name is None:
+        return
+    settings = section(table, "lr_scheduler_kwargs")
+    final = real(settings, "min_lr_rate", "lr_scheduler_kwargs.")
+    if name in ("constant", "constant_with_warmup"):
+        reading.train["schedule"] = "constant"
+    elif name == "cosine" or (name == "cosine_with_min_lr" and final is not None):
+        reading.train |= {"schedule": "cosine", "final_learning_rate": final or 0.0}
+    else:
+        reading.drop(
+            f"lr_scheduler_type: {quoted(name)} has no counterpart; set train.schedule, which is "
+            "cosine or constant."
+        )
+        return
+    list_unknown(reading, settings, ("min_lr_rate",), "lr_scheduler_kwargs.")
+    reading.note(f"lr_scheduler_type {name} becomes train.schedule.")
 
 
 def _batch(table: Mapping[str, object], reading: Reading) -> None:
@@ -131,7 +166,7 @@ def _batch(table: Mapping[str, object], reading: Reading) -> None:
     ):
         count = whole(table, key)
         if table.get(key) == "auto":
-            reading.lose(f"{field}: {key} is not a number in this file.")
+            reading.drop(f"{field}: {key} is not a number in this file.")
         elif count is None:
             reading.strategy[field] = default
             reading.note(f"{key} is absent, so its default becomes {field} = {default}.")
@@ -173,14 +208,14 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
     words = _words(table.get("fsdp"))
     if not words:
         if table.get("fsdp_config"):
-            reading.lose("fsdp_config: it means nothing where fsdp is absent.")
+            reading.drop("fsdp_config: it means nothing where fsdp is absent.")
         return {"distributed_type": "MULTI_GPU"}
     settings = {
         key.removeprefix("fsdp_"): value for key, value in section(table, "fsdp_config").items()
     }
     list_unknown(reading, settings, known_keys.TRAINER_FSDP, "fsdp_config.")
     if flag(settings, "xla", otherwise=False):
-        reading.lose("fsdp_config.xla: PyTorch's own FSDP is planned here, on GPUs or CPUs.")
+        reading.drop("fsdp_config.xla: PyTorch's own FSDP is planned here, on GPUs or CPUs.")
     sharding = [_SHARDING[word] for word in words if word in _SHARDING]
     version = whole(settings, "version") or _version(sharding, reading)
     offloaded = flag(settings, "cpu_offload", otherwise=False)
@@ -198,7 +233,7 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
             config[f"fsdp_{name}"] = settings[name]
     if version == 2 and config.get("fsdp_reshard_after_forward") is None and sharding:
         if sharding[0] not in ("FULL_SHARD", "SHARD_GRAD_OP"):
-            reading.lose(f"fsdp: {sharding[0]} is known to FSDP1 only; read as FULL_SHARD.")
+            reading.drop(f"fsdp: {sharding[0]} is known to FSDP1 only; read as FULL_SHARD.")
         keeps = sharding[0] == "SHARD_GRAD_OP"
         config["fsdp_reshard_after_forward"] = not keeps
         reading.note(

@@ -1,4 +1,4 @@
-"""A run as the YAML of `accelerate config`. Checked against accelerate 1.15."""
+"""Write a run as the YAML of `accelerate config`. Checked against accelerate 1.15."""
 
 from __future__ import annotations
 
@@ -8,73 +8,90 @@ from shardwise.spec.families import BLOCKS
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
 from shardwise.stacks.read.accelerate import REPLICATE, SHARD, read
-from shardwise.stacks.write.differences import Rule, losses
-from shardwise.stacks.write.exported import Exported
+from shardwise.stacks.write.differences import Comparison, Rule, compare, recompute_all_or_none
+from shardwise.stacks.write.exported import USUAL, Exported, Target
 
 NAME = "accelerate.yaml"
 
 _RULES = (
     Rule(
-        ("kind",),
-        "there it is {kind}, with parameters that stay gathered from the forward to the backward",
+        ("kind",), "accelerate runs {kind}: parameters stay gathered between forward and backward"
     ),
     Rule(
         ("param_dtype", "master_dtype"),
-        "mixed_precision knows fp32, bf16 and fp16 over an fp32 master; here it is {param_dtype}, "
-        "and another dtype is the one in which your script loads the model",
+        "mixed_precision offers fp32, bf16 and fp16 with fp32 master weights; accelerate computes "
+        "in {param_dtype}. For other master weights, load the model in that dtype",
     ),
     Rule(
         ("reduce_dtype",),
-        "gradients are reduced in {reduce_dtype} there, which mixed_precision decides; a "
-        "FullyShardedDataParallelPlugin of your script can name another in mixed_precision_policy",
+        "mixed_precision also sets the dtype of reductions, so gradients are reduced in "
+        "{reduce_dtype}. To change it, pass mixed_precision_policy to a "
+        "FullyShardedDataParallelPlugin in your script",
     ),
     Rule(
         ("reshard_after_forward",),
-        "fsdp_reshard_after_forward knows true and false only, and parameters are gathered again "
-        "from the whole shard group",
+        "fsdp_reshard_after_forward is true or false; the backward gathers from the whole shard "
+        "group",
     ),
     Rule(
         ("grad_sync", "reshard_after_backward"),
-        "Accelerator.accumulate keeps gradients whole until the last micro-batch and gathers "
-        "parameters anew for each; GradientAccumulationPlugin(sync_each_batch=True) reduces every "
-        "micro-batch",
+        "Accelerator.accumulate reduces gradients in the last micro-batch only and gathers "
+        "parameters again for each; GradientAccumulationPlugin(sync_each_batch=True) reduces in "
+        "every micro-batch",
     ),
-    Rule(("prefetch", "forward_prefetch"), "FSDP2's own order holds, one unit ahead"),
-    Rule(("blocks_per_unit",), "every block is a unit"),
-    Rule(("ddp_bucket_mib",), "DDP's own 25 MiB hold; DistributedDataParallelKwargs changes them"),
-    Rule(("micro_batch",), "it is the batch_size of the DataLoader of your script"),
+    Rule(("prefetch", "forward_prefetch"), "FSDP2 prefetches one unit in the backward"),
+    Rule(("blocks_per_unit",), "every block is one FSDP unit"),
+    Rule(("ddp_bucket_mib",), "DDP uses 25 MiB; change it with DistributedDataParallelKwargs"),
     Rule(
-        ("accumulate",),
-        "it is gradient_accumulation_steps of the Accelerator of your script, which the variable "
-        "in the command below sets",
+        ("recompute",),
+        "accelerate recomputes every block or none: activation checkpointing {recompute}",
     ),
-)
-_ALL_OR_NOTHING = Rule(
-    ("recompute",), "fsdp_activation_checkpointing recomputes every block in full, or none"
-)
-_BY_SCRIPT = Rule(
-    ("recompute",),
-    "the file cannot ask for it without FSDP; call model.gradient_checkpointing_enable()",
 )
 _ON_CPUS = Rule(
     ("kind", "shard", "replicate", "offload", "recompute", "reshard_after_forward", "reduce_dtype"),
-    "accelerate shards on GPUs only; on CPUs the file runs DDP",
+    "accelerate shards on GPUs only; on CPUs it runs DDP",
+)
+_SCRIPT_RULES = (
+    Rule(("micro_batch",), "pass it as batch_size to your DataLoader"),
+    Rule(
+        ("accumulate",),
+        "the command below sets it; Accelerator(gradient_accumulation_steps=...) must not set "
+        "another",
+    ),
+    Rule(("recompute",), "call model.gradient_checkpointing_enable()"),
 )
 
 
-def export(run: RunSpec) -> Exported:
+def export(run: RunSpec, target: Target = USUAL) -> Exported:
     """The YAML that `accelerate launch --config_file` takes."""
     import yaml
 
     table = _table(run)
+    found = _compared(run, table)
+    unsupported = (*found.unsupported, *_other_differences(run, table))
     text = yaml.safe_dump(table, sort_keys=False)
-    sharded = table["distributed_type"] == "FSDP"
-    recompute = _ALL_OR_NOTHING if sharded else _BY_SCRIPT
-    ungated = run.strategy.sharded and not sharded
-    rules = (_ON_CPUS, *_RULES, recompute) if ungated else (*_RULES, recompute)
-    said = losses(run, read(table).strategy, rules)
-    return Exported(NAME, text, (*said, *_beside(run, sharded)), _command(run))
+    command = _command(run, target.name(NAME))
+    return Exported(NAME, text, unsupported, command, found.applied, tuple(found.in_script))
+
+
+def applied(run: RunSpec) -> Strategy:
+    """The strategy of a run as accelerate runs it."""
+    return _compared(run, _table(run)).applied
+
+
+def _compared(run: RunSpec, table: dict[str, Any]) -> Comparison:
+    strategy = run.strategy
+    by_script: dict[str, object] = {
+        "micro_batch": strategy.micro_batch,
+        "accumulate": strategy.accumulate,
+    }
+    if table["distributed_type"] != "FSDP":
+        by_script["recompute"] = recompute_all_or_none(strategy)
+    unsharded = strategy.sharded and table["distributed_type"] != "FSDP"
+    rules = (_ON_CPUS, *_RULES) if unsharded else _RULES
+    return compare(run, read(table).strategy, rules, by_script, _SCRIPT_RULES)
 
 
 def _table(run: RunSpec) -> dict[str, Any]:
@@ -136,34 +153,34 @@ def _fsdp(run: RunSpec) -> dict[str, Any]:
     return table
 
 
-def _beside(run: RunSpec, sharded: bool) -> list[str]:
-    """What no field of a strategy says, but happens differently there."""
+def _other_differences(run: RunSpec, table: dict[str, Any]) -> list[str]:
+    """Differences that no field of a strategy expresses."""
     said = []
-    model = run.model
+    model, sharded = run.model, table["distributed_type"] == "FSDP"
     if sharded and isinstance(model, ModuleRef):
         said.append(
-            "Units: name the class of the blocks in fsdp_transformer_layer_cls_to_wrap; without it "
+            "Units: name the class of your blocks in fsdp_transformer_layer_cls_to_wrap; otherwise "
             "the whole model may become one unit."
         )
     if sharded and isinstance(model, ModelSpec) and not model.tied:
         said.append(
-            "Units: the embedding is one of its own there, and so are the last norm and the head "
-            "together, where Shardwise has one root unit."
+            "Units: accelerate makes one unit of the embedding and one of the last norm and the "
+            "head; Shardwise puts both in the root unit."
         )
     if run.strategy.kind == "ddp":
         said.append(
-            "Gradients: accelerate's DDP keeps its buckets beside them, 4 bytes more for every "
-            "parameter; DistributedDataParallelKwargs(gradient_as_bucket_view=True) avoids that."
+            "Gradients: accelerate's DDP keeps separate buckets, 4 bytes more per parameter; "
+            "DistributedDataParallelKwargs(gradient_as_bucket_view=True) avoids that."
         )
     if run.train is not None:
         said.append(
-            "[train]: optimizer, schedule, clipping, checkpoints and data are those of your script."
+            "[train]: optimizer, schedule, clipping, checkpoints and data are set by your script."
         )
     return said
 
 
-def _command(run: RunSpec) -> str:
-    words = ["accelerate launch --config_file", NAME]
+def _command(run: RunSpec, name: str) -> str:
+    words = ["accelerate launch --config_file", name]
     if run.strategy.accumulate > 1:
         words.insert(0, f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={run.strategy.accumulate}")
     if run.cluster.device.is_cpu and run.cluster.devices > 1:

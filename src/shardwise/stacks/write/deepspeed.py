@@ -1,4 +1,4 @@
-"""A run as the JSON of DeepSpeed. Checked against DeepSpeed 0.19."""
+"""Write a run as the JSON of DeepSpeed. Checked against DeepSpeed 0.19."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from typing import Any
 from shardwise.spec.job import Optimizer
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
 from shardwise.stacks.read.deepspeed import AUTOCAST, KINDS, OPTIMIZERS, read
-from shardwise.stacks.write.differences import Rule, losses
-from shardwise.stacks.write.exported import Exported
+from shardwise.stacks.write.differences import Comparison, Rule, compare, recompute_all_or_none
+from shardwise.stacks.write.exported import USUAL, Exported, Target
 
 NAME = "deepspeed.json"
 
-_HYBRID = "DeepSpeed shards over all devices (MiCS, its hybrid sharding, was removed)"
+_HYBRID = (
+    "DeepSpeed shards over all {shard} devices; it has no groups since MiCS, its hybrid sharding, "
+    "was removed"
+)
 _HPZ = (
-    "; zero_hpz_partition_size keeps a second copy of the parameters in each group, so that only "
-    "gathers of the forward and reductions cross groups"
+    ". zero_hpz_partition_size keeps a second copy of the parameters in each group, so that only "
+    "forward gathers and reductions cross groups"
 )
 _RULES = (
-    Rule(("kind",), "as it keeps parameters gathered it is {kind} there"),
+    Rule(("kind",), "as parameters stay gathered, DeepSpeed runs {kind}"),
     Rule(
         ("param_dtype", "master_dtype"),
-        "DeepSpeed computes in fp32, bf16 or fp16 over an fp32 master; there it is {param_dtype}",
+        "DeepSpeed computes in fp32, bf16 or fp16 with fp32 master weights; here in {param_dtype}",
     ),
-    Rule(
-        ("reduce_dtype",),
-        "gradients are reduced in {reduce_dtype} there",
-    ),
+    Rule(("reduce_dtype",), "DeepSpeed reduces gradients in {reduce_dtype}"),
     Rule(
         ("reshard_after_forward",),
-        "parameters are gathered again from groups of {reshard_after_forward}",
+        "the backward gathers parameters from groups of {reshard_after_forward}",
     ),
     Rule(
         ("grad_sync",),
-        "a stage decides it: 0 and 1 reduce in the last micro-batch, 2 and 3 in every one",
+        "the stage decides: 0 and 1 reduce in the last micro-batch, 2 and 3 in every one",
     ),
     Rule(
         ("reshard_after_backward",),
@@ -46,28 +47,48 @@ _RULES = (
         ("prefetch", "forward_prefetch"),
         "DeepSpeed counts elements, not units: stage3_prefetch_bucket_size, in both directions",
     ),
-    Rule(("blocks_per_unit",), "there are no units: parameters are gathered module by module"),
+    Rule(("blocks_per_unit",), "DeepSpeed has no units: it gathers module by module"),
     Rule(
         ("recompute",),
-        "activation_checkpointing only configures what a model calls itself; call "
-        "model.gradient_checkpointing_enable() in your script",
+        "model.gradient_checkpointing_enable() recomputes every block: recompute {recompute}",
     ),
-    Rule(("compile",), "call engine.compile() in your script"),
     Rule(
         ("ddp_bucket_mib",),
-        "DeepSpeed all-reduces once the backward is over, in buckets of its own",
+        "DeepSpeed all-reduces after the backward, in buckets of its own",
     ),
+)
+_SCRIPT_RULES = (
+    Rule(("recompute",), "call model.gradient_checkpointing_enable()"),
+    Rule(("compile",), "call engine.compile()"),
 )
 
 
-def export(run: RunSpec) -> Exported:
+def export(run: RunSpec, target: Target = USUAL) -> Exported:
     """The JSON that `deepspeed --deepspeed_config` takes."""
     table = _table(run)
+    if table["zero_optimization"]["stage"] == 3 and isinstance(run.model, ModelSpec):
+        size = run.strategy.prefetch * _block_parameters(run)
+        table["zero_optimization"]["stage3_prefetch_bucket_size"] = size
+    found = _compared(run, table)
+    unsupported = (*found.unsupported, *_other_differences(run))
+    text = json.dumps(table, indent=2) + "\n"
+    command = _command(run, target.name(NAME))
+    return Exported(NAME, text, unsupported, command, found.applied, tuple(found.in_script))
+
+
+def applied(run: RunSpec) -> Strategy:
+    """The strategy of a run as DeepSpeed runs it."""
+    return _compared(run, _table(run)).applied
+
+
+def _compared(run: RunSpec, table: dict[str, Any]) -> Comparison:
     stage = table["zero_optimization"]["stage"]
     hybrid = Rule(("shard", "replicate"), _HYBRID + (_HPZ if stage == 3 else ""))
-    said = losses(run, read(table).strategy, (hybrid, *_RULES))
-    text = json.dumps(table, indent=2) + "\n"
-    return Exported(NAME, text, (*said, *_beside(run)), _command(run))
+    by_script: dict[str, object] = {
+        "recompute": recompute_all_or_none(run.strategy),
+        "compile": run.strategy.compile,
+    }
+    return compare(run, read(table).strategy, (hybrid, *_RULES), by_script, _SCRIPT_RULES)
 
 
 def _stage(run: RunSpec) -> int:
@@ -111,8 +132,6 @@ def _zero(run: RunSpec) -> dict[str, Any]:
             table["zero_hpz_partition_size"] = strategy.shard
         elif isinstance(group, int) and not isinstance(group, bool):
             table["zero_hpz_partition_size"] = group
-        if isinstance(run.model, ModelSpec):
-            table["stage3_prefetch_bucket_size"] = strategy.prefetch * _block_parameters(run)
     if strategy.offload:
         table["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
         if stage == 3:
@@ -171,43 +190,43 @@ def _scheduler(train: TrainSettings) -> dict[str, Any]:
     return {"type": "WarmupCosineLR", "params": {**settings, "warmup_min_ratio": 0.0, **warmup}}
 
 
-def _beside(run: RunSpec) -> list[str]:
-    """What no field of a strategy says, but happens differently there."""
+def _other_differences(run: RunSpec) -> list[str]:
+    """Differences that no field of a strategy expresses."""
     stage, train = _stage(run), run.train
     said = []
     if stage in (1, 2):
         said.append(
-            "Parameters: they stay whole between steps too, and are gathered after the optimizer's "
-            "step instead of in the forward."
+            "Parameters: DeepSpeed keeps all of them on every device between steps and gathers "
+            "them after the optimizer step instead of in the forward."
         )
         if run.strategy.offload:
             said.append(
-                "offload: below stage 3 only the optimizer is offloaded, and parameters stay on "
-                "the device."
+                "offload: below stage 3 only the optimizer is offloaded; parameters stay on the "
+                "device."
             )
     if stage == 3:
         said.append(
-            "Units: stage 3 gathers module by module; it leaves up to 1e9 parameters gathered "
-            "(stage3_max_live_parameters) and tensors of less than 1e5 elements unsharded "
+            "Units: stage 3 gathers module by module; it keeps up to 1e9 parameters gathered "
+            "(stage3_max_live_parameters) and does not shard tensors below 1e5 elements "
             "(stage3_param_persistence_threshold)."
         )
     if train is not None:
         said.append(
-            "Learning rate: DeepSpeed's warm-up starts from 0, one step behind, and takes 2 steps "
-            "at least."
+            "Learning rate: DeepSpeed's warm-up starts from 0, one step later, and takes at least "
+            "2 steps."
         )
         if train.weight_decay:
             said.append(
-                "weight_decay: it reaches norms and biases too, unless your script gives groups of "
-                "parameters."
+                "weight_decay: it applies to norms and biases too, unless your script passes "
+                "parameter groups."
             )
-        said.append("[train]: steps, seed, checkpoints and data are those of your script.")
+        said.append("[train]: steps, seed, checkpoints and data are set by your script.")
     return said
 
 
-def _command(run: RunSpec) -> str:
+def _command(run: RunSpec, name: str) -> str:
     nodes, processes = run.cluster.nodes, run.cluster.devices_per_node
     where = f"--num_gpus {processes}"
     if nodes > 1:
         where = f"--hostfile hostfile --num_nodes {nodes} --num_gpus {processes}"
-    return f"deepspeed {where} train.py --deepspeed --deepspeed_config {NAME}"
+    return f"deepspeed {where} train.py --deepspeed --deepspeed_config {name}"

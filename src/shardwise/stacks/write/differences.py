@@ -1,50 +1,85 @@
-"""What becomes of a strategy in another stack, field by field."""
+"""A strategy as another stack runs it, field by field, and sentences about what differs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 
-# Nothing is gathered, or nothing accumulated, that these could be about.
+# Fields without effect where nothing is sharded, or where a step has one micro-batch.
 _OF_SHARDING = ("reshard_after_forward", "reshard_after_backward", "prefetch", "forward_prefetch",
                 "blocks_per_unit")  # fmt: skip
 _OF_ACCUMULATION = ("grad_sync", "reshard_after_backward")
 
 
 class Rule(NamedTuple):
-    """What to say where any of some fields differs. `{field}` stands for what it is there."""
+    """The sentence for some fields that differ. `{field}` stands for the stack's value of it."""
 
     fields: tuple[str, ...]
     sentence: str
 
 
-def losses(run: RunSpec, there: dict[str, object], rules: Iterable[Rule]) -> list[str]:
-    """A sentence for every field that means something in this run and differs there.
+class Comparison(NamedTuple):
+    """A strategy as the stack runs it, and what to tell about the difference."""
 
-    `there` are the fields that the other stack's file says when it is read back.
+    applied: Strategy
+    unsupported: list[str]
+    in_script: list[str]
+
+
+def compare(
+    run: RunSpec,
+    read_back: Mapping[str, object],
+    rules: Iterable[Rule],
+    script: Mapping[str, object] | None = None,
+    script_rules: Iterable[Rule] = (),
+) -> Comparison:
+    """Compare a run with the fields that are read back from the file of another stack.
+
+    `script` are fields that the file cannot hold but the user's script sets, with the values that
+    it can set them to. Fields without effect in this run are left out of every sentence.
     """
-    ours = run.strategy
-    theirs = Strategy.read(there).resolve(run.cluster.devices, run.cluster.devices_per_node)
-    left = {
+    cluster, ours = run.cluster, run.strategy
+    size = cluster.devices, cluster.devices_per_node
+    by_file = Strategy.read(read_back).resolve(*size)
+    applied = Strategy.read({**read_back, **(script or {})}).resolve(*size)
+    settled = {
+        name: value
+        for name, value in changed_fields(applied, by_file).items()
+        if name in (script or {})
+    }
+    return Comparison(
+        applied,
+        _told(changed_fields(ours, applied), applied, rules),
+        _told(settled, applied, script_rules),
+    )
+
+
+def changed_fields(ours: Strategy, theirs: Strategy) -> dict[str, object]:
+    """Our values of the fields that have an effect and differ."""
+    return {
         name: getattr(ours, name)
         for name in Strategy.model_fields
         if not _same(name, getattr(ours, name), getattr(theirs, name))
-        and name not in meaningless(ours)
+        and name not in without_effect(ours)
     }
+
+
+def _told(differing: dict[str, object], there: Strategy, rules: Iterable[Rule]) -> list[str]:
+    left = dict(differing)
+    values = {name: _shown(getattr(there, name)) for name in Strategy.model_fields}
     said = []
-    named = {name: _shown(getattr(theirs, name)) for name in Strategy.model_fields}
-    for rule in (*rules, *(Rule((name,), f"it is {{{name}}} there") for name in left)):
+    for rule in (*rules, *(Rule((name,), f"the stack uses {{{name}}}") for name in differing)):
         fields = [name for name in rule.fields if name in left]
         if fields:
-            ours_told = ", ".join(f"{name} = {_shown(left.pop(name))}" for name in fields)
-            said.append(f"{ours_told}: {rule.sentence.format(**named)}.")
+            ours = ", ".join(f"{name} = {_shown(left.pop(name))}" for name in fields)
+            said.append(f"{ours}: {rule.sentence.format(**values)}.")
     return said
 
 
-def meaningless(strategy: Strategy) -> set[str]:
+def without_effect(strategy: Strategy) -> set[str]:
     """Fields that change nothing in a run of this strategy."""
     found = {"within_node"}
     if strategy.accumulate == 1:
@@ -53,6 +88,8 @@ def meaningless(strategy: Strategy) -> set[str]:
         found |= {"ddp_bucket_mib"}
     else:
         found |= {*_OF_SHARDING}
+    if strategy.kind == "single":
+        found |= {"reduce_dtype", "grad_sync", "ddp_bucket_mib"}
     return found
 
 
@@ -62,6 +99,11 @@ def _same(name: str, ours: object, theirs: object) -> bool:
         named = {0.0: "none", 1.0: "full"}
         ours, theirs = named.get(ours, ours), named.get(theirs, theirs)  # type: ignore[call-overload]
     return ours == theirs
+
+
+def recompute_all_or_none(strategy: Strategy) -> str:
+    """The policy of a stack that recomputes every block or none."""
+    return "none" if strategy.recompute in ("none", 0.0) else "full"
 
 
 def _shown(value: object) -> str:

@@ -1,8 +1,32 @@
-"""A run in the words of another stack, and what those words cannot say."""
+"""A run written as a file of another stack, and what that stack makes of it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import shlex
+from typing import Any, NamedTuple
+
+from shardwise.spec.strategy import Strategy
+
+
+class Target(NamedTuple):
+    """Where an export is written, and what a scheduler is asked for besides devices."""
+
+    # The written file, as commands name it; None stands for the stack's usual name.
+    file: str | None = None
+    # The run.toml that jobs start.
+    run_file: str = "run.toml"
+    # Slurm's --partition, --account and --time.
+    partition: str | None = None
+    account: str | None = None
+    time: str | None = None
+
+    def name(self, usual: str) -> str:
+        """The file's name as a word of a shell command."""
+        return shlex.quote(self.file or usual)
+
+
+# The stack's usual name, and nothing special asked of a scheduler.
+USUAL = Target()
 
 
 class Exported(NamedTuple):
@@ -11,7 +35,14 @@ class Exported(NamedTuple):
     # Its usual name, such as accelerate.yaml.
     name: str
     text: str
-    # Sentences: each a setting of the run that this stack has no word for, and what happens there.
-    losses: tuple[str, ...]
-    # The command that starts it, where the file lies in the current folder.
+    # One sentence for each setting of the run that this stack cannot express, and what it does.
+    unsupported: tuple[str, ...]
+    # The command that starts the run from the written file.
     command: str
+    # The strategy as this stack runs it.
+    applied: Strategy
+    # One sentence for each setting that belongs in the user's script, not in this file.
+    in_script: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self._asdict(), "applied": self.applied.model_dump(mode="json")}

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.run import RunSpec
-from shardwise.stacks.write.exported import Exported
+from shardwise.spec.strategy import Strategy
+from shardwise.stacks.write.exported import USUAL, Exported, Target
 
-# Each is the function `export` in the module of its name.
-STACKS = ("accelerate", "torchtitan", "deepspeed", "lightning", "python", "slurm", "kubernetes")
+# Each is a module of its name with a function `export`. Those that cannot run every strategy also
+# have `applied`, which gives the strategy as they run it.
+STACKS = (
+    *("accelerate", "trainer", "deepspeed", "torchtitan", "lightning", "python"),
+    *("slurm", "kubernetes"),
+)
 
 
-def export_run(run: RunSpec, stack: str) -> Exported:
+def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
     """Write a run, its strategy resolved, for another stack."""
+    exported: Exported = _module(stack).export(run, target)
+    return exported
+
+
+def applied_strategy(run: RunSpec, stack: str) -> Strategy:
+    """The strategy of a run as a stack runs it; the same strategy where it can run all of them."""
+    applied = getattr(_module(stack), "applied", None)
+    return run.strategy if applied is None else applied(run)
+
+
+def _module(stack: str) -> Any:
     if stack not in STACKS:
         raise SpecError(
-            f"to: {stack[:40]!r} is not one of {', '.join(STACKS)}{did_you_mean(stack, STACKS)}"
+            f"stack: {stack[:40]!r} is not one of {', '.join(STACKS)}{did_you_mean(stack, STACKS)}"
         )
-    export: Callable[[RunSpec], Exported] = import_module(f"shardwise.stacks.write.{stack}").export
-    return export(run)
+    return import_module(f"shardwise.stacks.write.{stack}")

@@ -1,4 +1,4 @@
-"""Manifests for plain Kubernetes: an Indexed Job, one pod for each node, and what it needs."""
+"""Write a run as Kubernetes manifests: an Indexed Job with one pod per node, and what it needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwise.stacks.write.cluster_job import (
     saves,
     saves_far_away,
 )
-from shardwise.stacks.write.exported import Exported
+from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.quoting import comment, yaml_block, yaml_text
 
 NAME = "run.yaml"
@@ -23,7 +23,7 @@ GRACE_S = 600
 _AMD = ("MI2", "MI3")
 
 
-def export(run: RunSpec) -> Exported:
+def export(run: RunSpec, target: Target = USUAL) -> Exported:
     """All manifests in one file, with the run.toml inside."""
     parts = [_config(run), _VOLUME_CLAIM.format(name=job_name(run))]
     if run.cluster.nodes > 1:
@@ -31,7 +31,8 @@ def export(run: RunSpec) -> Exported:
     parts.append(_job(run))
     title = f"# {comment(run.model.name)} on {comment(str(run.cluster))}: {run.strategy}\n"
     text = title + "---\n".join(parts)
-    return Exported(NAME, text, _losses(run), f"kubectl apply -f {NAME}")
+    command = f"kubectl apply -f {target.name(NAME)}"
+    return Exported(NAME, text, _unsupported(run), command, run.strategy)
 
 
 def _config(run: RunSpec) -> str:
@@ -198,25 +199,25 @@ def _resources(run: RunSpec) -> str:
 """
 
 
-def _losses(run: RunSpec) -> tuple[str, ...]:
+def _unsupported(run: RunSpec) -> tuple[str, ...]:
     found = []
     for setting, path in local_files(run).items():
         found.append(
-            f"{setting}: {path!r} is not in the pods; put it into the volume, whose root is "
-            f"{VOLUME}, and write the path it has there into the ConfigMap"
+            f"{setting} = {path!r}: pods do not see it; copy it into the volume, mounted at "
+            f"{VOLUME}, and put its path there into the ConfigMap."
         )
     if isinstance(run.model, ModuleRef) or (run.data is not None and run.data.source):
-        found.append("model.factory, data.source: their packages must be installed in the image")
+        found.append("model.factory, data.source: install their packages in the image.")
     if runs_folder(run).is_absolute() and not saves_far_away(run):
         found.append(
-            f"train.folder: {str(runs_folder(run))!r} is not in the volume {VOLUME} and goes with "
-            "the pod; use a relative folder"
+            f"train.folder = {str(runs_folder(run))!r}: it is outside the volume {VOLUME} and is "
+            "deleted with the pod; use a relative folder."
         )
     if not saves(run):
-        found.append("train.checkpoint: is false, so pods that come later start from the beginning")
+        found.append("train.checkpoint = false: pods that replace others start from step 0.")
     if run.cluster.network is not None:
         found.append(
-            "cluster.network: pods are asked for devices, not for bandwidth; add a nodeSelector or "
-            "affinity that keeps them on nodes that have it"
+            "cluster.network: Kubernetes allocates devices, not bandwidth; add a nodeSelector or "
+            "affinity for nodes that have it."
         )
     return tuple(found)

@@ -1,4 +1,4 @@
-"""A script for Lightning: the model and its sharding in plain torch, the loop by its Trainer."""
+"""Write a run as a Lightning script: model and sharding in plain torch, the loop in its Trainer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import CheckpointSettings, TrainSettings
-from shardwise.stacks.write.exported import Exported
+from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.python import foreign, loop, model
 from shardwise.stacks.write.python.data import data_pieces, data_settings, knows_vocabulary
-from shardwise.stacks.write.python.losses import losses_of
 from shardwise.stacks.write.python.parallel import parallel_pieces
 from shardwise.stacks.write.python.piece import Piece, assemble, lines
 from shardwise.stacks.write.python.settings import (
@@ -22,13 +21,14 @@ from shardwise.stacks.write.python.settings import (
     train_of,
 )
 from shardwise.stacks.write.python.step import changes_rate, step_pieces
+from shardwise.stacks.write.python.unsupported import unsupported_by_script
 from shardwise.stacks.write.torchrun import script_command
 from shardwise.stacks.write.trackers import trackers_of
 
 NAME = "lightning_run.py"
 _PRECISION = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"}
-# What Lightning says of a run that a script of plain torch does not, and the other way round.
-_NOT_LOST = ("train.checkpoint", "train.trackers", "train.restart", "A signal")
+# Settings that a script of plain torch does not support and Lightning does, or differently.
+_NOT_OF_PLAIN_TORCH = ("train.checkpoint", "train.trackers", "train.restart", "A signal")
 _LOGGERS = {
     "tensorboard": "TensorBoardLogger",
     "wandb": "WandbLogger",
@@ -36,7 +36,7 @@ _LOGGERS = {
 }
 
 
-def export(run: RunSpec) -> Exported:
+def export(run: RunSpec, target: Target = USUAL) -> Exported:
     """FSDP2 through ModelParallelStrategy, which leaves the sharding to the module."""
     written = model.can_be_written(run)
     constants = model.model_settings(run) if written else foreign.foreign_settings(run)
@@ -54,9 +54,16 @@ def export(run: RunSpec) -> Exported:
         _trainer(run),
         _main(run),
     ]
-    command = script_command(run, NAME)
+    command = script_command(run, target.name(NAME))
     about = f"Train {plain_name(run)} with Lightning ({run.strategy}).\n\n    {command}"
-    return Exported(NAME, assemble(about, pieces), _losses(run, written), command)
+    unsupported = _unsupported(run, written)
+    return Exported(NAME, assemble(about, pieces), unsupported, command, applied(run))
+
+
+def applied(run: RunSpec) -> Strategy:
+    """The strategy of a run as Lightning runs it: its DDP reduces in the last micro-batch only."""
+    strategy = run.strategy
+    return strategy.but(grad_sync="last") if strategy.kind == "ddp" else strategy
 
 
 _DATA = "torch.utils.data:"
@@ -235,29 +242,31 @@ def _main(run: RunSpec) -> Piece:
     )
 
 
-def _losses(run: RunSpec, written: bool) -> tuple[str, ...]:
+def _unsupported(run: RunSpec, written: bool) -> tuple[str, ...]:
     strategy, train = run.strategy, train_of(run)
-    found = [loss for loss in losses_of(run, written) if not loss.startswith(_NOT_LOST)]
+    found = [
+        sentence
+        for sentence in unsupported_by_script(run, written)
+        if not sentence.startswith(_NOT_OF_PLAIN_TORCH)
+    ]
     if strategy.kind == "ddp" and strategy.accumulate > 1 and strategy.grad_sync == "every":
-        found.append("strategy.grad_sync: 'every' is 'last' there; Lightning skips the others.")
+        found.append("grad_sync = every: Lightning reduces in the last micro-batch only.")
     if strategy.kind == "ddp" and strategy.param_dtype == "fp16":
-        found.append(
-            "strategy.param_dtype: fp16 is scaled there, and updates that overflow skipped."
-        )
+        found.append("param_dtype = fp16: Lightning scales the loss and skips steps that overflow.")
     found.append(
-        "train.non_finite: gradients that are not finite reach the parameters there; Lightning has "
-        "no guard for them."
+        "train.non_finite: Lightning applies gradients that are not finite; it has no guard."
     )
     if train.checkpoint.save:
         found.append(
-            "train.checkpoint: is written in the foreground, verified by nobody, and not at a "
-            "signal; fit(ckpt_path=...) goes on from it, with the data from the beginning."
+            "train.checkpoint: Lightning saves in the foreground, without checksums, and not on a "
+            "signal; fit(ckpt_path=...) resumes, with the data from the beginning."
         )
         if train.checkpoint.every and train.checkpoint.minutes:
             found.append(
-                f"train.checkpoint.minutes: only every {train.checkpoint.every} steps there."
+                f"train.checkpoint.minutes: Lightning saves every {train.checkpoint.every} steps "
+                "only."
             )
         if train.checkpoint.to is not None:
-            found.append("train.checkpoint.to: checkpoints go into the folder OUTPUT there.")
-    found.append("train.restart: nothing watches for ranks that hang or starts them again.")
+            found.append("train.checkpoint.to: checkpoints are written to the folder OUTPUT.")
+    found.append("train.restart: hanging ranks are not detected and not restarted.")
     return tuple(found)

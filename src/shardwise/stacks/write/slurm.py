@@ -1,7 +1,11 @@
-"""A batch script for Slurm: one launcher on each node, which starts and watches its processes."""
+"""Write a run as a Slurm batch script: one launcher per node starts and watches its processes."""
 
 from __future__ import annotations
 
+import re
+import shlex
+
+from shardwise.spec.record import Problems
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.write.cluster_job import (
     gpu_variables,
@@ -10,29 +14,58 @@ from shardwise.stacks.write.cluster_job import (
     saves,
     saves_far_away,
 )
-from shardwise.stacks.write.exported import Exported
+from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.quoting import comment
 
 NAME = "run.sbatch"
+DEFAULT_TIME = "24:00:00"
 # Seconds before the end of the job at which it is told to save: one step and one save must fit.
 WARNING_S = 300
 
 
-def export(run: RunSpec) -> Exported:
-    """The script; the run.toml lies beside it, or is its first argument."""
-    parts = [_request(run), _environment(run)]
+# What Slurm takes as a name, and as a time: minutes, HH:MM:SS, or D-HH:MM:SS and its short forms.
+_NAME = re.compile(r"[A-Za-z0-9_.,@+-]{1,128}")
+_TIME = re.compile(
+    r"\d+|\d+:\d{2}(:\d{2})?|\d+-\d{1,2}(:\d{2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE
+)
+
+
+def export(run: RunSpec, target: Target = USUAL) -> Exported:
+    """The script; it starts the run.toml it was written from, or the one that is its argument."""
+    _check(target)
+    parts = [_request(run, target), _environment(run)]
     if run.cluster.nodes > 1:
         parts.append(_MEET)
     parts.append(_start(run))
     if saves(run):
         parts.append(_AGAIN)
-    return Exported(NAME, "\n".join(parts) + _EXIT, _losses(run), f"sbatch {NAME}")
+    command = f"sbatch {target.name(NAME)}"
+    return Exported(
+        NAME, "\n".join(parts) + _EXIT, _unsupported(run, target), command, run.strategy
+    )
 
 
-def _request(run: RunSpec) -> str:
+def _check(target: Target) -> None:
+    problems = Problems()
+    for option, value in (("partition", target.partition), ("account", target.account)):
+        if value is not None and not _NAME.fullmatch(value):
+            problems.found.append(f"--{option}: {value[:60]!r} is not a name that Slurm takes")
+    if target.time is not None and not _TIME.fullmatch(target.time):
+        problems.found.append(
+            f"--time: cannot read {target.time[:60]!r}; write HH:MM:SS or D-HH:MM:SS"
+        )
+    problems.raise_if_any()
+
+
+def _request(run: RunSpec, target: Target) -> str:
     cluster = run.cluster
     gpus = f"#SBATCH --gpus-per-node={cluster.devices_per_node}\n"
     again = _REQUEUE if saves(run) else ""
+    asked = "".join(
+        f"#SBATCH --{option}={value}\n"
+        for option, value in (("partition", target.partition), ("account", target.account))
+        if value is not None
+    )
     return f"""\
 #!/bin/bash
 # {comment(run.model.name)} on {comment(str(cluster))}: {comment(str(run.strategy))}
@@ -41,13 +74,14 @@ def _request(run: RunSpec) -> str:
 #SBATCH --ntasks-per-node=1
 {"" if cluster.device.is_cpu else gpus}\
 #SBATCH --exclusive
-#SBATCH --time=24:00:00
+{asked}\
+#SBATCH --time={target.time or DEFAULT_TIME}
 {again}\
 #SBATCH --output={job_name(run)}-%j.log
 
 set -uo pipefail
 
-RUN=${{1:-run.toml}}
+RUN=${{1:-{shlex.quote(target.run_file)}}}
 # The number stays when Slurm starts the job again, which then finds what it has saved.
 NAME={job_name(run)}-$SLURM_JOB_ID
 """
@@ -111,20 +145,20 @@ fi
 _EXIT = 'exit "$CODE"\n'
 
 
-def _losses(run: RunSpec) -> tuple[str, ...]:
+def _unsupported(run: RunSpec, target: Target) -> tuple[str, ...]:
     found = []
-    if run.cluster.network is not None:
+    if run.cluster.network is not None and target.partition is None:
         found.append(
-            "cluster.network: Slurm is asked for nodes, not for bandwidth; add a --partition or "
-            "--constraint that has it"
+            "cluster.network: Slurm allocates nodes, not bandwidth; name a partition that has it "
+            "with --partition."
         )
     if not saves(run):
         found.append(
-            "train.checkpoint: is false, so the job is not queued again after its time or a failure"
+            "train.checkpoint = false: the job is not requeued after its time limit or a failure."
         )
     elif run.cluster.nodes > 1 and not saves_far_away(run):
         found.append(
-            f"train.folder: {str(runs_folder(run))!r} must be one folder that all nodes see; start "
-            "the job in a shared file system, or set train.checkpoint.to"
+            f"train.folder = {str(runs_folder(run))!r}: it must be one folder that all nodes see; "
+            "submit the job from a shared file system, or set train.checkpoint.to."
         )
     return tuple(found)

@@ -1,16 +1,21 @@
-"""A configuration for torchtitan: a Python file with a function that its `--config` names."""
+"""Write a run as a torchtitan configuration: a Python file whose function `--config` names."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 from shardwise.spec.dtype import TORCH_NAMES
 from shardwise.spec.lookup import config_folder
+from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import CheckpointSettings, DataSettings, TrainSettings
-from shardwise.stacks.write.exported import Exported
+from shardwise.stacks.read.source import Script
+from shardwise.stacks.read.torchtitan import read
+from shardwise.stacks.write.differences import Comparison, Rule, compare
+from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.quoting import comment
 from shardwise.stacks.write.titan_model import VERSION, stretches, write_model
 from shardwise.stacks.write.torchrun import torchrun
@@ -24,11 +29,70 @@ _DTYPES = {dtype: TORCH_NAMES[dtype] for dtype in ("bf16", "fp32")}
 _OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam"}
 
 
-def export(run: RunSpec) -> Exported:
-    """The file, for the release above; others may name things differently."""
+_RULES = (
+    Rule(("kind",), "torchtitan runs {kind}: it reduces gradients in every micro-batch"),
+    Rule(
+        ("reshard_after_forward",),
+        "fsdp_reshard_after_forward is true or false; the backward gathers from all {shard} ranks",
+    ),
+    Rule(
+        ("grad_sync", "reshard_after_backward"),
+        "torchtitan reduces gradients in every micro-batch and gathers parameters again for each",
+    ),
+    Rule(("prefetch", "forward_prefetch"), "fully_shard prefetches one unit in the backward"),
+    Rule(("blocks_per_unit",), "every block is one FSDP unit; collectives are more and smaller"),
+    Rule(
+        ("recompute",),
+        "FullAC recomputes every block, which takes less memory and more time",
+    ),
+    Rule(("param_dtype",), "torchtitan computes in {param_dtype}"),
+    Rule(("reduce_dtype",), "torchtitan reduces gradients in {reduce_dtype}; more bytes move"),
+    Rule(("master_dtype",), "torchtitan keeps master weights in {master_dtype}"),
+    Rule(("ddp_bucket_mib",), "gradients are all-reduced unit by unit, not in buckets"),
+)
+
+
+def export(run: RunSpec, target: Target = USUAL) -> Exported:
+    """The configuration for one release of torchtitan; others may name things differently."""
     train, data = run.train or TrainSettings(), run.data or DataSettings()
+    text = _written(run, train, data)
+    found = _compared(run, text)
+    unsupported = (
+        *found.unsupported,
+        *_other_differences(run),
+        *_unsupported_settings(run, train, data),
+    )
+    return Exported(NAME, text, unsupported, _command(run, target), found.applied)
+
+
+def applied(run: RunSpec) -> Strategy:
+    """The strategy of a run as torchtitan runs it."""
+    return _compared(run, _written(run, TrainSettings(), DataSettings())).applied
+
+
+def _compared(run: RunSpec, text: str) -> Comparison:
+    # One process is one device, whatever torchtitan calls it.
+    return compare(run, read(Script(text)).strategy, _RULES)
+
+
+def _command(run: RunSpec, target: Target) -> str:
+    path = Path(target.file or NAME)
+    if not path.stem.isidentifier():
+        raise SpecError(
+            f"output: torchtitan imports the file as a module; {path.name!r} is not a name of one: "
+            f"write it to a file such as {NAME}"
+        )
+    command = torchrun(
+        run.cluster, f"-m torchtitan.train --module {shlex.quote(path.stem)} --config run"
+    )
+    # Python finds a module in the current folder, or where it is told to look.
+    folder = path.parent.as_posix()
+    return command if folder == "." else f"PYTHONPATH={shlex.quote(folder)} {command}"
+
+
+def _written(run: RunSpec, train: TrainSettings, data: DataSettings) -> str:
     body, imports = write_model(run.model)
-    text = _FILE.format(
+    return _FILE.format(
         title=comment(f"{run.model.name} on {run.cluster}: {run.strategy}"),
         version=VERSION,
         imports=imports,
@@ -44,9 +108,6 @@ def export(run: RunSpec) -> Exported:
         metrics=_call("MetricsProcessor.Config", _metrics(train)),
         seed=train.seed,
     )
-    losses = (*_strategy_losses(run), *_run_losses(run, train, data))
-    command = torchrun(run.cluster, f"-m torchtitan.train --module {Path(NAME).stem} --config run")
-    return Exported(NAME, text, losses, command)
 
 
 _FILE = """\
@@ -197,100 +258,61 @@ def _metrics(train: TrainSettings) -> dict[str, Any]:
     }
 
 
-def _strategy_losses(run: RunSpec) -> list[str]:
-    s = run.strategy
-    found = []
-    if s.kind == "ddp":
-        found.append(
-            "strategy.kind: ddp is fully_shard on groups of one there; gradients are all-reduced "
-            "unit by unit in float32, not in buckets as they become ready"
+def _other_differences(run: RunSpec) -> list[str]:
+    """Differences that no field of a strategy expresses."""
+    said = []
+    if run.strategy.kind == "ddp":
+        said.append(
+            "DDP: torchtitan calls fully_shard on groups of one device; gradients are all-reduced "
+            "unit by unit in float32, not in buckets."
         )
-    if s.sharded and not getattr(run.model, "tied", False):
-        found.append(
-            "strategy: the root unit is two there, the embeddings and the last norm with the head; "
-            "the embeddings are gathered again in the backward where blocks are"
+    if run.strategy.sharded and not getattr(run.model, "tied", False):
+        said.append(
+            "Units: torchtitan makes one unit of the embeddings and one of the last norm and the "
+            "head; Shardwise puts both in the root unit."
         )
-    reshard = s.reshard_after_forward
-    if reshard is not None and not isinstance(reshard, bool):
-        found.append(
-            f"strategy.reshard_after_forward: {reshard} is true there; the backward gathers from "
-            f"all {s.shard} devices, not from {reshard}"
-        )
-    if s.accumulate > 1 and s.grad_sync != "every" and s.devices > 1:
-        found.append(
-            f"strategy.grad_sync: '{s.grad_sync}' is 'every' there; gradients are reduced after "
-            f"each of the {s.accumulate} micro-batches of a step"
-        )
-    if s.accumulate > 1 and s.sharded and not s.reshard_after_backward:
-        found.append(
-            "strategy.reshard_after_backward: false is true there; parameters are gathered again "
-            f"for each of the {s.accumulate} micro-batches of a step"
-        )
-    if s.sharded and (s.prefetch != 1 or s.forward_prefetch):
-        found.append(
-            f"strategy.prefetch: {s.prefetch} and forward_prefetch {s.forward_prefetch} are what "
-            "fully_shard does by itself there: one unit ahead in the backward"
-        )
-    if s.sharded and s.blocks_per_unit > 1:
-        found.append(
-            f"strategy.blocks_per_unit: {s.blocks_per_unit} is 1 there; "
-            "collectives are more and smaller"
-        )
-    if isinstance(s.recompute, float) and 0 < s.recompute < 1:
-        found.append(
-            f"strategy.recompute: {s.recompute} is full there; all blocks recompute, which takes "
-            "less memory and more time"
-        )
-    if s.param_dtype not in _DTYPES:
-        found.append(f"strategy.param_dtype: {s.param_dtype} is bfloat16 there")
-    if s.sharded and s.reduce_dtype != "fp32":
-        found.append(
-            f"strategy.reduce_dtype: {s.reduce_dtype} is float32 there; reductions move more bytes"
-        )
-    if s.master_dtype not in _DTYPES:
-        found.append(f"strategy.master_dtype: {s.master_dtype} is float32 there")
-    return found
+    return said
 
 
-def _run_losses(run: RunSpec, train: TrainSettings, data: DataSettings) -> list[str]:
+def _unsupported_settings(run: RunSpec, train: TrainSettings, data: DataSettings) -> list[str]:
     found = []
     if run.job.optimizer not in _OPTIMIZERS:
         found.append(
-            f"job.optimizer: {run.job.optimizer} is AdamW there, which keeps two states for each "
-            "parameter"
+            f"job.optimizer = {run.job.optimizer}: torchtitan uses AdamW, which keeps two states "
+            "per parameter."
         )
     if stretches(run.model):
         found.append(
-            "model: positions of published Llamas are stretched there as those of Llama 3.1 are; "
-            "here they are those of Llama 3"
+            "model: torchtitan scales rotary positions of published Llamas as Llama 3.1 does; "
+            "Shardwise does not."
         )
     where = ", ".join(data.path) or data.source or "made-up tokens"
     found.append(
-        f"data: {where[:200]!r} is the data set c4 there, which is fetched; others are registered "
-        "in torchtitan.hf_datasets.text_datasets"
+        f"data = {where[:200]!r}: the file names the data set c4, which is downloaded; register "
+        "others in torchtitan.hf_datasets.text_datasets."
     )
     if data.tokenizer == "bytes" and not getattr(run.model, "pretrained", False):
         found.append(
-            "data.tokenizer: bytes are no tokenizer there; put the one of the model where "
-            "hf_assets_path says"
+            "data.tokenizer = bytes: torchtitan needs a tokenizer; put the model's own in "
+            "hf_assets_path."
         )
     save = train.checkpoint
     if save.save and save.every is None:
         found.append(
-            f"train.checkpoint.minutes: {save.minutes:g} is every {SAVE_EVERY} steps there; a run "
-            "that is asked to stop does not save first"
+            f"train.checkpoint.minutes = {save.minutes:g}: torchtitan saves every {SAVE_EVERY} "
+            "steps, and not when it is asked to stop."
         )
     if save.to is not None:
-        found.append(f"train.checkpoint.to: {save.to!r} is outputs/checkpoint there")
+        found.append(f"train.checkpoint.to = {save.to!r}: torchtitan saves to outputs/checkpoint.")
     if save.keep == 1:
-        found.append("train.checkpoint.keep: 1 is 2 there; one alone is refused")
+        found.append("train.checkpoint.keep = 1: torchtitan keeps at least 2.")
     if train.non_finite == "skip":
         found.append(
-            "train.non_finite: 'skip' is no choice there; a loss that is not finite ends the run "
-            "at the next log line, and updates until then are made"
+            "train.non_finite = skip: torchtitan applies such updates and stops at the next log "
+            "line after a loss that is not finite."
         )
     if train.profile is not None:
-        found.append("train.profile: nothing is profiled there; see torchtitan's profiler section")
+        found.append("train.profile: no step is profiled; see torchtitan's profiler section.")
     if "mlflow" in (train.trackers or ()):
-        found.append("train.trackers: mlflow is not known there")
+        found.append("train.trackers = mlflow: torchtitan does not support it.")
     return found

@@ -1,4 +1,4 @@
-"""A run as a training script that needs torch and nothing else.
+"""Write a run as a training script that needs torch and nothing else.
 
 The script is plain `fully_shard` or DDP code with its settings at the top, and holds only what the
 run needs. It computes what `shardwise train` computes, to the last bit of every loss.
@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec
-from shardwise.stacks.write.exported import Exported
+from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.python import foreign, model
 from shardwise.stacks.write.python.data import data_pieces, data_settings, knows_vocabulary
 from shardwise.stacks.write.python.loop import loop_pieces
-from shardwise.stacks.write.python.losses import losses_of
 from shardwise.stacks.write.python.parallel import parallel_pieces
 from shardwise.stacks.write.python.piece import Piece, assemble
 from shardwise.stacks.write.python.settings import plain_name, settings_piece, train_of
 from shardwise.stacks.write.python.step import step_pieces
+from shardwise.stacks.write.python.unsupported import unsupported_by_script
 from shardwise.stacks.write.torchrun import script_command
 
 NAME = "train.py"
 
 
-def export(run: RunSpec) -> Exported:
+def export(run: RunSpec, target: Target = USUAL) -> Exported:
     """The script of a run whose strategy is resolved."""
     written = model.can_be_written(run)
     constants = model.model_settings(run) if written else foreign.foreign_settings(run)
@@ -35,11 +35,12 @@ def export(run: RunSpec) -> Exported:
         *step_pieces(run, written),
         *loop_pieces(run, written),
     ]
-    text = assemble(_description(run, written), pieces)
-    return Exported(NAME, text, losses_of(run, written), script_command(run, NAME))
+    command = script_command(run, target.name(NAME))
+    text = assemble(_description(run, written, command), pieces)
+    return Exported(NAME, text, unsupported_by_script(run, written), command, run.strategy)
 
 
-def _description(run: RunSpec, written: bool) -> str:
+def _description(run: RunSpec, written: bool, command: str) -> str:
     strategy = run.strategy
     how = {"single": "on one device", "ddp": "with DistributedDataParallel"}
     ways = how.get(strategy.kind, f"with fully_shard ({strategy})")
@@ -49,5 +50,4 @@ def _description(run: RunSpec, written: bool) -> str:
     if train_of(run).checkpoint.save and strategy.kind != "single":
         needs += "; torch itself needs NumPy to save"
     origin = "Written by `shardwise export`; it trains as `shardwise train` does."
-    command = script_command(run, NAME)
     return f"Train {plain_name(run)} {ways}.\n\n    {command}\n\nNeeds {needs}.\n{origin}"

@@ -1,0 +1,46 @@
+"""Strategies that a stack can run, for a search that tries no others."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TypeVar
+
+from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
+from shardwise.stacks.write.differences import changed_fields
+from shardwise.stacks.write.exports import applied_strategy, export_run
+
+Value = TypeVar("Value")
+
+
+class StackLimits:
+    """What one stack can run of a model on a cluster."""
+
+    def __init__(self, run: RunSpec, stack: str) -> None:
+        """Raises SpecError where the stack cannot train the model at all."""
+        export_run(run, stack)
+        self.stack = stack
+        self._run = run
+        self.applied = cache(self._applied)
+        kind = "single" if run.cluster.devices == 1 else "zero3"
+        start = Strategy(kind=kind, param_dtype=run.strategy.param_dtype)
+        size = run.cluster.devices, run.cluster.devices_per_node
+        self._typical = self.applied(start.resolve(*size))
+
+    def _applied(self, strategy: Strategy) -> Strategy:
+        """The strategy as the stack runs it."""
+        return applied_strategy(self._run._replace(strategy=strategy), self.stack)
+
+    def allowed(self, strategy: Strategy) -> bool:
+        """Whether the stack runs this strategy unchanged."""
+        return not changed_fields(strategy, self.applied(strategy))
+
+    def choices(self, field: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
+        """Those of the values of a field that the stack runs unchanged in a typical strategy."""
+        return tuple(v for v in values if self.allowed(self._typical.but(**{field: v})))
+
+    def base(self, strategy: Strategy) -> Strategy:
+        """The strategy with the dtypes that the stack uses for it."""
+        applied = self.applied(strategy)
+        names = ("param_dtype", "reduce_dtype", "master_dtype", "compile")
+        return strategy.but(**{name: getattr(applied, name) for name in names})

@@ -1,0 +1,97 @@
+"""Read a torchtitan configuration file (a Python function that returns Trainer.Config)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.spec.dtype import TORCH_NAMES
+from shardwise.stacks.read.imported import Imported, Reading
+from shardwise.stacks.read.source import Call, Script, why_not
+
+_DTYPES: dict[str, str] = {long: short for short, long in TORCH_NAMES.items()}
+
+
+def is_torchtitan(script: Script) -> bool:
+    """Whether a script configures torchtitan's trainer."""
+    return any(call.origin.startswith("torchtitan.") for call in script.calls("ParallelismConfig"))
+
+
+def read(script: Script) -> Imported:
+    """The strategy, the batch and the steps of a torchtitan configuration."""
+    reading = Reading("a torchtitan configuration")
+    parallelism, training = (
+        next(iter(script.calls(name)), Call(name, (), {}))
+        for name in ("ParallelismConfig", "TrainingConfig")
+    )
+    _parallelism(parallelism, reading)
+    _training(training, reading)
+    # torchtitan reduces gradients in every micro-batch and gathers parameters for each again.
+    reading.strategy["grad_sync"] = "every"
+    reading.note("torchtitan reduces gradients in every micro-batch: grad_sync = every.")
+    if reading.strategy["kind"] != "ddp":
+        reading.strategy["reshard_after_backward"] = True
+    policies = [call for call in script.calls("Config") if ".activation_checkpoint." in call.origin]
+    names = [call.origin.split(".")[-2] for call in policies]
+    reading.strategy["recompute"] = (
+        "full" if "FullAC" in names else "selective" if "SelectiveAC" in names else "none"
+    )
+    for call in script.calls("CompileConfig"):
+        reading.strategy["compile"] = call.get("enable") is True
+    return reading.done()
+
+
+def _parallelism(call: Call, reading: Reading) -> None:
+    shard = _count(call, "data_parallel_shard_degree", -1, reading)
+    replicate = _count(call, "data_parallel_replicate_degree", 1, reading)
+    keeps = call.get("fsdp_reshard_after_forward") == "never"
+    if shard == 1:
+        # fully_shard on groups of one device: gradients are all-reduced, nothing is sharded.
+        reading.strategy["kind"] = "ddp" if replicate > 1 else "single"
+    else:
+        reading.strategy["kind"] = "zero2" if keeps else "zero3"
+        if shard > 1:
+            reading.strategy |= {"shard": shard, "replicate": replicate}
+    if shard > 0:
+        reading.processes = shard * replicate
+    reading.note(
+        f"data_parallel_shard_degree {shard} and data_parallel_replicate_degree {replicate} become "
+        f"kind {reading.strategy['kind']}."
+    )
+
+
+def _training(call: Call, reading: Reading) -> None:
+    for key, field, default in (
+        ("dtype", "master_dtype", "float32"),
+        ("mixed_precision_param", "param_dtype", "bfloat16"),
+        ("mixed_precision_reduce", "reduce_dtype", "float32"),
+    ):
+        value = call.get(key)
+        name = default if value is None else value
+        if name in _DTYPES:
+            reading.strategy[field] = _DTYPES[name]
+        else:
+            reading.drop(f"{key}: {why_not(value)}; set strategy.{field}.")
+    if reading.strategy["kind"] not in ("ddp", "single"):
+        reading.strategy["offload"] = call.get("enable_cpu_offload") is True
+    micro = _count(call, "local_batch_size", 8, reading)
+    reading.strategy["micro_batch"] = micro
+    total = _count(call, "global_batch_size", -1, reading)
+    ranks = reading.processes
+    if total > 0 and ranks is not None and total % (micro * ranks) == 0:
+        reading.strategy["accumulate"] = total // (micro * ranks)
+    elif total > 0:
+        reading.drop("accumulate: global_batch_size does not settle it; set strategy.accumulate.")
+    if call.get("seq_len") is not None:
+        reading.job["seq_len"] = _count(call, "seq_len", 2048, reading)
+    if call.get("steps") is not None:
+        reading.train["steps"] = _count(call, "steps", 10_000, reading)
+
+
+def _count(call: Call, key: str, default: int, reading: Reading) -> int:
+    value: Any = call.get(key)
+    if value is None:
+        return default
+    if isinstance(value, int) and not isinstance(value, bool) and (value == -1 or value >= 1):
+        return value
+    reading.drop(f"{key}: {why_not(value)}; read as its default {default}.")
+    return default

@@ -1,0 +1,68 @@
+"""Settings that an exported script does not support, and what it does instead."""
+
+from __future__ import annotations
+
+from shardwise.spec.lookup import ModuleRef
+from shardwise.spec.run import RunSpec
+from shardwise.stacks.write.python import foreign
+from shardwise.stacks.write.python.data import token_folders
+from shardwise.stacks.write.python.settings import data_of, on_cpu, train_of
+
+
+def unsupported_by_script(run: RunSpec, written: bool) -> tuple[str, ...]:
+    """One sentence for each setting of the run that the script does not support."""
+    train = train_of(run)
+    found = [*_model(run, written), *_data(run)]
+    if train.device == "auto" and not on_cpu(run):
+        found.append('train.device = "auto": the script uses CUDA and does not fall back to CPUs.')
+    if train.checkpoint.save:
+        when = f"every {train.checkpoint.every} steps and" if train.checkpoint.every else "only"
+        found.append(
+            f"train.checkpoint: the script saves {when} at the end, in the foreground, without "
+            "checksums, deletes nothing, and always starts at step 0."
+        )
+    if train.restart.attempts:
+        found.append(
+            "train.restart: hanging ranks are not detected and failures not restarted; torchrun "
+            "--max-restarts restarts from step 0."
+        )
+    if train.profile is not None:
+        found.append("train.profile: no step is profiled.")
+    if train.measure:
+        found.append("train.measure: memory and traffic of a step are not measured.")
+    if train.trackers != ():
+        found.append("train.trackers: metrics go to metrics.jsonl and the terminal only.")
+    found.append("A signal ends the script at once, without saving.")
+    return tuple(found)
+
+
+def _model(run: RunSpec, written: bool) -> list[str]:
+    if isinstance(run.model, ModuleRef):
+        return []
+    if written:
+        if train_of(run).meta_init:
+            return []
+        return ["train.meta_init = false: the script initialises weights as if it were true."]
+    found = [f"model: the script needs transformers to build {run.model.name}."]
+    if not foreign.fills(run):
+        found.append("model: every process builds the whole model before sharding it.")
+    return found
+
+
+def _data(run: RunSpec) -> list[str]:
+    data = data_of(run)
+    if data.source is not None:
+        return [
+            f"data.source: the script stops with an error if {data.source} ends before the last "
+            "step."
+        ]
+    if not data.path:
+        return []
+    folders = token_folders(data)
+    if not folders:
+        return [
+            "data.path: the files are not tokenized yet and the script cannot do it; run "
+            f"shardwise train once and set TOKENS to the folder it writes in {data.cache}."
+        ]
+    newest = "" if len(folders) == 1 else f", the newest of {len(folders)} of that name"
+    return [f"data.path: the script reads the tokens in {folders[-1].as_posix()}{newest}."]

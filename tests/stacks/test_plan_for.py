@@ -1,0 +1,137 @@
+"""`plan --for STACK`: plans that the stack runs as they are, with the same figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwise.api import estimate_run, plan_run
+from shardwise.spec.record import SpecError
+from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
+from shardwise.stacks.limits import StackLimits
+from shardwise.stacks.read.imports import import_file
+from shardwise.stacks.write.differences import changed_fields
+from shardwise.stacks.write.exports import STACKS, applied_strategy, export_run
+from tests.stacks.runs import large
+
+# Stacks whose written file says everything about the strategy that their script does not.
+READ_BACK = ("accelerate", "trainer", "deepspeed", "torchtitan")
+# Fields that the user's script sets, by stack.
+BY_SCRIPT = {
+    "accelerate": {"micro_batch", "accumulate", "recompute"},
+    "trainer": {"shard", "replicate"},
+    "deepspeed": {"recompute", "compile"},
+    "torchtitan": set(),
+}
+
+PROBLEMS = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from(["llama-3.2-1b", "llama-3-8b"]),
+        "cluster": st.sampled_from(
+            ["8xRTX-4090", "2x4xA100-40GB@25Gbps", "2x8xH100-SXM@400Gbps", "1xH100-SXM"]
+        ),
+        "seq_len": st.sampled_from([512, 2048]),
+        "global_batch": st.sampled_from([None, "256Ki"]),
+        "precision": st.sampled_from(["bf16", "fp32"]),
+    }
+)
+
+
+def read_back(run: RunSpec, stack: str) -> Strategy:
+    """The strategy that is read from the file the stack is given, with what the script sets."""
+    written = export_run(run, stack)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / written.name
+        file.write_text(written.text)
+        fields = dict(import_file(file).strategy)
+    fields |= {name: getattr(run.strategy, name) for name in BY_SCRIPT[stack]}
+    if run.strategy.kind == "single":
+        fields["kind"] = "single"  # one process, which the launcher decides
+    return Strategy.read(fields).resolve(run.cluster.devices, run.cluster.devices_per_node)
+
+
+@given(PROBLEMS, st.sampled_from(STACKS))
+@settings(max_examples=16)
+def test_a_plan_for_a_stack_is_run_by_it_as_planned(problem: dict[str, Any], stack: str) -> None:
+    found, run = plan_run(**problem, for_stack=stack)
+    if run is None:
+        return
+    written = export_run(run, stack)
+    assert changed_fields(run.strategy, written.applied) == {}
+    if stack in READ_BACK:
+        assert changed_fields(run.strategy, read_back(run, stack)) == {}
+    there = estimate_run(run._replace(strategy=written.applied))
+    assert found.winner is not None
+    assert there.time is not None
+    assert there.time.step_s == pytest.approx(found.winner.step_s, rel=1e-6)
+    assert there.known_memory.needed_bytes == pytest.approx(found.winner.needed_bytes, rel=1e-6)
+
+
+ANY = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["ddp", "zero1", "zero2", "zero3", "hsdp"]),
+        "accumulate": st.integers(1, 4),
+        "recompute": st.sampled_from(["none", "selective", "full", 0.25]),
+        "param_dtype": st.sampled_from(["fp32", "bf16", "fp16"]),
+        "reduce_dtype": st.sampled_from(["fp32", "bf16"]),
+        "grad_sync": st.sampled_from([None, "every", "local", "last"]),
+        "reshard_after_forward": st.sampled_from([None, True, False, 4, 8]),
+        "prefetch": st.integers(0, 2),
+        "blocks_per_unit": st.integers(1, 2),
+        "compile": st.booleans(),
+        "offload": st.booleans(),
+    }
+)
+
+
+@given(ANY, st.sampled_from(STACKS))
+@settings(max_examples=150)
+def test_what_a_stack_runs_is_a_strategy_that_it_runs(fields: dict[str, Any], stack: str) -> None:
+    """Applied twice, nothing changes any more."""
+    try:
+        run = large(strategy=fields)
+    except SpecError:
+        return  # it contradicts itself
+    once = run._replace(strategy=applied_strategy(run, stack))
+    assert changed_fields(once.strategy, applied_strategy(once, stack)) == {}
+    assert export_run(run, stack).applied == once.strategy
+
+
+def test_groups_are_not_tried_where_a_stack_has_none() -> None:
+    run = large(strategy={"kind": "zero2", "shard": 8})
+    limits = StackLimits(run, "deepspeed")
+    assert not limits.allowed(run.strategy)
+    assert limits.applied(run.strategy).shard == run.cluster.devices
+    assert StackLimits(run, "python").allowed(run.strategy)
+
+
+def test_values_are_narrowed_to_those_of_the_stack() -> None:
+    limits = StackLimits(large(), "accelerate")
+    assert limits.choices("recompute", ("none", "selective", 0.5, "full")) == ("none", "full")
+    assert limits.choices("prefetch", (0, 1, 2)) == (1,)
+    assert limits.choices("blocks_per_unit", (1, 2, 4)) == (1,)
+
+
+def test_a_model_that_the_stack_cannot_train_is_refused_before_the_search() -> None:
+    with pytest.raises(SpecError, match="model: torchtitan"):
+        plan_run("gpt2", "8xH100-SXM", for_stack="torchtitan")
+
+
+def test_an_unknown_stack_is_refused() -> None:
+    with pytest.raises(SpecError, match="did you mean 'accelerate'"):
+        plan_run("gpt2", "8xH100-SXM", for_stack="acelerate")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_plan_keeps_the_dtype_of_reductions(dtype: str) -> None:
+    run = large(strategy={"kind": "zero3", "reduce_dtype": dtype})
+    _, chosen = plan_run(run=run)
+    assert chosen is not None
+    assert chosen.strategy.sharded
+    assert chosen.strategy.reduce_dtype == dtype
