@@ -11,6 +11,7 @@ from benchmarks.chart import BOTTOM, COLOURS, LEFT, RIGHT, TOP, WIDTH, Area, Axi
 from benchmarks.memory import REASONS as MEMORY_REASONS
 from benchmarks.memory import STACKS
 from shardwise.spec.catalogue import coefficient
+from shardwise.spec.catalogue import figure as figure_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CATALOGUE = ROOT / "src/shardwise/spec/catalogue/coefficients.toml"
@@ -83,10 +84,7 @@ def write_catalogue(result: dict[str, Any]) -> None:
                 "",
             ]
     factor, apart = result["heldout"]["factor90"], result["heldout"]["comparison90"]
-    _, waste = coefficient("reserved_over_pools")
-    error = result["memory"]["calibration"]["factor"]
-    # Two independent causes of more memory than predicted.
-    most = math.exp(math.hypot(math.log(waste), math.log(error)))
+    calibrated = result["memory"]["calibration"]
     lines += [
         "[step-interval]",
         'unit = "relative error of a step time that 90 % of runs stay within"',
@@ -103,9 +101,9 @@ def write_catalogue(result: dict[str, Any]) -> None:
         "[occupied_over_pools]",
         'unit = "bytes taken inside the allocator: of the tensors at least, of the pools at most"',
         "low = 1.0",
-        f"high = {most:.3f}",
-        f'source = "{waste} of reserved_over_pools and {error:.3f}, the 97.5th percentile of '
-        'measured over predicted in published runs (mem_split=fit), as independent"',
+        f"high = {calibrated['factor']:.3f}",
+        f'source = "the 90th percentile of measured over needed in {calibrated["rows"]} published '
+        'runs (mem_split=fit)"',
         "",
     ]
     CATALOGUE.write_text(kept + "\n".join(lines))
@@ -230,17 +228,30 @@ def _memory(m: dict[str, Any]) -> list[str]:
             ],
         ),
         f"Of {m['ran']} published runs that can be described, {m['false_oom']} are refused as "
-        f'"does not fit" and {m["at_risk"]} called "at risk". Of {m["did_not_fit"]} configurations '
+        f'"does not fit" and {m["at_risk"]} called "at risk" '
+        f"({m['unseen_at_risk']} of the {m['unseen']} that no figure was calibrated on). Of "
+        f"{m['did_not_fit']} configurations "
         f"published as having crashed or run out of memory, {m['did_not_fit_caught']:.0%} are "
         f"refused or at risk. Of the other {m['missed']} the same source lists "
         f"{m['missed_that_also_ran']} as having run as well, with their memory: more likely "
         "crashes of another kind.",
         "",
+        "What is usable of a device is its memory, less "
+        f"{coefficient('outside_allocator')[1]:g} GiB for what lies outside the allocator, over "
+        f"{m['calibration']['factor']:.3f}: nine of ten of {m['calibration']['rows']} measured "
+        "runs (fitted ones, all but ATorch's, which see below) stay within that factor of what "
+        f"is predicted to be needed. Of {m['calibration']['ran']} runs of the fitted split, which "
+        f"all ran, {m['calibration']['at_risk']} need more and are called at risk. Tensors that "
+        f"take more than {figure_of('tensors_of_device'):.0%} of a device are refused; the "
+        f"fullest fitted run took {m['calibration']['fullest']:.1%}.",
+        "",
+        "The data cannot tell how often a run near the limit fails: published runs are those that "
+        "ran, all failures are from one source and far from the limit, and no source gives the "
+        "memory outside the allocator, which is assumed.",
+        "",
         "No published run that reports its reserve was there to fit on. The reserve follows from "
         "how torch's allocator works (a pool per stream) and from a ratio found in other runs, of "
-        f"which the middle is taken; with {ratios} the median error is {medians}. The "
-        f"high end of what a verdict compares was calibrated on {m['calibration']['rows']} fitted "
-        "rows (all but ATorch's, which see below).",
+        f"which the middle is taken; with {ratios} the median error is {medians}.",
         "",
         "What a row does not say about its stack was read in the stack's code. Which code to read "
         "was found by looking at rows that were off, held-out ones too: a stack that nobody "

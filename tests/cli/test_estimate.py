@@ -103,7 +103,7 @@ def test_nothing_fits_whose_tensors_fill_the_device() -> None:
         *("--seq-len", "8192", "--strategy", "zero3:2048", "--recompute", "full", "--json"),
     )
     memory = json.loads(done.stdout)["memory"]
-    assert memory["peak_allocated_bytes"] > 0.95 * memory["capacity_bytes"]
+    assert memory["peak_allocated_bytes"] > 0.96 * memory["capacity_bytes"]
     assert (memory["verdict"], memory["fits"], done.returncode) == ("does not fit", False, 1)
 
 
@@ -114,7 +114,7 @@ def test_one_measure_of_memory() -> None:
         overhead = memory["needed_bytes"] - memory["peak_allocated_bytes"]
         assert overhead == 0 if "1x2xCPU" in arguments else overhead > 0
         assert (memory["verdict"] == "fits") == (memory["needed_bytes"] <= memory["usable_bytes"])
-        assert memory["usable_bytes"] <= 0.95 * memory["capacity_bytes"]
+        assert memory["usable_bytes"] <= 0.96 * memory["capacity_bytes"]
 
 
 def test_bytes_are_whole_numbers() -> None:

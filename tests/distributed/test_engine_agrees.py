@@ -45,6 +45,17 @@ TWO += [
     ("llama", "zero3", {"forward_prefetch": 2}),
     ("llama", "zero3", {"prefetch": 2, "forward_prefetch": 1}),
 ]
+# Blocks recompute each by itself, however many are in a unit; shares count blocks.
+TWO += [
+    (model, "zero3", {"blocks_per_unit": blocks, "recompute": recompute, "micro_batch": 4})
+    for model, blocks, recompute in (
+        ("llama", 2, "full"),
+        ("llama", 2, 0.5),
+        ("llama", 3, "selective"),
+        ("gpt2", 2, "selective"),
+        ("gpt2", 3, 0.25),
+    )
+]
 FOUR: list[Example] = [
     (model, "zero3:2", {"accumulate": k, "grad_sync": sync})
     for model in ("gpt2", "llama")

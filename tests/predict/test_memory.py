@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shardwise.predict.choreography import TERMS, Step, sum_terms
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.memory import PHASES, predict_memory
+from shardwise.predict.work import predict_work
 from shardwise.spec import ModelSpec, catalogue
 from shardwise.units.decoder import decoder_units
 from shardwise.units.unit import ModelUnits
@@ -226,6 +227,9 @@ def test_looking_at_a_few_blocks_finds_the_peak_of_all(
     step = Step(units.grouped(strategy.blocks_per_unit), Configurations.of([strategy]), 2)
     few = sum_terms(step.largest(step.steady_backward))
     step._blocks_that_can_peak = lambda: list(range(len(step.units.blocks)))  # type: ignore[method-assign]
+    step._singles_that_can_peak = lambda index: list(  # type: ignore[method-assign]
+        range(step.first_single[index], step.first_single[index + 1])
+    )
     every = sum_terms(step.largest(step.steady_backward))
     assert few[0] == pytest.approx(every[0], rel=1e-12)
 
@@ -240,3 +244,37 @@ def test_many_at_once_are_what_each_is_alone(settings: list[tuple[str, dict[str,
     together = predict_memory(units, Configurations.of(rows)).peak_bytes
     alone = [float(memory(units, row).peak_bytes[0]) for row in rows]
     assert together == pytest.approx(alone, rel=1e-12)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full", 0.3])
+def test_what_blocks_keep_does_not_depend_on_how_many_are_in_a_unit(recompute: Any) -> None:
+    """Each block recomputes by itself: only its unit's parameters and gradients grow."""
+    spec = catalogue.model("llama-3.1-8b")
+    held = []
+    for blocks in (1, 2, 4):
+        strategy = resolve("zero3", 8, recompute=recompute, micro_batch=4, blocks_per_unit=blocks)
+        units = decoder_units(spec, 4096).grouped(blocks)
+        step = Step(units, Configurations.of([strategy]), 2)
+        ledgers = [
+            ledger
+            for index in range(len(units.blocks))
+            for ledger in step.block_backward(step.micro_batches[0], index)
+        ]
+        held.append(max(float(ledger["activations"][0]) for ledger in ledgers))
+    assert held == pytest.approx([held[0]] * 3, rel=1e-9)
+
+
+def test_a_share_of_recompute_counts_blocks_not_units() -> None:
+    """30 % of 7 blocks are 3 blocks, also in units of 2, as the engine applies it."""
+    units = decoder_units(reduced("llama", layers=7), 128)
+    strategy = resolve("zero3", 8, recompute=0.3, blocks_per_unit=2)
+    grouped = units.grouped(2)
+    kept = units.blocks[0].stage.kept
+    by_hand = 3 * kept["full"].activation_bytes + 4 * kept["none"].activation_bytes
+    step = Step(grouped, Configurations.of([strategy]), 2)
+    assert float(step.kept.sum()) == pytest.approx(by_hand)
+    again = 3 * units.blocks[0].stage.recomputed_flops("full")
+    work = predict_work(grouped, Configurations.of([strategy]))
+    model = float(work.model_flops[0])
+    expected = model + again * float(work.tokens[0])
+    assert float(work.hardware_flops[0]) == pytest.approx(expected)

@@ -11,6 +11,7 @@ As torch 2.13 does it:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from shardwise.predict.configurations import Bools, Configurations, Floats, Ints
 from shardwise.predict.traffic import padded_rows
-from shardwise.predict.work import recomputed_blocks
+from shardwise.predict.work import recomputed_blocks, sum_by_unit
 from shardwise.units.unit import ModelUnits, Policy, Unit
 
 TERMS = (
@@ -75,14 +76,24 @@ class Step:
         # Gradients stay whole from micro-batch to micro-batch, in the reduce dtype.
         self.sums_whole = c.sharded & self.repeats & ~c.shard_sync_every
 
-        count = len(units.blocks)
-        self.recomputed = np.arange(count)[None, :] < recomputed_blocks(c, count)[:, None]
-        self.kept = self._kept_per_block()
-        self.kept_below = np.cumsum(self.kept, axis=1) - self.kept
+        # Of single blocks: each recomputes by itself, however many are in a unit.
+        self.singles = units.single_blocks
+        self.first_single = [0]
+        for unit in units.blocks:
+            self.first_single.append(self.first_single[-1] + len(unit.blocks))
+        self.recomputed = recomputed_blocks(c, len(self.singles))
+        # The first block that does not recompute, of every row.
+        self.boundaries = {int(edge) for edge in self.recomputed.sum(axis=1)}
+        kept = self._kept_per_block()
+        self.kept_below = np.cumsum(kept, axis=1) - kept
+        self.kept = sum_by_unit(kept, units)
         # Elements of the blocks below the first, the second, ... and of all; and of those among
         # them that do not recompute.
         self.elements_below = _sums_below(self.blocks)
-        self.kept_elements_below = _sums_below(np.where(self.recomputed, 0.0, self.blocks))
+        elements = np.asarray([float(block.numel) for block in self.singles])
+        recomputing = sum_by_unit(np.where(self.recomputed, elements, 0.0), units)
+        self.recomputing_elements = recomputing
+        self.kept_elements_below = _sums_below(self.blocks - recomputing)
         self.head = units.root.stage
         self.head_elements = max(m.gradient_elements for m in self.head.backward)
         self.micro_batches = self._micro_batches()
@@ -101,8 +112,8 @@ class Step:
         """Bytes per token each block keeps for its backward, under its row's policy."""
 
         def column(policy: Policy) -> Floats:
-            kinds = {id(b): b.stage.kept[policy].activation_bytes for b in self.units.blocks}
-            return np.asarray([kinds[id(b)] for b in self.units.blocks], dtype=np.float64)
+            kinds = {id(b): b.stage.kept[policy].activation_bytes for b in self.singles}
+            return np.asarray([kinds[id(b)] for b in self.singles], dtype=np.float64)
 
         selective = self.c.selective[:, None]
         chosen = np.where(selective, column("selective"), column("none"))
@@ -178,7 +189,7 @@ class Step:
             return gathered * self.c.param_bytes
         kept = self.kept_elements_below[:, -1 if first is None else first]
         if first is not None and first:
-            kept = kept + np.where(self.recomputed, self.blocks, 0.0)[:, first - 1]
+            kept = kept + self.recomputing_elements[:, first - 1]
         looked_up = 0.0 if self.units.tied else self.units.embedding_gradient_elements
         head = self.root - looked_up if first is None else 0.0
         copies = np.where(self.mixed, kept + head, 0.0)
@@ -243,13 +254,14 @@ class Step:
         buffer = np.where(self.c.sharded & gathers, size, 0.0)
         before = np.where(self.c.reshard_forward, self._post_forward_shards(below), below)
         nothing = np.zeros(self.rows)
-        working = self.units.blocks[index].stage.forward_peak.activation_bytes
-        yield self.ledger(
+        base = self.ledger(
             unsharded_parameters=self._working(self.root + size + buffer + before, index + 1),
             gradients=self._gradients(m, nothing, 0.0),
             unsharded_gradients=self._accumulators(m, nothing),
-            activations=(self.kept_below[:, index] + working) * self.tokens,
         )
+        for single in self._singles_that_can_peak(index):
+            working = self.singles[single].stage.forward_peak.activation_bytes
+            yield base | {"activations": (self.kept_below[:, single] + working) * self.tokens}
 
     def end_of_forward(self, m: MicroBatch) -> Iterator[Ledger]:
         ledger = self._around_the_head(m)
@@ -297,12 +309,21 @@ class Step:
         ends: dict[int, list[int]] = {}
         for index, block in enumerate(blocks):
             ends.setdefault(id(block), [index, index])[1] = index
-        boundaries = {int(b) for b in self.recomputed.sum(axis=1)}
+        boundaries = {bisect_right(self.first_single, edge) - 1 for edge in self.boundaries}
         reach = max(len(ends), int(self.c.prefetch.max(initial=0)))
         found = {index for pair in ends.values() for index in pair}
         for edge in (0, len(blocks), *boundaries):
             found |= set(range(edge - len(ends) - 1, edge + reach + 1))
         return sorted(index for index in found if 0 <= index < len(blocks))
+
+    def _singles_that_can_peak(self, index: int) -> list[int]:
+        """The blocks of a unit at which its memory can be largest: where something changes."""
+        first, end = self.first_single[index], self.first_single[index + 1]
+        found = [first, end - 1]
+        for single in range(first + 1, end):
+            if single in self.boundaries or self.singles[single] is not self.singles[single - 1]:
+                found += [single - 1, single]
+        return sorted(set(found))
 
     def block_backward(self, m: MicroBatch, index: int) -> Iterator[Ledger]:
         c, block = self.c, self.units.blocks[index]
@@ -321,12 +342,7 @@ class Step:
             + self._left_gathered(m, above)
             + self._post_forward_shards(below)
         )
-        kept_below = self.kept_below[:, index] * self.tokens
-        unread = np.where(
-            c.selective & ~self.recomputed[:, index],
-            block.stage.kept["selective"].unread_bytes,
-            0.0,
-        )
+        kept_below = self.kept_below[:, self.first_single[index]] * self.tokens
         whole_sums, head = self._accumulators(m, above), self._head_gradients(m)
 
         # Copied out of the flat buffer it was gathered into.
@@ -340,15 +356,25 @@ class Step:
             + (self.kept[:, index] + self.units.boundary_bytes) * self.tokens,
         )
         others = others + prefetched
-        for moment in block.stage.backward:
-            made = moment.gradient_elements
-            yield self.ledger(
-                unsharded_parameters=self._working(others + size, index + 1),
-                gradients=self._gradients(m, above, made + self.head_elements),
-                unsharded_gradients=whole_sums + head + self._new_gradients(m, block, made, size),
-                reduce_buffers=in_flight + self._all_reduce_inputs(m, above),
-                activations=kept_below + (moment.activation_bytes + unread) * self.tokens,
+        for single in self._singles_that_can_peak(index):
+            stage = self.singles[single].stage
+            unread = np.where(
+                c.selective & ~self.recomputed[:, single], stage.kept["selective"].unread_bytes, 0.0
             )
+            later = self.singles[single + 1 : self.first_single[index + 1]]
+            made_before = float(sum(other.numel for other in later))
+            for moment in stage.backward:
+                made = moment.gradient_elements + made_before
+                yield self.ledger(
+                    unsharded_parameters=self._working(others + size, index + 1),
+                    gradients=self._gradients(m, above, made + self.head_elements),
+                    unsharded_gradients=whole_sums
+                    + head
+                    + self._new_gradients(m, block, made, size),
+                    reduce_buffers=in_flight + self._all_reduce_inputs(m, above),
+                    activations=self.kept_below[:, single] * self.tokens
+                    + (moment.activation_bytes + unread) * self.tokens,
+                )
 
         yield from self._reduction(
             m,

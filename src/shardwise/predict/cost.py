@@ -7,6 +7,7 @@ collective takes a latency per hop and its bytes over what the slowest link on i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from shardwise.predict.configurations import Configurations, Floats, Ints
 from shardwise.predict.simulate import Durations, Rules
 from shardwise.predict.traffic import BUCKET_BYTES, FIRST_BUCKET_BYTES, padded_rows
-from shardwise.predict.work import recomputed_blocks
+from shardwise.predict.work import recomputed_blocks, sum_by_unit
 from shardwise.units.unit import ModelUnits, Policy, Stage
 
 
@@ -67,82 +68,54 @@ class Hardware(NamedTuple):
 def durations(
     units: ModelUnits, c: Configurations, hardware: Hardware, k: Coefficients, states: int = 2
 ) -> Durations:
-    """Price every piece of every row."""
+    """Price every piece of every row; columns are units, of which the root is the last."""
     padded = padded_rows(units, c.shard).astype(np.float64)
-    blocks, root = padded[:, :-1], padded[:, -1]
-    count = len(units.blocks)
-    tokens = c.micro_batch * float(units.seq_len)
-    kinds = {id(block): block.stage for block in units.blocks}
-    forward = {key: _forward(stage, tokens, hardware, k) for key, stage in kinds.items()}
-    again = {key: _again(stage, tokens, hardware, k) for key, stage in kinds.items()}
-    backward = {key: _backward(stage, tokens, hardware, k) for key, stage in kinds.items()}
-    order = [id(block) for block in units.blocks]
-    recomputed = np.arange(count)[None, :] < recomputed_blocks(c, count)[:, None]
-    full = np.stack([again[key][0] for key in order], axis=1)
-    selective = np.stack([again[key][1] for key in order], axis=1)
-    extra = np.where(recomputed, full, np.where(c.selective[:, None], selective, 0.0))
-
-    gathers = c.sharded & (c.shard > 1)
-    reshards = (gathers & c.reshard_forward)[:, None]
-    group = np.where(c.reshard_group > 0, c.reshard_group, c.shard)
+    forward, backward = _compute(units, c, hardware, k)
     param, reduced = c.param_bytes[:, None], c.reduce_bytes[:, None]
-    on = gathers[:, None]
-    gather = np.where(on, _ring(blocks * param, c.shard, hardware, k), 0.0)
-    regather = np.where(reshards, _ring(blocks * param, group, hardware, k), 0.0)
-    passes = 2.0 if hardware.gloo else 1.0
-    scatter = np.where(on, passes * _ring(blocks * reduced, c.shard, hardware, k), 0.0)
-    across = c.replicate > 1
-    head = float(sum(p.numel for p in units.root.parameters if p.after_blocks))
-    first, messages, last = _in_buckets(
-        head * c.reduce_bytes, blocks * reduced, root * c.reduce_bytes, c
-    )
-    reduce = np.where(messages > 0, _all_reduce(messages, c, hardware, k), 0.0)
+    gathers = (c.sharded & (c.shard > 1))[:, None]
+    reshards = gathers & c.reshard_forward[:, None]
+    group = np.where(c.reshard_group > 0, c.reshard_group, c.shard)
 
     # Offloaded shards come from the host before each gather and go back after each scatter.
-    shards = blocks / c.shard[:, None]
-    away = c.offload[:, None]
-    gather = gather + np.where(away, shards * param / hardware.host_link, 0.0)
-    regather = regather + np.where(away & reshards, shards * param / hardware.host_link, 0.0)
-    scatter = scatter + np.where(away, shards * reduced / hardware.host_link, 0.0)
+    offloaded = np.where(c.offload[:, None], padded / c.shard[:, None], 0.0)
+    fetched, returned = (offloaded * size / hardware.host_link for size in (param, reduced))
+    gather = np.where(gathers, _ring(padded * param, c.shard, hardware, k), 0.0) + fetched
+    again = np.where(reshards, _ring(padded * param, group, hardware, k) + fetched, 0.0)
+    # Gloo runs a reduce-scatter as an all-reduce.
+    passes = 2.0 if hardware.gloo else 1.0
+    scatter = np.where(gathers, passes * _ring(padded * reduced, c.shard, hardware, k), 0.0)
+    scatter = scatter + returned
+    messages = _in_buckets(units, padded * reduced, c)
+    reduce = np.where(messages > 0, _all_reduce(messages, c, hardware, k), 0.0)
 
-    def rooted(size: Floats) -> Floats:
-        return size[:, 0]
-
-    root2 = root[:, None]
     # A CPU copies as it computes: at a share of its bandwidth.
     bandwidth = hardware.memory_bandwidth / (k.elementwise_factor if hardware.gloo else 1.0)
     hook = k.hook_s if hardware.gloo else 0.0
     # A scatter is followed by an all-reduce across replicas.
-    hooks = hook * np.where(across, 2.0, 1.0)
+    hooks = hook * np.where(c.replicate > 1, 2.0, 1.0)[:, None]
     # Read and written once each.
-    copy_out = np.where(on, 2.0 * blocks * param / bandwidth + hook, 0.0)
-    copy_in = np.where(on, blocks * (param + reduced) / bandwidth + hooks[:, None], 0.0)
+    copy_out = np.where(gathers, 2.0 * padded * param / bandwidth + hook, 0.0)
+    copy_in = np.where(gathers, padded * (param + reduced) / bandwidth + hooks, 0.0)
     state = padded.sum(axis=1) / c.shard * c.master_bytes * (2 + states)
+    state_bandwidth = np.where(c.offload, hardware.host_memory, hardware.memory_bandwidth)
     return Durations(
-        forward=np.stack([forward[key] for key in order], axis=1),
-        backward=np.stack([backward[key] for key in order], axis=1) + extra,
-        gather=gather,
-        gather_again=regather,
-        scatter=scatter,
-        reduce=reduce,
-        copy_out=copy_out,
-        copy_in=copy_in,
-        root_forward=_forward(units.root.stage, tokens, hardware, k),
-        root_backward=_backward(units.root.stage, tokens, hardware, k),
-        root_gather=np.where(gathers, rooted(_ring(root2 * param, c.shard, hardware, k)), 0.0),
-        root_scatter=np.where(
-            gathers, passes * rooted(_ring(root2 * reduced, c.shard, hardware, k)), 0.0
-        ),
-        root_reduce=np.where(across, rooted(_all_reduce(last[:, None], c, hardware, k)), 0.0),
-        head_reduce=np.where(first > 0, rooted(_all_reduce(first[:, None], c, hardware, k)), 0.0),
-        root_copy_out=np.where(gathers, 2.0 * root * c.param_bytes / bandwidth + hook, 0.0),
-        root_copy_in=np.where(
-            gathers, root * (c.param_bytes + c.reduce_bytes) / bandwidth + hooks, 0.0
-        ),
-        optimizer=k.optimizer_factor
-        * state
-        / np.where(c.offload, hardware.host_memory, hardware.memory_bandwidth)
-        + k.overhead_s,
+        forward=forward[:, :-1],
+        backward=backward[:, :-1],
+        gather=gather[:, :-1],
+        gather_again=again[:, :-1],
+        scatter=scatter[:, :-1],
+        reduce=reduce[:, 1:-1],
+        copy_out=copy_out[:, :-1],
+        copy_in=copy_in[:, :-1],
+        root_forward=forward[:, -1],
+        root_backward=backward[:, -1],
+        root_gather=gather[:, -1],
+        root_scatter=scatter[:, -1],
+        root_reduce=reduce[:, -1],
+        head_reduce=reduce[:, 0],
+        root_copy_out=copy_out[:, -1],
+        root_copy_in=copy_in[:, -1],
+        optimizer=k.optimizer_factor * state / state_bandwidth + k.overhead_s,
     )
 
 
@@ -164,6 +137,34 @@ def rules(c: Configurations, k: Coefficients, gloo: bool = False) -> Rules:
 
 
 # ---- compute --------------------------------------------------------------------------------
+
+
+def _compute(
+    units: ModelUnits, c: Configurations, h: Hardware, k: Coefficients
+) -> tuple[Floats, Floats]:
+    """Seconds of every unit's forward and backward; blocks run one by one, also within a unit."""
+    tokens = c.micro_batch * float(units.seq_len)
+    blocks = units.single_blocks
+    kinds = {id(block): block.stage for block in blocks}
+
+    def columns(price: Callable[[Stage], Floats]) -> Floats:
+        priced = {key: price(stage) for key, stage in kinds.items()}
+        return np.stack([priced[id(block)] for block in blocks], axis=1)
+
+    def with_root(per_block: Floats, root: Floats) -> Floats:
+        return np.concatenate([sum_by_unit(per_block, units), root[:, None]], axis=1)
+
+    full = columns(lambda stage: _again(stage, "full", tokens, h, k))
+    selective = columns(lambda stage: _again(stage, "selective", tokens, h, k))
+    recomputed = recomputed_blocks(c, len(blocks))
+    extra = np.where(recomputed, full, np.where(c.selective[:, None], selective, 0.0))
+    forward = columns(lambda stage: _forward(stage, tokens, h, k))
+    backward = columns(lambda stage: _backward(stage, tokens, h, k)) + extra
+    root = units.root.stage
+    return (
+        with_root(forward, _forward(root, tokens, h, k)),
+        with_root(backward, _backward(root, tokens, h, k)),
+    )
 
 
 def _seconds(
@@ -201,21 +202,17 @@ def _backward(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Flo
     )
 
 
-def _again(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> tuple[Floats, Floats]:
-    """What full and selective recomputation add to a backward."""
-
-    def priced(policy: Policy) -> Floats:
-        kept = stage.kept[policy]
-        return _seconds(
-            kept.recomputed_matmul_flops * tokens,
-            kept.recomputed_attention_flops * tokens,
-            stage.elementwise_bytes * tokens,
-            stage.kernels,
-            h,
-            k,
-        )
-
-    return priced("full"), priced("selective")
+def _again(stage: Stage, policy: Policy, tokens: Floats, h: Hardware, k: Coefficients) -> Floats:
+    """What a recompute policy adds to a backward."""
+    kept = stage.kept[policy]
+    return _seconds(
+        kept.recomputed_matmul_flops * tokens,
+        kept.recomputed_attention_flops * tokens,
+        stage.elementwise_bytes * tokens,
+        stage.kernels,
+        h,
+        k,
+    )
 
 
 # ---- communication --------------------------------------------------------------------------
@@ -251,31 +248,31 @@ def _ring(message: Floats, size: Ints, h: Hardware, k: Coefficients) -> Floats:
     return wire + _latency(size, in_node, h, k)[:, None]
 
 
-def _in_buckets(
-    head: Floats, messages: Floats, root: Floats, c: Configurations
-) -> tuple[Floats, Floats, Floats]:
-    """What is all-reduced after the head, after each block, and at the end.
+def _in_buckets(units: ModelUnits, messages: Floats, c: Configurations) -> Floats:
+    """What is all-reduced after the head, after each block, and at the end; 0 where nothing is.
 
-    DDP waits until a bucket is full; its first is a small one, unless a size was asked for. `head`
-    is the part of `root` that the backward makes first.
+    DDP waits until a bucket is full; its first is a small one, unless a size was asked for. The
+    head is the part of the root that the backward makes first.
     """
+    head = float(sum(p.numel for p in units.root.parameters if p.after_blocks)) * c.reduce_bytes
+    blocks, root = messages[:, :-1], messages[:, -1]
     ddp = ~c.sharded
     asked = c.bucket_bytes > 0
     first = np.where(asked, c.bucket_bytes, FIRST_BUCKET_BYTES)
     others = np.where(asked, c.bucket_bytes, BUCKET_BYTES)
     across = c.replicate > 1
-    found = np.where(across[:, None], messages, 0.0)
+    found = np.where(across[:, None], blocks, 0.0)
     early = np.where(ddp & across & (head >= first), head, 0.0)
     waiting = np.where(ddp & across, head - early, 0.0)
     cap = np.where(early > 0, others, first)
-    for block in reversed(range(messages.shape[1])):
+    for block in reversed(range(blocks.shape[1])):
         waiting = waiting + found[:, block]
         full = waiting >= cap
         found[:, block] = np.where(ddp, np.where(full, waiting, 0.0), found[:, block])
         waiting = np.where(full, 0.0, waiting)
         cap = np.where(full, others, cap)
-    last = np.where(ddp, root - head + waiting, root)
-    return early, found, last
+    last = np.where(across, np.where(ddp, root - head + waiting, root), 0.0)
+    return np.concatenate([early[:, None], found, last[:, None]], axis=1)
 
 
 def _all_reduce(message: Floats, c: Configurations, h: Hardware, k: Coefficients) -> Floats:

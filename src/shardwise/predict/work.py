@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.predict.configurations import Configurations, Floats, Ints
+from shardwise.predict.configurations import Bools, Configurations, Floats
 from shardwise.spec.strategy import blocks_of_share
 from shardwise.units.unit import ModelUnits
 
@@ -30,10 +30,10 @@ def predict_work(units: ModelUnits, c: Configurations) -> Work:
     devices = c.shard * c.replicate
     tokens = c.micro_batch * c.accumulate * devices * float(units.seq_len)
     forward = units.forward_flops()
-    count = len(units.blocks)
-    full = np.asarray([b.stage.recomputed_flops("full") for b in units.blocks])
-    selective = np.asarray([b.stage.recomputed_flops("selective") for b in units.blocks])
-    recomputed = np.arange(count)[None, :] < recomputed_blocks(c, count)[:, None]
+    blocks = units.single_blocks
+    full = np.asarray([b.stage.recomputed_flops("full") for b in blocks])
+    selective = np.asarray([b.stage.recomputed_flops("selective") for b in blocks])
+    recomputed = recomputed_blocks(c, len(blocks))
     again = np.where(recomputed, full, np.where(c.selective[:, None], selective, 0.0)).sum(axis=1)
     return Work(
         tokens=tokens,
@@ -42,7 +42,19 @@ def predict_work(units: ModelUnits, c: Configurations) -> Work:
     )
 
 
-def recomputed_blocks(c: Configurations, count: int) -> Ints:
-    """How many blocks, from the first on, recompute everything."""
-    blocks: Ints = blocks_of_share(c.full_recompute, count).astype(np.int64)
-    return blocks
+def recomputed_blocks(c: Configurations, count: int) -> Bools:
+    """Which of `count` blocks recompute everything: the first ones, a column each.
+
+    A share counts blocks, as the engine does, however many of them are in a unit.
+    """
+    recomputed: Bools = np.arange(count) < blocks_of_share(c.full_recompute, count)[:, None]
+    return recomputed
+
+
+def sum_by_unit(per_block: Floats, units: ModelUnits) -> Floats:
+    """Columns of blocks, summed to columns of units."""
+    sizes = np.asarray([len(unit.blocks) for unit in units.blocks], dtype=np.int64)
+    if len(sizes) == per_block.shape[1]:
+        return per_block
+    summed: Floats = np.add.reduceat(per_block, np.cumsum(sizes) - sizes, axis=1)
+    return summed

@@ -83,11 +83,21 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Unit:
-    """One `fully_shard` group: its parameters and its computation."""
+    """One `fully_shard` group: its parameters and its computation.
+
+    A group of several blocks has them as `members`. They run one after the other and recompute
+    each by itself; the stage of the group counts only what adds up.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
     stage: Stage = field(default_factory=Stage)
+    members: tuple[Unit, ...] = ()
+
+    @property
+    def blocks(self) -> tuple[Unit, ...]:
+        """The blocks in it: its members, or itself."""
+        return self.members or (self,)
 
     @property
     def numel(self) -> int:
@@ -123,6 +133,11 @@ class ModelUnits:
     def units(self) -> tuple[Unit, ...]:
         return (*self.blocks, self.root)
 
+    @property
+    def single_blocks(self) -> tuple[Unit, ...]:
+        """The blocks in forward order, however they are grouped."""
+        return tuple(block for unit in self.blocks for block in unit.blocks)
+
     def forward_flops(self) -> float:
         """Forward FLOPs per token of the whole model."""
         return sum(unit.stage.forward_flops for unit in self.units)
@@ -154,34 +169,24 @@ def _joined(members: tuple[Unit, ...]) -> Unit:
     if len(members) == 1:
         return members[0]
     stages = [member.stage for member in members]
-    moments: list[Moment] = []
-    gradients_before = 0.0
-    for index in reversed(range(len(members))):
-        below = stages[:index]
-        kept_below = sum(stage.kept["none"].activation_bytes for stage in below)
-        moments.extend(
-            moment._replace(
-                activation_bytes=moment.activation_bytes + kept_below,
-                gradient_elements=moment.gradient_elements + gradients_before,
-            )
-            for moment in stages[index].backward
-        )
-        gradients_before += members[index].numel
     stage = Stage(
         matmul_flops=sum(s.matmul_flops for s in stages),
         attention_flops=sum(s.attention_flops for s in stages),
         elementwise_bytes=sum(s.elementwise_bytes for s in stages),
         kernels=sum(s.kernels for s in stages),
         kept={policy: _sum_kept([s.kept[policy] for s in stages]) for policy in POLICIES},
-        forward_peak=max((s.forward_peak for s in stages), key=lambda m: m.activation_bytes),
-        backward=prune(moments),
     )
     parameters = tuple(
         parameter._replace(name=f"{index}.{parameter.name}")
         for index, member in enumerate(members)
         for parameter in member.parameters
     )
-    return Unit(name=f"{members[0].name}+{len(members) - 1}", parameters=parameters, stage=stage)
+    return Unit(
+        name=f"{members[0].name}+{len(members) - 1}",
+        parameters=parameters,
+        stage=stage,
+        members=members,
+    )
 
 
 def _sum_kept(kept: list[Kept]) -> Kept:
