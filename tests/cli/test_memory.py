@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -14,6 +15,7 @@ from shardwise.cli.memory import memory
 from shardwise.spec.record import SpecError
 from tests.command import shardwise
 from tests.observe.memory.build import MIB, PLAIN, block, event, segment, snapshot, training
+from tests.screens import assert_screen
 
 
 def write(path: Path, data: Any) -> str:
@@ -35,23 +37,58 @@ def fragmented(tmp_path: Path) -> str:
 def test_the_first_lines_say_peak_holder_and_change(fragmented: str) -> None:
     done = shardwise("memory", fragmented, "--capacity", "42MiB")
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[:3] == [
-        "Peak: 24.00 MiB allocated, 40.00 MiB reserved; only 2.00 MiB (5%) left.",
-        "train.py:3 main holds 100% of it; by kind: unknown 100%.",
-        # 16 of 40 MiB.
-        "Change: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (40% unused).",
-    ]
-    assert max(len(line) for line in lines) <= 80
-    assert "Device 1: peak 1.00 MiB; --device 1 shows it." in lines
+    assert_screen("memory-fragmented", done.stdout)
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    told = json.loads(shardwise("memory", fragmented, "--capacity", "42MiB", "--json").stdout)
+    verdict = told["memories"][0]["verdict"]
+    # 24 of 40 MiB reserved are allocated; 2 of 42 MiB are less than a tenth.
+    assert verdict == {
+        "cause": "fragmentation",
+        "bytes": 16 * MIB,
+        "headroom_bytes": 2 * MIB,
+        "headroom_is_low": True,
+    }
 
 
 def test_a_leak_is_named_by_file_and_line(tmp_path: Path) -> None:
     done = shardwise("memory", write(tmp_path / "leak.pickle", training(8, leak=4096, names=True)))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[2] == (
-        "Change: train.py:33 log keeps 4.00 KiB more each step; drop what refers to it."
-    )
+    assert_screen("memory-leak", done.stdout)
+
+
+def test_the_screen_of_a_real_snapshot(shared: Path) -> None:
+    path = shared / "traces" / "memory" / "vanilla_ce_snapshot.pickle"
+    if not path.is_file():
+        pytest.skip("needs the snapshot in the shared folder")
+    done = shardwise("memory", str(path), "--capacity", "80GiB")
+    assert done.returncode == 0, done.stderr
+    assert_screen("memory-real-loss", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("missing.pickle", None, "cannot read"),
+        ("folder", "folder", "no memory.json"),
+        ("other.pickle", pickle.dumps({"answer": 42}), "not a memory snapshot"),
+        ("cut.pickle", pickle.dumps(training(4))[:200], "cut.pickle"),
+        ("cut.raw.json.gz", gzip.compress(b"[[1, 2, 3, 4]]" * 99)[:30], "truncated"),
+        ("trace.json", b'{"traceEvents": []}', "neither a raw memory timeline"),
+    ],
+)
+def test_a_wrong_input_is_one_sentence_and_exit_2(
+    tmp_path: Path, name: str, content: bytes | str | None, said: str
+) -> None:
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content == "folder":
+        path.mkdir()
+    done = shardwise("memory", str(path))
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.strip().splitlines()
+    assert str(path) in line
+    assert said in line
 
 
 def test_json_holds_the_same_for_the_device_asked_for(fragmented: str) -> None:
@@ -64,7 +101,7 @@ def test_json_holds_the_same_for_the_device_asked_for(fragmented: str) -> None:
     assert found["peak"] == {
         "event": 1, "events": 1, "allocated_bytes": MIB, "reserved_bytes": MIB,
     }  # fmt: skip
-    assert found["headroom_bytes"] == (1 << 30) - MIB
+    assert found["verdict"]["headroom_bytes"] == (1 << 30) - MIB
     assert found["curve"]["allocated_bytes"] == [0, MIB]
     assert found["holders"][0]["file"] == PLAIN[0]["filename"]
 
@@ -82,9 +119,9 @@ def test_a_file_that_asks_for_code_is_one_sentence_and_2(tmp_path: Path) -> None
 
 
 def test_what_cannot_be_meant_is_one_sentence(fragmented: str) -> None:
-    with pytest.raises(SpecError, match="devices are: 0, 1"):
+    with pytest.raises(SpecError, match="devices 0, 1"):
         memory([Path(fragmented)], device=7)
-    with pytest.raises(SpecError, match="capacity: unknown unit"):
+    with pytest.raises(SpecError, match="capacity: .*apples"):
         memory([Path(fragmented)], capacity="80 apples")
-    with pytest.raises(SpecError, match="more than nothing"):
+    with pytest.raises(SpecError, match="more than 0"):
         memory([Path(fragmented)], capacity="0GiB")

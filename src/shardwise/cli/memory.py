@@ -1,7 +1,8 @@
-"""`shardwise memory`: what held memory at the peak, and what to change."""
+"""`shardwise memory`: analyse memory snapshots."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from shardwise.cli.output import JsonOption, print_json
 if TYPE_CHECKING:
     from shardwise.observe.memory.record import Memory
 
-POINTS = 512
+MAX_POINTS = 512
 
 
 def memory(
@@ -22,41 +23,57 @@ def memory(
             help="Snapshots of torch.cuda.memory, raw timelines of torch.profiler, or run folders."
         ),
     ],
-    top: Annotated[int, typer.Option(help="Holders to show.", min=1, max=500)] = 10,
+    top: Annotated[int, typer.Option(help="Number of owners to show.", min=1, max=500)] = 10,
     device: Annotated[
-        int | None, typer.Option(help="Only this device of a snapshot.", min=0)
+        int | None, typer.Option(help="Show only this device of a snapshot.", min=0)
     ] = None,
     capacity: Annotated[
-        str | None, typer.Option(help="Memory of the device, such as 80GiB: tells the headroom.")
+        str | None, typer.Option(help="Memory of the GPU, such as 80GiB, to compute the headroom.")
     ] = None,
     headroom: Annotated[
-        float, typer.Option(help="The share of it that should stay free.", min=0, max=1)
+        float, typer.Option(help="Share of the capacity that should stay free.", min=0, max=1)
     ] = 0.1,
     as_json: JsonOption = False,
 ) -> None:
-    """Read recorded memory: the peak, who holds it, what leaks, what lies in fragments."""
+    """Analyse memory snapshots: peak, owners, leaks, fragmentation."""
     from shardwise.observe.memory.read import read_memory
     from shardwise.report.memory import print_memory
     from shardwise.spec.record import SpecError
 
-    room = _capacity(capacity)
-    found = [one for path in files for one in read_memory(path)]
+    size = _capacity(capacity)
+    memories = _read_all(files, read_memory)
     if device is not None:
-        there = sorted({one.device for one in found if one.device is not None})
-        found = [one for one in found if one.device == device]
-        if not found:
-            known = ", ".join(map(str, there)) or "none is named"
-            raise SpecError(f"device: {device} is not in it; devices are: {known}")
+        known = sorted({one.device for one in memories if one.device is not None})
+        memories = [one for one in memories if one.device == device]
+        if not memories:
+            listed = ", ".join(map(str, known)) or "none"
+            raise SpecError(f"--device: {device} is not in the recording; it has devices {listed}")
     if as_json:
         print_json(
             {
-                "schema": 1,
+                "schema": 2,
                 "kind": "measured",
-                "memories": [_plain(one, top, room, headroom) for one in found],
+                "memories": [_plain(one, top, size, headroom) for one in memories],
             }
         )
     else:
-        print_memory(found, top, room, headroom=headroom)
+        print_memory(memories, top, size, headroom=headroom)
+
+
+def _read_all(files: list[Path], read: Callable[[Path], tuple[Memory, ...]]) -> list[Memory]:
+    """All recordings of all files; reports every file that cannot be read."""
+    from shardwise.spec.record import SpecError
+
+    memories: list[Memory] = []
+    problems: list[str] = []
+    for path in files:
+        try:
+            memories += read(path)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    return memories
 
 
 def _capacity(text: str | None) -> int | None:
@@ -68,14 +85,14 @@ def _capacity(text: str | None) -> int | None:
     try:
         size = parse_bytes(text)
     except QuantityError as error:
-        raise SpecError(f"capacity: {error}") from None
+        raise SpecError(f"--capacity: {error}") from None
     if size <= 0:
-        raise SpecError("capacity: must be more than nothing, such as 80GiB")
+        raise SpecError("--capacity: must be more than 0, such as 80GiB")
     return size
 
 
 def _plain(memory: Memory, top: int, capacity: int | None, headroom: float) -> dict[str, Any]:
-    from shardwise.observe.memory.advice import headroom_of, verdict_of
+    from shardwise.observe.memory.verdict import verdict_of
 
     return {
         "path": str(memory.path),
@@ -83,7 +100,6 @@ def _plain(memory: Memory, top: int, capacity: int | None, headroom: float) -> d
         "device": memory.device,
         "verdict": verdict_of(memory, capacity, headroom)._asdict(),
         "capacity_bytes": capacity,
-        "headroom_bytes": None if capacity is None else headroom_of(memory, capacity),
         "peak": memory.peak._asdict(),
         "seconds": memory.curve.seconds,
         "curve": _curve(memory),
@@ -99,9 +115,9 @@ def _plain(memory: Memory, top: int, capacity: int | None, headroom: float) -> d
 
 
 def _curve(memory: Memory) -> dict[str, list[int] | None]:
-    """The highest moment of every share of the events, at most 512 of them."""
+    """The maximum of every part of the events, at most 512 parts."""
     levels, reserved = memory.curve.allocated, memory.curve.reserved
-    count = min(POINTS, len(levels))
+    count = min(MAX_POINTS, len(levels))
     events = [
         max(
             range(i * len(levels) // count, (i + 1) * len(levels) // count),

@@ -1,4 +1,4 @@
-"""The screen of `shardwise memory`: peak, holder and remedy first, then the curve and the parts."""
+"""The screen of `shardwise memory`: peak, largest owner and suggested fix, then the details."""
 
 from __future__ import annotations
 
@@ -9,19 +9,56 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.observe.memory.advice import HEADROOM, verdict_of
-from shardwise.observe.memory.record import Curve, Fragmentation, Holder, Memory
+from shardwise.observe.memory.record import Curve, Fragmentation, Holder, Memory, StepSource
 from shardwise.observe.memory.text import printable
+from shardwise.observe.memory.verdict import (
+    HEADROOM,
+    Cause,
+    MemoryVerdict,
+    loss_dominates,
+    one_owner_dominates,
+    verdict_of,
+)
 from shardwise.report.screen import plain_table, screen
+from shardwise.report.words import percent
 from shardwise.spec.quantity import show_gib
 
-STEPS = "▁▂▃▄▅▆▇█"
+LEVELS = "▁▂▃▄▅▆▇█"
+_NAMED = "named by the recording"
 _LABEL = 10
 _PLACE = 38
 _SOURCES = {
     "snapshot": "allocator events",
     "timeline": "events of torch.profiler",
-    "run": "changes in one step of the run",
+    "run": "changes during one step",
+}
+# How each kind of memory is recognised, by source.
+_KINDS = {
+    "snapshot": {
+        "parameters": "allocated while a module was built, moved or loaded",
+        "gradients": "allocated in the backward, live after it",
+        "optimizer": "allocated in torch.optim",
+        "forward": "allocated in a module's forward or a loss",
+        "backward": "allocated and freed in the backward",
+        "collectives": "allocated in torch.distributed",
+        "unknown": "the stack shows none of the above",
+        "not recorded": "allocated before the recording",
+    },
+    "run": {
+        "parameters": "sharded parameters of the model",
+        "optimizer": "optimizer states",
+        "gradients": "reduced gradients",
+        "unsharded_parameters": "outputs of all-gathers",
+        "reduce_buffers": "inputs of reductions",
+        "working": "activations, gradients not reduced yet, everything else",
+    },
+}
+_STEPS: dict[StepSource, str] = {
+    "annotations": "marked by annotations",
+    "metadata": "marked by memory metadata",
+    "optimizer": "marked by the optimizer",
+    "recurrence": "recognised by recurring allocations",
+    "measured_step": "measured",
 }
 
 
@@ -32,7 +69,7 @@ def print_memory(
     console: Console | None = None,
     headroom: float = HEADROOM,
 ) -> None:
-    """One screen for each file: its fullest device in whole, the others in a line."""
+    """Print a screen per file: the device with the highest peak, the others in a line each."""
     out = screen(console)
     files: dict[object, list[Memory]] = {}
     for memory in memories:
@@ -47,8 +84,8 @@ def print_memory(
         for other in devices:
             if other is not fullest:
                 out.print(
-                    f"Device {other.device}: peak {show_gib(other.peak.allocated_bytes)}; "
-                    f"--device {other.device} shows it."
+                    f"Device {other.device}: peak {show_gib(other.peak.allocated_bytes)} (details: "
+                    f"--device {other.device})."
                 )
 
 
@@ -56,9 +93,9 @@ def _print_device(
     out: Console, memory: Memory, top: int, capacity: int | None, headroom: float
 ) -> None:
     verdict = verdict_of(memory, capacity, headroom)
-    out.print(Text(verdict.peak, style="bold"))
-    out.print(verdict.holder)
-    out.print(verdict.change, style="green" if verdict.cause == "none" else "yellow")
+    out.print(Text(_peak(memory, verdict, capacity, headroom), style="bold"))
+    out.print(_largest_owner(memory))
+    out.print(_fix(memory, verdict), style="green" if verdict.cause == "none" else "yellow")
     out.print()
     _print_curve(out, memory)
     out.print()
@@ -69,7 +106,7 @@ def _print_device(
         if len(memory.holders) > top:
             rest = memory.holders[top:]
             out.print(
-                f"and {len(rest):,} more with {show_gib(sum(one.bytes for one in rest))}",
+                f"{len(rest):,} more with {show_gib(sum(one.bytes for one in rest))} in total.",
                 style="dim",
             )
     out.print()
@@ -78,19 +115,83 @@ def _print_device(
             out.print(sentence)
     out.print(_leak(memory))
     for problem in memory.problems:
-        out.print(f"{memory.path.name}: {problem}.", style="yellow")
+        out.print(f"Warning: {memory.path.name}: {problem}.", style="yellow")
+
+
+def _peak(memory: Memory, verdict: MemoryVerdict, capacity: int | None, headroom: float) -> str:
+    peak = memory.peak
+    reserved = "" if peak.reserved_bytes is None else f", {show_gib(peak.reserved_bytes)} reserved"
+    text = f"Peak: {show_gib(peak.allocated_bytes)} allocated{reserved}"
+    if memory.fragmentation is not None and memory.fragmentation.out_of_memory:
+        text = f"Out of memory. {text}"
+    left = verdict.headroom_bytes
+    if left is None or capacity is None:
+        return f"{text}."
+    if left < 0:
+        return f"{text}; {show_gib(-left)} above the capacity."
+    low = f", below {percent(headroom)}" if verdict.headroom_is_low else ""
+    return f"{text}; headroom {show_gib(left)} ({percent(left / capacity)}{low})."
+
+
+def _largest_owner(memory: Memory) -> str:
+    peak = memory.peak.allocated_bytes
+    if not peak:
+        return "Nothing was allocated."
+    if loss_dominates(memory):
+        size = memory.loss_bytes or 0
+        place = "" if memory.loss_place is None else f", called at {memory.loss_place}"
+        return f"Largest owner: the loss, {percent(size / peak)} ({show_gib(size)}){place}."
+    kinds = ", ".join(
+        f"{share.category.replace('_', ' ')} {percent(share.bytes / peak)}"
+        for share in memory.categories[:3]
+        if share.bytes >= 0.005 * peak
+    )
+    if not memory.holders:
+        return f"By kind: {kinds}."
+    first = memory.holders[0]
+    share = percent(first.bytes / peak)
+    return f"Largest owner: {first.place}, {share} of the peak. By kind: {kinds}."
+
+
+def _fix(memory: Memory, verdict: MemoryVerdict) -> str:
+    if verdict.cause == "none":
+        if one_owner_dominates(memory):
+            return f"No suggested fix: only a smaller {memory.holders[0].place} lowers the peak."
+        return "No suggested fix: no single cause dominates."
+    size = show_gib(verdict.bytes or 0)
+    fixes: dict[Cause, str] = {
+        "leak": f"free what {memory.leak.place} keeps: {size} more every step",
+        "fragmentation": _fragmentation_fix(memory),
+        "loss": "use a chunked or fused cross-entropy, which keeps no copies of the logits",
+        "optimizer_step": f"pass fused=True to the optimizer: its step takes {size} temporarily",
+        "not_recorded": "record earlier, or with larger max_entries: most was not recorded",
+        "activations": "activation checkpointing (recompute), or a smaller micro-batch",
+        "model_states": "shard parameters, gradients and optimizer states over more GPUs",
+    }
+    return f"Suggested fix: {fixes[verdict.cause]}."
+
+
+def _fragmentation_fix(memory: Memory) -> str:
+    found, reserved = memory.fragmentation, memory.peak.reserved_bytes
+    assert found is not None
+    evidence = f"{percent((found.unused_at_peak_bytes or 0) / (reserved or 1))} unused"
+    if found.retries:
+        evidence = "1 retry" if found.retries == 1 else f"{found.retries:,} retries"
+    if found.expandable:
+        return f"leave more memory free ({evidence}, with expandable segments)"
+    return f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ({evidence})"
 
 
 def sparkline(levels: Sequence[int], highest: int, width: int) -> str:
-    """At most `width` characters, each the highest level of its share of the events."""
+    """A curve of at most `width` characters, each the maximum of its part of the events."""
     count = min(width, len(levels))
     shown = []
     for column in range(count):
         start, end = column * len(levels) // count, (column + 1) * len(levels) // count
         level = max(levels[start:end])
-        # Nothing at all is a gap; the least that is something is seen.
-        rank = -(-level * len(STEPS) // highest) if highest else 0
-        shown.append(STEPS[rank - 1] if rank else " ")
+        # Zero is a gap; anything above zero is visible.
+        rank = -(-level * len(LEVELS) // highest) if highest else 0
+        shown.append(LEVELS[rank - 1] if rank else " ")
     return "".join(shown)
 
 
@@ -102,7 +203,7 @@ def _print_curve(out: Console, memory: Memory) -> None:
     if curve.reserved is not None:
         out.print(Text("reserved  ") + Text(sparkline(curve.reserved, highest, width), style="dim"))
     columns = min(width, len(curve.allocated))
-    # The column whose share of the events holds the peak.
+    # The column that contains the peak.
     at = ((peak.event + 1) * columns - 1) // len(curve.allocated)
     events = f"event {peak.event:,} of {peak.events:,}"
     label = f"peak: {events}{_seconds(curve)}"
@@ -114,7 +215,7 @@ def _print_curve(out: Console, memory: Memory) -> None:
         line = " " * max(0, indent - 1 - len(label)) + label + " ^"
     out.print(line, style="dim", no_wrap=True, overflow="crop")
     out.print(
-        f"Left to right: {_SOURCES[memory.source]}{device}; full height is {show_gib(highest)}.",
+        f"Horizontal: {_SOURCES[memory.source]}{device}; full height: {show_gib(highest)}.",
         style="dim",
     )
 
@@ -123,31 +224,31 @@ def _seconds(curve: Curve) -> str:
     if curve.seconds is None:
         return ""
     if curve.seconds >= 1:
-        return f", {curve.seconds:,.2f} s in all"
-    return f", {curve.seconds * 1e3:,.2f} ms in all"
+        return f" (recorded {curve.seconds:,.2f} s)"
+    return f" (recorded {curve.seconds * 1e3:,.2f} ms)"
 
 
 def _categories(memory: Memory) -> Table:
     table = plain_table()
-    table.add_column("kind", no_wrap=True)
+    table.add_column("kind of memory", no_wrap=True)
     table.add_column("at the peak", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("known by")
+    table.add_column("recognised by")
     for share in memory.categories:
         table.add_row(
             share.category.replace("_", " ")[:24],
             show_gib(share.bytes),
             _percent(share.bytes, memory),
-            Text(share.evidence, style="dim"),
+            Text(_KINDS.get(memory.source, {}).get(share.category, _NAMED), style="dim"),
         )
     return table
 
 
 def _holders(memory: Memory, top: int) -> Table:
     table = plain_table()
-    table.add_column("holder", no_wrap=True)
+    table.add_column("owner", no_wrap=True)
     table.add_column("kind", no_wrap=True)
-    for column in ("bytes", "share", "pieces"):
+    for column in ("at the peak", "share", "allocations"):
         table.add_column(column, justify="right", no_wrap=True)
     for holder in memory.holders[:top]:
         table.add_row(
@@ -161,47 +262,50 @@ def _holders(memory: Memory, top: int) -> Table:
 
 
 def _place(holder: Holder) -> str:
-    """File, line and function; where that is too long, the end of it."""
-    whole = holder.place
+    """File, line and function, shortened to the width of the column."""
+    place = holder.place
     if holder.file is not None and PurePosixPath(holder.file).name == "__init__.py":
-        whole = f"{PurePosixPath(holder.file).parent.name}/{whole}"
-    return printable(whole, _PLACE)
+        place = f"{PurePosixPath(holder.file).parent.name}/{place}"
+    return printable(place, _PLACE)
 
 
 def _percent(size: int, memory: Memory) -> str:
     peak = memory.peak.allocated_bytes
-    return f"{size / peak:.1%}" if peak else "-"
+    return percent(size / peak, 1) if peak else "-"
 
 
 def _fragmentation(found: Fragmentation) -> list[str]:
     parts = {
         "allocated": found.allocated_bytes,
         "waiting for a stream": found.awaiting_bytes,
-        "free in whole segments": found.cached_bytes,
-        "free in pieces of used segments": found.split_bytes,
+        "in free segments": found.cached_bytes,
+        "free inside used segments": found.split_bytes,
     }
-    told = ", ".join(f"{show_gib(size)} {what}" for what, size in parts.items() if size)
+    listed = ", ".join(f"{show_gib(size)} {what}" for what, size in parts.items() if size)
     at_peak = (
         "unknown" if found.unused_at_peak_bytes is None else show_gib(found.unused_at_peak_bytes)
     )
-    rounding = f"; rounding takes {show_gib(found.rounding_bytes)}" if found.rounding_bytes else ""
+    rounding = f"; rounding {show_gib(found.rounding_bytes)}" if found.rounding_bytes else ""
+    segments = f"{found.segments:,} segment{'' if found.segments == 1 else 's'}"
     return [
-        f"Unused of what was reserved at the peak: {at_peak}.",
-        f"At the end: {show_gib(found.reserved_bytes)} reserved in {found.segments:,} segments: "
-        f"{told or 'nothing in them'}{rounding}.",
+        f"Fragmentation: {at_peak} reserved but unused at the peak.",
+        f"At the end: {show_gib(found.reserved_bytes)} reserved in {segments}: "
+        f"{listed or 'all empty'}{rounding}.",
         f"Largest free block: {show_gib(found.largest_free_bytes)}. Requests up to "
         f"{show_gib(found.largest_request_bytes)} need no new segment.",
-        f"Out of memory: {_times(found.out_of_memory)}. Segments given back to try again: "
-        f"{_times(found.retries)}.",
+        f"Out-of-memory errors: {found.out_of_memory:,}. Retries after freeing cached segments: "
+        f"{found.retries:,}.",
     ]
-
-
-def _times(number: int) -> str:
-    return {0: "never", 1: "once"}.get(number, f"{number:,} times")
 
 
 def _leak(memory: Memory) -> str:
     leak = memory.leak
+    if leak.steps_by is None:
+        return "Leak: cannot be decided, because the recording does not show where steps start."
+    steps = f"{leak.steps} step{'' if leak.steps == 1 else 's'} {_STEPS[leak.steps_by]}"
+    if leak.reason == "too_few_steps":
+        return f"Leak: cannot be decided with {steps}; record at least 6 steps."
     if leak.found and leak.bytes_per_step is not None:
-        return f"Leak: {show_gib(leak.bytes_per_step)} per step at {leak.place}; {leak.why}."
-    return f"Leak: {leak.why}."
+        every = "in each of " if leak.steps != 1 else "in "
+        return f"Leak: {show_gib(leak.bytes_per_step)} per step at {leak.place}, {every}{steps}."
+    return f"Leak: none in {steps}."

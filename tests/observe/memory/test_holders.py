@@ -134,4 +134,4 @@ def test_no_stacks_is_said_and_not_guessed() -> None:
         snapshot([segment([block(0x1000, 7, frames=[])])], [event("alloc", 0x1000, 7, [])])
     )
     assert (memory.loss_bytes, memory.transient_bytes) == (None, None)
-    assert memory.holders[0].place == "no stack was recorded"
+    assert memory.holders[0].place == "no stack recorded"

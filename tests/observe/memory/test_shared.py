@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from shardwise.observe.memory.advice import verdict_of
 from shardwise.observe.memory.raw import CATEGORIES
 from shardwise.observe.memory.read import read_memory
 from shardwise.observe.memory.record import Memory
 from shardwise.observe.memory.unpickle import read_pickle
+from shardwise.observe.memory.verdict import verdict_of
 
 SNAPSHOTS = ("vanilla_ce_snapshot.pickle", "liger_ce_snapshot.pickle")
 

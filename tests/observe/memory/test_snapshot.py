@@ -68,7 +68,7 @@ def test_a_history_that_begins_in_the_middle_starts_from_what_the_end_tells() ->
     assert memory.peak.event == 0
     held = {holder.place: holder.bytes for holder in memory.holders}
     # The block that is still there says who made it; what was freed took that with it.
-    assert held == {"early.py:1 setup": 8 * MIB, "before the recording": 5 * MIB}
+    assert held == {"early.py:1 setup": 8 * MIB, "allocated before the recording": 5 * MIB}
     kinds = {share.category: share.bytes for share in memory.categories}
     assert kinds == {"unknown": 8 * MIB, "not recorded": 5 * MIB}
 
@@ -207,7 +207,8 @@ def test_devices_are_told_apart() -> None:
 def test_what_is_missing_is_said() -> None:
     only_state = read_one([segment([block(A, 1 * MIB)])])
     assert only_state.peak.allocated_bytes == 1 * MIB
-    assert only_state.problems == ("there is no history: the peak is the state at the end",)
+    (problem,) = only_state.problems
+    assert "no event history" in problem
     only_history = read_one({"device_traces": [[event("alloc", A, 5)]]})
     assert (only_history.curve.reserved, only_history.fragmentation) == (None, None)
     assert "no state at the end" in only_history.problems[0]
@@ -218,7 +219,7 @@ def test_what_is_missing_is_said() -> None:
     odd = read_one(snapshot([segment([block(A, 4)])],
                             [event("alloc", A, 4), event("explode", A, 4), event("alloc", A, -4),
                              {"action": "alloc"}, 7]))  # type: ignore[list-item]  # fmt: skip
-    assert "4 events cannot be read and are left out" in odd.problems
+    assert any(problem.startswith("4 malformed events") for problem in odd.problems)
     assert odd.peak.allocated_bytes == 4
     lost = read_one(snapshot([segment([block(A, 4)])],
                              [event("alloc", A, 4), event("alloc", B, 4)]))  # fmt: skip
@@ -227,7 +228,7 @@ def test_what_is_missing_is_said() -> None:
 
 @pytest.mark.parametrize("data", [{}, [], {"a": 1}, 7, "x", None, {"segments": []}])
 def test_what_is_no_snapshot_is_one_sentence(data: Any) -> None:
-    with pytest.raises(SpecError, match="^memory: snapshot.pickle holds") as caught:
+    with pytest.raises(SpecError, match="^memory: snapshot.pickle is") as caught:
         read(data)
     assert len(caught.value.problems) == 1
 

@@ -1,1 +1,1 @@
-"""What held memory, when, and why: allocator snapshots, profiler timelines and runs of our own."""
+"""Analysis of memory recordings: allocator snapshots, profiler timelines and own runs."""

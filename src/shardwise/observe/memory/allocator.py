@@ -1,17 +1,17 @@
-"""What the CUDA allocator tells of itself: segments and blocks at the end, events until then."""
+"""Records of a CUDA allocator snapshot: final segments and blocks, and the event history."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
 
-# Beyond any device.
-MOST_BYTES = 1 << 50
+# More than any device has.
+MAX_BYTES = 1 << 50
 _ALLOCATED = "active_allocated"
 
 
 class Frame(NamedTuple):
-    """One line of a stack; `line` 0 is one that is not known."""
+    """One line of a stack; `line` is 0 where unknown."""
 
     file: str
     line: int
@@ -19,7 +19,7 @@ class Frame(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A piece of a segment. `requested` is None where only the rounded size is known."""
+    """Part of a segment. `requested` is None where only the rounded size is known."""
 
     address: int
     size: int
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Memory taken from the device in one piece; `small` ones serve only small requests."""
+    """Memory reserved from the device at once; `small` segments serve small requests only."""
 
     device: int
     size: int
@@ -46,7 +46,7 @@ class Segment(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One action of the allocator; sizes are as requested. `stack` counts in `Snapshot.stacks`."""
+    """One action of the allocator; size as requested. `stack` indexes `Snapshot.stacks`."""
 
     action: str
     address: int | None
@@ -57,14 +57,14 @@ class Event(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The beginning of something the program named."""
+    """Start of a user annotation."""
 
     name: str
     time_us: int
 
 
 class Device(NamedTuple):
-    """What is known of one device."""
+    """Segments, events and annotations of one device."""
 
     number: int
     segments: tuple[Segment, ...]
@@ -73,7 +73,7 @@ class Device(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A whole file; `expandable` is None where the settings are not in it."""
+    """A snapshot file; `expandable` is None where it does not record the settings."""
 
     path: Path
     devices: tuple[Device, ...]

@@ -1,4 +1,4 @@
-"""What the allocator reserved and cannot use, and what that cost."""
+"""Fragmentation: memory the allocator reserved but cannot use, and its cost."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from shardwise.observe.memory.allocator import Device, Event, Frame
 from shardwise.observe.memory.record import Fragmentation, Peak
 
-# Requests up to here are served from small segments, larger ones never.
+# Only requests up to this size are served from small segments.
 SMALL = 1 << 20
 
 
 def fragmentation_of(
     device: Device, peak: Peak, stacks: Sequence[Sequence[Frame]], expandable: bool | None
 ) -> Fragmentation | None:
-    """None without segments: a history alone does not say where free memory lies."""
+    """Measure fragmentation; None without segments, since events do not show free blocks."""
     if not device.segments:
         return None
     blocks = [block for segment in device.segments for block in segment.blocks]
@@ -49,22 +49,22 @@ def fragmentation_of(
 
 
 def retries(events: Sequence[Event], stacks: Sequence[Sequence[Frame]]) -> int:
-    """How often the device had no room and the allocator gave back what it cached to try again.
+    """How often the device was full and the allocator freed cached segments to retry.
 
-    Segments are then freed in a burst and one is allocated at once; `empty_cache` frees them too,
-    but stands in the stack.
+    A retry frees several segments and allocates one right after; `empty_cache` frees segments too,
+    but shows in the stack.
     """
-    found, freeing = 0, False
+    count, freeing = 0, False
     for event in events:
         if event.action in ("segment_free", "segment_unmap"):
-            asked = event.stack is not None and any(
+            requested = event.stack is not None and any(
                 "empty_cache" in f.function or "emptyCache" in f.function
                 for f in stacks[event.stack]
             )
-            freeing = not asked
+            freeing = not requested
         elif event.action in ("segment_alloc", "segment_map"):
-            found += freeing
+            count += freeing
             freeing = False
         elif event.action in ("alloc", "free_requested", "oom"):
             freeing = False
-    return found
+    return count

@@ -1,4 +1,4 @@
-"""Whose a stack is: the line of the user's code, and which kind of memory it speaks of."""
+"""Owner of an allocation from its stack: line of user code, and kind of memory."""
 
 from __future__ import annotations
 
@@ -8,22 +8,11 @@ from typing import NamedTuple
 
 from shardwise.observe.memory.allocator import Frame
 
-# Every kind, and the evidence for it as a reader is told.
-EVIDENCE = {
-    "parameters": "made while a module was built, moved or loaded",
-    "gradients": "made in the backward and outlive it",
-    "optimizer": "made in torch.optim",
-    "forward": "made in a module's forward or a loss",
-    "backward": "made in the backward, gone before it ended",
-    "collectives": "made in torch.distributed: gathered, reduced, buffers",
-    "unknown": "no frame that tells",
-    "not recorded": "allocated before the recording began",
-}
 _TORCH = re.compile(
     r"(^|/)(site|dist)-packages/(torch|triton|functorch)/|torchinductor"
     r"|(^|/)torch/(nn|optim|autograd|distributed|utils|cuda|_dynamo|_inductor|_functorch|_\w+\.py)"
 )
-# Of a DTensor only what moves data: its dispatch stands around every operation of an optimizer.
+# Of DTensor only what moves data: its dispatch wraps every operation of an optimizer.
 _DISTRIBUTED = re.compile(
     r"(^|/)torch/distributed/(?!_?tensor/|checkpoint/)"
     r"|(^|/)torch/distributed/_?tensor/(_redistribute|_collective_utils)\.py"
@@ -32,7 +21,7 @@ _PARAMETERS_OF_FSDP = {"_init_sharded_param", "_move_states_to_device"}
 _COLLECTIVE_NAMES = ("c10d::", "ProcessGroup", "ncclComm")
 _OPTIM = re.compile(r"(^|/)torch/optim/|(^|/)optim(izers?)?/\w+\.py$")
 _BACKWARD_NAMES = ("torch::autograd::Engine", "torch::autograd::generated::")
-# A checkpoint that is unpacked computes a forward again, in the middle of a backward.
+# Activation checkpointing recomputes a forward inside the backward.
 _BACKWARD_FILES = re.compile(r"(^|/)torch/(_tensor|autograd/\w+|utils/checkpoint)\.py$")
 _BACKWARD_FUNCTIONS = {"backward", "_engine_run_backward", "_make_grads", "grad", "unpack_hook",
                        "recompute_fn"}  # fmt: skip
@@ -47,7 +36,7 @@ _NODE = re.compile(r"\b(\w+Backward\d*)(?=::|_)")
 
 
 class Owner(NamedTuple):
-    """What a stack tells: the first place that is not torch's own, its kind, and a loss in it."""
+    """First frame outside torch, the kind of memory, and whether the loss allocated it."""
 
     file: str | None
     line: int | None
@@ -57,13 +46,13 @@ class Owner(NamedTuple):
 
 
 def owner_of(stack: Sequence[Frame]) -> Owner:
-    """Read a stack, innermost frame first."""
+    """Owner of a stack, innermost frame first."""
     category = category_of(stack)
     in_loss = any(_LOSS.search(frame.function) for frame in stack)
     mine = next((f for f in stack if is_python(f) and not _TORCH.search(f.file)), None)
     if mine is not None:
         return Owner(mine.file, mine.line or None, mine.function, category, in_loss)
-    # The threads of autograd have no Python above them: the node is what there is.
+    # Autograd threads have no Python frames: use the autograd node.
     node = next((m[1] for f in stack if (m := _NODE.search(f.function))), None)
     if node is not None:
         return Owner(None, None, f"{node} (autograd)", category, in_loss)
@@ -78,12 +67,12 @@ def is_python(frame: Frame) -> bool:
 
 
 def category_of(stack: Sequence[Frame]) -> str:
-    """The kind of memory by frames alone; gradients are told from the rest by how long they live.
+    """Kind of memory by frames alone; the first rule that matches wins.
 
-    The first that fits: a collective inside a backward is a collective.
+    A collective inside a backward is a collective. Gradients are recognised later, by lifetime.
     """
-    for category, is_so in _RULES:
-        if is_so(stack):
+    for category, matches in _RULES:
+        if matches(stack):
             return category
     return "unknown"
 
@@ -135,7 +124,7 @@ _RULES: tuple[tuple[str, Callable[[Sequence[Frame]], bool]], ...] = (
 
 
 def _wraps(frame: Frame) -> bool:
-    """What stands around every forward, or every program, and says nothing of what it allocates."""
+    """Whether a frame only wraps user code: FSDP's hooks, torchrun's launcher."""
     in_distributed = "torch/distributed/" in frame.file
     return in_distributed and (
         frame.function in _WRAPPERS or any(part in frame.file for part in _LAUNCHERS)

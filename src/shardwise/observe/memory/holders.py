@@ -1,4 +1,4 @@
-"""Who holds the peak: allocations alive then, by place in the code and by kind of memory."""
+"""Owners of the peak: live allocations by line of code and by kind of memory."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shardwise.observe.memory.allocator import Event, Frame
-from shardwise.observe.memory.frames import EVIDENCE, Owner, owner_of
+from shardwise.observe.memory.frames import Owner, owner_of
 from shardwise.observe.memory.record import Holder, Share
 from shardwise.observe.memory.timeline import Allocation
 
-BEFORE = Owner(None, None, "before the recording", "not recorded", in_loss=False)
-NAMELESS = Owner(None, None, "no stack was recorded", "unknown", in_loss=False)
+BEFORE = Owner(None, None, "allocated before the recording", "not recorded", in_loss=False)
+NAMELESS = Owner(None, None, "no stack recorded", "unknown", in_loss=False)
 _ENGINE = "torch::autograd::Engine::evaluate_function"
 
 
 class Held(NamedTuple):
-    """The peak taken apart; everything sums to it."""
+    """The peak by kind and by owner; both sum to the peak."""
 
     categories: tuple[Share, ...]
     holders: tuple[Holder, ...]
@@ -29,9 +29,9 @@ class Held(NamedTuple):
 def owners_of(
     allocations: Sequence[Allocation], stacks: Sequence[Sequence[Frame]], events: Sequence[Event]
 ) -> list[Owner]:
-    """The owner of every allocation. What a backward leaves behind for others is a gradient."""
-    told = [owner_of(stack) for stack in stacks]
-    owners = [_owner(one, told) for one in allocations]
+    """Owner of every allocation. What a backward allocates and does not free is a gradient."""
+    owner_of_stack = [owner_of(stack) for stack in stacks]
+    owners = [_owner(one, owner_of_stack) for one in allocations]
     outside = [
         one.born
         for one, owner in zip(allocations, owners, strict=True)
@@ -52,40 +52,40 @@ def owners_of(
 
 
 def held_at(event: int, allocations: Sequence[Allocation], owners: Sequence[Owner]) -> Held:
-    """What is alive after `event`, the largest first."""
-    places: dict[Owner, list[int]] = {}
+    """Live memory after `event`, the largest first."""
+    by_owner: dict[Owner, list[int]] = {}
     kinds: dict[str, int] = {}
     in_loss = transient = 0
-    stacks_tell = False
+    stacks_known = False
     for one, owner in zip(allocations, owners, strict=True):
         if not one.alive_after(event):
             continue
-        stacks_tell = stacks_tell or owner not in (BEFORE, NAMELESS)
-        place = places.setdefault(owner, [0, 0])
-        place[0] += one.size
-        place[1] += 1
+        stacks_known = stacks_known or owner not in (BEFORE, NAMELESS)
+        held = by_owner.setdefault(owner, [0, 0])
+        held[0] += one.size
+        held[1] += 1
         kinds[owner.category] = kinds.get(owner.category, 0) + one.size
         in_loss += one.size * owner.in_loss
         transient += one.size * (owner.category == "optimizer" and one.died is not None)
-    categories = (Share(kind, size, EVIDENCE[kind]) for kind, size in kinds.items())
+    categories = (Share(kind, size) for kind, size in kinds.items())
     holders = {
         owner: Holder(owner.file, owner.line, owner.function, owner.category, size, count)
-        for owner, (size, count) in places.items()
+        for owner, (size, count) in by_owner.items()
     }
     losses = [h for o, h in holders.items() if o.in_loss and o.file is not None]
     worst = max(losses, key=lambda holder: holder.bytes, default=None)
     return Held(
         tuple(sorted(categories, key=lambda share: -share.bytes)),
         tuple(sorted(holders.values(), key=lambda holder: -holder.bytes)),
-        in_loss if stacks_tell else None,
+        in_loss if stacks_known else None,
         None if worst is None else worst.place,
-        transient if stacks_tell else None,
+        transient if stacks_known else None,
     )
 
 
-def _owner(one: Allocation, told: Sequence[Owner]) -> Owner:
+def _owner(one: Allocation, owner_of_stack: Sequence[Owner]) -> Owner:
     if one.stack is not None:
-        return told[one.stack]
+        return owner_of_stack[one.stack]
     return NAMELESS if one.recorded else BEFORE
 
 

@@ -1,4 +1,4 @@
-"""The raw memory timeline of torch.profiler: [nanoseconds, action, bytes, category] in a row."""
+"""Raw memory timeline of torch.profiler: rows of [nanoseconds, action, bytes, category]."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardwise.observe.memory.allocator import MOST_BYTES
-from shardwise.observe.memory.leak import UNKNOWN_STEPS, growth_of
+from shardwise.observe.memory.allocator import MAX_BYTES
+from shardwise.observe.memory.leak import growth_of
 from shardwise.observe.memory.record import Curve, Leak, Memory, Share, peak_of
 from shardwise.observe.memory.steps import recurring
 from shardwise.spec.record import SpecError
@@ -15,16 +15,18 @@ from shardwise.spec.record import SpecError
 CATEGORIES = ("parameters", "optimizer", "inputs", "temporary", "activations", "gradients",
               "autograd detail", "unknown")  # fmt: skip
 _PREEXISTING, _CREATE, _CHANGE, _DESTROY = 1, 2, 3, 4
-_EVIDENCE = "named by torch.profiler"
 
 
 def memory_of_rows(rows: Sequence[Any], path: Path) -> Memory:
-    """Levels by category after every row; rows that cannot be read are counted and left out."""
-    good = [row for row in rows if _is_row(row)]
-    if not good:
-        raise SpecError(f"memory: no row of {path} reads [time, action, bytes, category]")
-    existing = [row for row in good if row[1] == _PREEXISTING]
-    events = [row for row in good if row[1] != _PREEXISTING]
+    """Memory by category after every row; malformed rows are skipped and counted."""
+    valid = [row for row in rows if _is_row(row)]
+    if not valid:
+        raise SpecError(
+            f"memory: {path} has no rows of [time, action, bytes, category]; export the timeline "
+            "as .raw.json.gz"
+        )
+    existing = [row for row in valid if row[1] == _PREEXISTING]
+    events = [row for row in valid if row[1] != _PREEXISTING]
     levels = {name: [0] * (len(events) + 1) for name in CATEGORIES}
     now = dict.fromkeys(CATEGORIES, 0)
     for row in existing:
@@ -38,16 +40,16 @@ def memory_of_rows(rows: Sequence[Any], path: Path) -> Memory:
         for name, level in now.items():
             levels[name][number] = level
     problems = []
-    if len(good) < len(rows):
-        problems.append(f"{len(rows) - len(good)} rows cannot be read and are left out")
+    if len(valid) < len(rows):
+        problems.append(f"{len(rows) - len(valid)} malformed rows were skipped")
     missing = {name: -level for name, level in lowest.items() if level < 0}
     if missing:
-        # Something was freed that was never made: it lived before.
+        # Freed but never allocated: it was allocated before the recording.
         for name, level in missing.items():
             levels[name] = [one + level for one in levels[name]]
         problems.append(
-            f"{sum(missing.values()):,} bytes are freed that were never allocated, and counted as "
-            "there from the start"
+            f"{sum(missing.values()):,} bytes were freed but never allocated; counted as allocated "
+            "before the recording"
         )
     used = {name: level for name, level in levels.items() if max(level)}
     times = [row[0] for row in events if row[0] >= 0]
@@ -65,7 +67,7 @@ def memory_of_rows(rows: Sequence[Any], path: Path) -> Memory:
         device=None,
         curve=curve,
         peak=peak,
-        categories=tuple(Share(name, size, _EVIDENCE) for name, size in ordered),
+        categories=tuple(Share(name, size) for name, size in ordered),
         holders=(),
         leak=_leak(events, used),
         fragmentation=None,
@@ -82,7 +84,7 @@ def _leak(events: Sequence[Any], levels: dict[str, list[int]]) -> Leak:
     change = [0, *(row[2] if row[1] in (_CREATE, _DESTROY) else 0 for row in events)]
     steps = recurring(keys, change)
     if steps is None or not levels:
-        return Leak(None, UNKNOWN_STEPS)
+        return Leak(None, "steps_unknown")
     return growth_of(steps.bounds, levels, steps.by)
 
 
@@ -94,6 +96,6 @@ def _is_row(row: Any) -> bool:
     return bool(
         -1 <= time < 1 << 62
         and signs.get(action, False)
-        and abs(size) < MOST_BYTES
+        and abs(size) < MAX_BYTES
         and 0 <= category < len(CATEGORIES)
     )

@@ -1,4 +1,4 @@
-"""Any file that tells of memory → the record of every device in it."""
+"""Read a memory recording of any format: one record per device."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ RUN_FILE = "memory.json"
 
 
 def read_memory(path: Path) -> tuple[Memory, ...]:
-    """A snapshot, a raw timeline, a memory.json, or the folder of a run that has one."""
+    """Read a snapshot, a raw timeline, a memory.json, or a run folder with one."""
     if path.is_dir():
         if not (path / RUN_FILE).is_file():
-            raise SpecError(f"memory: {path} holds no {RUN_FILE}; give a file, or measure the run")
+            raise SpecError(
+                f"memory: {path} has no {RUN_FILE}; give a snapshot file, or a run trained with "
+                "measure = true"
+            )
         path = path / RUN_FILE
     try:
-        # The beginning tells: a pickle starts with its protocol, JSON with a bracket.
+        # A pickle starts with its protocol, JSON with a bracket.
         start = next(read_chunks(path, []), b"").lstrip()[:1]
         if start in (b"[", b"{"):
             return (_from_json(path),)
@@ -40,7 +43,7 @@ def read_memory(path: Path) -> tuple[Memory, ...]:
 
 
 def memories_of(snapshot: Snapshot) -> tuple[Memory, ...]:
-    """Every device of a snapshot, taken apart."""
+    """One record per device of a snapshot."""
     return tuple(_memory(snapshot, number) for number in range(len(snapshot.devices)))
 
 
@@ -73,16 +76,19 @@ def _from_json(path: Path) -> Memory:
     if isinstance(data, list):
         if len(data) == 2 and all(isinstance(one, list) for one in data) and len(data[0]) != 4:
             raise SpecError(
-                f"memory: {path} is a timeline of sums; export it as .raw.json.gz instead"
+                f"memory: {path} is an aggregated timeline; export it as .raw.json.gz instead"
             )
         return memory_of_rows(data, path)
     if isinstance(data, dict) and "points" in data:
         return memory_of_run(data, path)
-    raise SpecError(f"memory: {path} is neither a raw memory timeline nor a {RUN_FILE}")
+    raise SpecError(
+        f"memory: {path} is neither a raw memory timeline nor a {RUN_FILE}; give one of these, or "
+        "a snapshot of torch.cuda.memory"
+    )
 
 
 def _json(path: Path) -> Any:
     try:
         return json.loads(read_file(path))
     except (ValueError, RecursionError):
-        raise SpecError(f"memory: {path} is no JSON; record it again") from None
+        raise SpecError(f"memory: {path} is not valid JSON; record it again") from None

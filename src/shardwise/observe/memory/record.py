@@ -1,15 +1,19 @@
-"""The records every source of memory is brought to. What a source does not tell is None."""
+"""Records shared by all memory sources; None where a source does not tell."""
 
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from shardwise.observe.memory.text import printable
 
+# What marks the steps of a recording.
+StepSource = Literal["annotations", "metadata", "optimizer", "recurrence", "measured_step"]
+LeakReason = Literal["grows", "no_growth", "too_few_steps", "steps_unknown"]
+
 
 class Curve(NamedTuple):
-    """Bytes after every event; the first value is the level before the first of them."""
+    """Bytes after every event; the first value is the level before the first event."""
 
     allocated: list[int]
     reserved: list[int] | None
@@ -17,7 +21,7 @@ class Curve(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """The first moment of the highest level; event 0 lies before the recording."""
+    """The first event with the highest level; event 0 is before the recording."""
 
     event: int
     events: int
@@ -26,15 +30,14 @@ class Peak(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What one kind of memory holds at the peak, and by what it was recognised."""
+    """Bytes of one kind of memory at the peak."""
 
     category: str
     bytes: int
-    evidence: str
 
 
 class Holder(NamedTuple):
-    """One place in the code and what it holds at the peak, in how many allocations."""
+    """One line of code, and its bytes and allocations at the peak."""
 
     file: str | None
     line: int | None
@@ -49,7 +52,7 @@ class Holder(NamedTuple):
 
 
 def place_of(file: str | None, line: int | None, function: str) -> str:
-    """`file.py:12 function`, as much of it as is known and says something."""
+    """`file.py:12 function`, as far as known."""
     if file is None:
         return printable(function, 60)
     number = "" if line is None else f":{line}"
@@ -58,21 +61,23 @@ def place_of(file: str | None, line: int | None, function: str) -> str:
 
 
 class Leak(NamedTuple):
-    """Whether memory grows from step to step; `found` is None where that cannot be told."""
+    """Whether memory grows from step to step; `found` is None where that cannot be decided."""
 
     found: bool | None
-    why: str
+    reason: LeakReason
+    # Complete steps that were compared, and what marks them.
     steps: int | None = None
+    steps_by: StepSource | None = None
     bytes_per_step: int | None = None
     place: str | None = None
     file: str | None = None
 
 
 class Fragmentation(NamedTuple):
-    """What is reserved and not used, at the end of the recording, and what that led to.
+    """Reserved but unused memory at the end of the recording, and its consequences.
 
-    `split_bytes` are free pieces of segments in use, which cannot be given back;
-    `cached_bytes` are whole free segments; `rounding_bytes` is what blocks exceed requests by.
+    `split_bytes` are free blocks of segments in use, which cannot be released; `cached_bytes` are
+    entirely free segments; `rounding_bytes` is the size of blocks beyond what was requested.
     """
 
     segments: int
@@ -91,11 +96,11 @@ class Fragmentation(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """One device's memory over a recording.
+    """Memory of one device over a recording.
 
-    `loss_bytes` of the peak were allocated inside a loss over a vocabulary, most of them called
-    from `loss_place`; `transient_bytes` inside an optimizer step that freed them again. They are
-    None where no stack tells.
+    Of the peak, `loss_bytes` were allocated by a cross-entropy loss, mostly called from
+    `loss_place`, and `transient_bytes` by an optimizer step that freed them again. Both are None
+    without stacks.
     """
 
     path: Path
@@ -114,7 +119,7 @@ class Memory(NamedTuple):
 
 
 def peak_of(curve: Curve) -> Peak:
-    """Where a curve is highest for the first time."""
+    """The first maximum of a curve."""
     event = max(range(len(curve.allocated)), key=curve.allocated.__getitem__)
     reserved = None if curve.reserved is None else curve.reserved[event]
     return Peak(event, len(curve.allocated) - 1, curve.allocated[event], reserved)

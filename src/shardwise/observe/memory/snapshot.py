@@ -1,4 +1,4 @@
-"""The CUDA allocator's snapshot: what it holds at the end, and the history that led there."""
+"""Read a snapshot of the CUDA allocator: final state and event history."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.observe.memory.allocator import (
-    MOST_BYTES,
+    MAX_BYTES,
     Block,
     Device,
     Event,
@@ -20,25 +20,28 @@ from shardwise.observe.memory.text import printable
 from shardwise.observe.memory.unpickle import read_pickle
 from shardwise.spec.record import SpecError
 
-# More rows than a machine that reads them can want.
-MOST_ROWS = 20_000_000
+# Limit on blocks and events, against crafted files.
+MAX_ROWS = 20_000_000
 ACTIONS = frozenset({"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free",
                      "segment_map", "segment_unmap", "oom", "snapshot"})  # fmt: skip
-# What some allocators call the same.
+# Names that other allocators use.
 _ALIASES = {"free": "free_requested"}
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Read a file of `torch.cuda.memory._dump_snapshot`."""
+    """Read a file written by `torch.cuda.memory._dump_snapshot`."""
     return snapshot_from(read_pickle(path), path)
 
 
 def snapshot_from(data: Any, path: Path) -> Snapshot:
-    """A snapshot from plain data: the dict of a snapshot, or only its list of segments."""
+    """Convert plain data: the dict of a snapshot, or only its list of segments."""
     if isinstance(data, list):
         data = {"segments": data}
     if not isinstance(data, dict) or not {"segments", "device_traces"} & data.keys():
-        raise SpecError(f"memory: {path} holds neither segments nor device_traces of an allocator")
+        raise SpecError(
+            f"memory: {path} is not a memory snapshot (no segments, no device_traces); write one "
+            "with torch.cuda.memory._dump_snapshot"
+        )
     read = _Reader(path)
     segments = [s for raw in _rows(data.get("segments")) if (s := read.segment(raw)) is not None]
     histories = [
@@ -57,7 +60,10 @@ def snapshot_from(data: Any, path: Path) -> Snapshot:
         for number in sorted(numbers)
     )
     if not devices:
-        raise SpecError(f"memory: {path} holds no segment and no event; nothing was recorded")
+        raise SpecError(
+            f"memory: {path} is an empty snapshot; call torch.cuda.memory._record_memory_history "
+            "before the steps to record"
+        )
     settings = data.get("allocator_settings")
     expandable = settings.get("expandable_segments") if isinstance(settings, dict) else None
     return Snapshot(
@@ -70,13 +76,13 @@ def snapshot_from(data: Any, path: Path) -> Snapshot:
 
 
 class _Reader:
-    """Takes rows apart, each stack once, and counts what cannot be read."""
+    """Convert rows, each distinct stack once, and count malformed ones."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.frames: list[Frame] = []
         self.stacks: dict[tuple[int, ...], int] = {}
-        # By identity, which holds as long as the file's data does: all the while.
+        # Keyed by id(), which is valid while the data of the file is alive.
         self._stack_of: dict[int, int | None] = {}
         self._frame_of: dict[int, int] = {}
         self._number_of: dict[Frame, int] = {}
@@ -95,7 +101,7 @@ class _Reader:
             block = self._block(part, address)
             if block is not None:
                 blocks.append(block)
-                # Old snapshots leave out addresses: blocks lie one behind the other.
+                # Old snapshots have no addresses: blocks follow each other.
                 address = block.address + block.size
         if sum(block.size for block in blocks) > size:
             self._bad_segments += 1
@@ -113,7 +119,7 @@ class _Reader:
         requested = _size(raw.get("requested_size"))
         frames = raw.get("frames")
         if frames is None:
-            # Old snapshots list what a block held in turn, the newest first.
+            # Old snapshots list the history of a block, the newest first.
             past = next(iter(_rows(raw.get("history"))), None)
             frames = past.get("frames") if isinstance(past, dict) else None
         return Block(
@@ -152,10 +158,10 @@ class _Reader:
             (self._bad_events, "events"),
         ):
             if number:
-                yield f"{number} {what} cannot be read and are left out"
+                yield f"{number} malformed {what} were skipped"
 
     def _stack(self, raw: Any) -> int | None:
-        # Many rows may point to one long list.
+        # Many rows may share one list.
         key = id(raw)
         if key not in self._stack_of:
             frames = tuple(self._frame(frame) for frame in _rows(raw) if isinstance(frame, dict))
@@ -164,7 +170,7 @@ class _Reader:
         return self._stack_of[key]
 
     def _frame(self, raw: dict[Any, Any]) -> int:
-        # A snapshot holds each frame once and points to it thousands of times.
+        # A snapshot stores each frame once and refers to it thousands of times.
         known = self._frame_of.get(id(raw))
         if known is not None:
             return known
@@ -181,14 +187,17 @@ class _Reader:
         return number
 
     def _count(self) -> None:
-        # Lists that hold one another many times unfold to more than their file could.
+        # Lists that contain each other can unfold to far more rows than the file has.
         self._rows += 1
-        if self._rows > MOST_ROWS:
-            raise SpecError(f"memory: {self._path} holds more than {MOST_ROWS:,} blocks and events")
+        if self._rows > MAX_ROWS:
+            raise SpecError(
+                f"memory: {self._path} has more than {MAX_ROWS:,} blocks and events; lower "
+                "max_entries"
+            )
 
 
 def _mark(raw: Any) -> tuple[int | None, Mark] | None:
-    """The beginning of an annotation, and its device where one is named."""
+    """Start of an annotation, and its device if it names one."""
     if not isinstance(raw, dict) or str(raw.get("stage", "START")).upper() != "START":
         return None
     name, time = raw.get("name"), _size(raw.get("time_us"), 1 << 62)
@@ -201,5 +210,5 @@ def _rows(value: Any) -> Iterable[Any]:
     return value if isinstance(value, (list, tuple)) else ()
 
 
-def _size(value: Any, below: int = MOST_BYTES) -> int | None:
+def _size(value: Any, below: int = MAX_BYTES) -> int | None:
     return value if type(value) is int and 0 <= value < below else None

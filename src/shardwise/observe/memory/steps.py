@@ -1,4 +1,4 @@
-"""Where the steps of a recording begin: by what the program named, else by what recurs."""
+"""Find the steps of a recording: by annotations, metadata, the optimizer, or recurrence."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from typing import NamedTuple
 
 from shardwise.observe.memory.allocator import Device, Event
 from shardwise.observe.memory.frames import Owner
+from shardwise.observe.memory.record import StepSource
 from shardwise.observe.memory.timeline import Allocation
 
-FEWEST = 4
-# How far apart steps of one program may lie from even, and how much of a step it frees again.
-UNEVEN, FREED = 0.1, 0.9
+MIN_BOUNDS = 4
+# Largest deviation of a step from the median length, and the share of allocations a step frees.
+MAX_DEVIATION, MIN_FREED = 0.1, 0.9
 
 
 class Steps(NamedTuple):
-    """Events at which steps begin, and by what that is known."""
+    """Events at which steps start, and what marks them."""
 
     bounds: tuple[int, ...]
-    by: str
+    by: StepSource
 
 
 def steps_of(
     device: Device, allocations: Sequence[Allocation], owners: Sequence[Owner]
 ) -> Steps | None:
-    """The best evidence there is, or None."""
+    """Steps by the most certain evidence, or None."""
     marked = _by_marks(device)
     if marked is None:
         marked = _by_notes(device.events)
@@ -48,11 +49,11 @@ def steps_of(
 
 
 def _by_marks(device: Device) -> Steps | None:
-    """Annotations that count: `ProfilerStep#3`, or whatever else says step."""
+    """Steps by numbered annotations: `ProfilerStep#3`, or others with "step" in their name."""
     groups: dict[str, list[int]] = {}
     for mark in device.marks:
         groups.setdefault(re.sub(r"#?\d+", "", mark.name), []).append(mark.time_us)
-    named = [name for name in groups if "step" in name.lower() and len(groups[name]) >= FEWEST]
+    named = [name for name in groups if "step" in name.lower() and len(groups[name]) >= MIN_BOUNDS]
     if not named:
         return None
     name = min(named, key=lambda name: (not name.startswith("ProfilerStep"), len(groups[name])))
@@ -61,22 +62,24 @@ def _by_marks(device: Device) -> Steps | None:
         latest = max(latest, event.time_us or 0)
         times.append(latest)
     bounds = sorted({bisect_left(times, time) for time in groups[name]})
-    return Steps(tuple(bounds), f"annotations '{name}'") if len(bounds) >= FEWEST else None
+    return Steps(tuple(bounds), "annotations") if len(bounds) >= MIN_BOUNDS else None
 
 
 def _by_notes(events: Sequence[Event]) -> Steps | None:
-    """Metadata that counts, set with `torch.cuda.memory._set_memory_metadata`."""
+    """Steps by numbered metadata, set with `torch.cuda.memory._set_memory_metadata`."""
     bounds, last, seen = [], "", set()
     for number, event in enumerate(events):
         if event.action == "alloc" and event.note != last and re.search(r"\d", event.note):
             last = event.note
             seen.add(re.sub(r"\d+", "#", last))
             bounds.append(number)
-    return Steps(tuple(bounds), "metadata") if len(bounds) >= FEWEST and len(seen) == 1 else None
+    return (
+        Steps(tuple(bounds), "metadata") if len(bounds) >= MIN_BOUNDS and len(seen) == 1 else None
+    )
 
 
 def _by_optimizer(allocations: Sequence[Allocation], owners: Sequence[Owner]) -> Steps | None:
-    """The optimizer's first allocation after others is the end of a step."""
+    """Steps by the optimizer: its first allocation after others ends a step."""
     bounds, inside = [], False
     for one, owner in zip(allocations, owners, strict=True):
         if owner.category == "optimizer" and one.born:
@@ -85,31 +88,32 @@ def _by_optimizer(allocations: Sequence[Allocation], owners: Sequence[Owner]) ->
             inside = True
         elif owner.category in ("forward", "backward", "gradients"):
             inside = False
-    return Steps(tuple(bounds), "optimizer steps") if len(bounds) >= FEWEST else None
+    return Steps(tuple(bounds), "optimizer") if len(bounds) >= MIN_BOUNDS else None
 
 
 def recurring(keys: Sequence[Hashable | None], change: Sequence[int]) -> Steps | None:
-    """Where the same allocations come back evenly, and what is allocated between is freed again.
+    """Steps by allocations that recur evenly, if what is allocated in between is freed again.
 
-    Layers of one forward recur too, but keep what they made: those are no steps. The first step
-    may be longer than the others, since it sets things up.
+    The layers of a forward recur too, but keep their allocations, so they are not steps. The first
+    step may be longer, since it initialises.
     """
     made = list(accumulate((max(0, size) for size in change), initial=0))
     freed = list(accumulate((max(0, -size) for size in change), initial=0))
     for length in (1, 3):
-        # What comes only once in a step has the longest way to its next.
-        for places in sorted(_places(keys, length), key=len):
-            if _is_even(places[1:]) and places[-1] - places[1] >= len(keys) / 2:
-                bounds = places if _is_even(places) else places[1:]
+        # Try the rarest first: they are most likely to occur once per step.
+        for positions in sorted(_positions(keys, length), key=len):
+            if _is_even(positions[1:]) and positions[-1] - positions[1] >= len(keys) / 2:
+                bounds = positions if _is_even(positions) else positions[1:]
                 if all(
-                    freed[b] - freed[a] >= FREED * (made[b] - made[a]) for a, b in pairwise(bounds)
+                    freed[b] - freed[a] >= MIN_FREED * (made[b] - made[a])
+                    for a, b in pairwise(bounds)
                 ):
-                    return Steps(tuple(bounds), "allocations that recur evenly")
+                    return Steps(tuple(bounds), "recurrence")
     return None
 
 
-def _places(keys: Sequence[Hashable | None], length: int) -> list[list[int]]:
-    """Where each run of `length` allocations ends, for every one that is seen."""
+def _positions(keys: Sequence[Hashable | None], length: int) -> list[list[int]]:
+    """Positions of every distinct sequence of `length` allocations."""
     seen: dict[Hashable, list[int]] = {}
     last: tuple[Hashable, ...] = ()
     for number, key in enumerate(keys):
@@ -119,9 +123,9 @@ def _places(keys: Sequence[Hashable | None], length: int) -> list[list[int]]:
     return list(seen.values())
 
 
-def _is_even(places: Sequence[int]) -> bool:
-    if len(places) < FEWEST:
+def _is_even(positions: Sequence[int]) -> bool:
+    if len(positions) < MIN_BOUNDS:
         return False
-    gaps = [after - before for before, after in pairwise(places)]
+    gaps = [after - before for before, after in pairwise(positions)]
     usual = median(gaps)
-    return usual >= 2 and max(abs(gap - usual) for gap in gaps) <= UNEVEN * usual
+    return usual >= 2 and max(abs(gap - usual) for gap in gaps) <= MAX_DEVIATION * usual

@@ -1,9 +1,9 @@
-"""Text from a file that is not trusted, made fit for a screen."""
+"""Make text from untrusted files safe to print."""
 
 from __future__ import annotations
 
 
-def printable(text: str, most: int = 2000) -> str:
-    """At most `most` characters; what would move the cursor or cannot be encoded is a '?'."""
-    cut = text if len(text) <= most else text[: most - 1] + "…"
+def printable(text: str, limit: int = 2000) -> str:
+    """Text of at most `limit` characters; control and unencodable characters become '?'."""
+    cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)

@@ -1,8 +1,7 @@
-"""A device's history as allocations with a beginning and an end, and the curves they make.
+"""Allocations of a device with birth and death, and the curves of memory over time.
 
-The allocator keeps only its last events, so a history begins in the middle: things are freed that
-were never seen to be made. What lived at its beginning follows from what lives at its end, walked
-backwards.
+The allocator keeps only its last events, so a history starts in the middle and frees memory whose
+allocation it does not show. What was live at its start follows from the final state, backwards.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_
 
 
 class Allocation(NamedTuple):
-    """Alive after event `born` until event `died`; 0 is before the first, None after the last.
+    """Live after event `born` until event `died`; 0: before the first, None: after the last.
 
-    `recorded` says whether the stack is of the allocation, not lost with older events.
+    `recorded` is False where the stack of the allocation was lost with older events.
     """
 
     size: int
@@ -34,7 +33,7 @@ class Allocation(NamedTuple):
 
 
 class History(NamedTuple):
-    """Allocations in the order of their birth, the curves, and what does not fit together."""
+    """Allocations ordered by birth, the curves, and contradictions in the recording."""
 
     allocations: tuple[Allocation, ...]
     curve: Curve
@@ -42,7 +41,7 @@ class History(NamedTuple):
 
 
 def history_of(device: Device) -> History:
-    """Follow every allocation of a device from the beginning of its history to the end."""
+    """Follow every allocation of a device through its history."""
     at_start, lost = _alive_at_start(device)
     allocations, contradictions = _follow(device.events, at_start)
     allocated = _allocated(allocations, len(device.events))
@@ -52,20 +51,22 @@ def history_of(device: Device) -> History:
     curve = Curve(allocated, reserved, _seconds(device.events))
     problems = []
     if lost and device.segments:
-        problems.append(f"{lost} allocations are neither freed nor in the state at the end")
+        problems.append(f"{lost} allocations are neither freed nor in the final state")
     if contradictions:
-        problems.append(f"{contradictions} events contradict others and are left out")
+        problems.append(f"{contradictions} contradictory events were skipped")
     if reserved is None and device.segments:
-        problems.append("events and segments disagree on what was reserved, which stays unknown")
+        problems.append("reserved memory is unknown: events and segments disagree")
     if not device.segments:
-        problems.append("there is no state at the end: what lived before and still does is missing")
+        problems.append(
+            "no final state recorded: memory allocated before and still live is missing"
+        )
     if not device.events:
-        problems.append("there is no history: the peak is the state at the end")
+        problems.append("no event history recorded: the peak is the final state")
     return History(allocations, curve, tuple(problems))
 
 
 def _alive_at_start(device: Device) -> tuple[dict[int, Allocation], int]:
-    """By address, what lived before the first event; and how many were lost on the way."""
+    """Allocations live before the first event, by address; and the number that cannot be found."""
     alive = {
         block.address: Allocation(
             block.size if block.requested is None else block.requested,
@@ -83,7 +84,7 @@ def _alive_at_start(device: Device) -> tuple[dict[int, Allocation], int]:
         if event.address is None:
             continue
         if event.action == "free_requested":
-            # Its stack is of the one who freed.
+            # The stack of this event is that of the free.
             alive[event.address] = Allocation(event.size, None, 0, None, recorded=False)
         elif event.action == "alloc" and alive.pop(event.address, None) is None:
             lost += 1
@@ -101,7 +102,7 @@ def _follow(
             continue
         if event.action == "alloc":
             if event.address in alive:
-                # A free that was not recorded: an address serves one allocation at a time.
+                # An address holds one allocation at a time: its free was not recorded.
                 ended.append(alive[event.address]._replace(died=number))
                 contradictions += 1
             alive[event.address] = Allocation(event.size, event.stack, number, None, recorded=True)
@@ -124,7 +125,7 @@ def _allocated(allocations: Sequence[Allocation], events: int) -> list[int]:
 
 
 def _reserved(device: Device) -> list[int] | None:
-    """None where there is no state to count back from, or counting back leaves less than none."""
+    """Reserved bytes, counted back from the final state; None without one, or if below zero."""
     if not device.segments:
         return None
     change = [0] * (len(device.events) + 1)

@@ -1,4 +1,4 @@
-"""The third line: each cause where it was planted, and the figures of the first."""
+"""Each cause is found where it was planted, with the bytes it explains; headroom; the curve."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shardwise.observe.memory.advice import headroom_of, verdict_of
+from shardwise.observe.memory.verdict import headroom_of, verdict_of
 from shardwise.report.memory import print_memory, sparkline
 from tests.observe.memory.build import (
     FORWARD,
@@ -48,40 +48,46 @@ def retried(data: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("data", "cause", "said"),
+    ("data", "cause", "mebibytes"),
     [
-        (two(8, PLAIN, 2, OPTIMIZER), "optimizer step", "fused=True: its step takes 2.00 MiB"),
-        (two(4, PLAIN, 6, FORWARD), "activations", "recompute activations"),
-        (two(9, PARAMETERS, 1, PLAIN), "states", "shard parameters"),
-        (two(9, PLAIN, 1, PLAIN), "none", "Nothing stands out: only less at train.py:3 main"),
-        (two(5, PLAIN, 5, PLAIN, free=5), "fragmentation", "expandable_segments:True (33% unused)"),
-        (retried(two(9, PLAIN, 1, PLAIN)), "fragmentation", "expandable_segments:True (1 retry)"),
+        (two(8, PLAIN, 2, OPTIMIZER), "optimizer_step", 2),
+        (two(4, PLAIN, 6, FORWARD), "activations", 6),
+        (two(9, PARAMETERS, 1, PLAIN), "model_states", 9),
+        (two(9, PLAIN, 1, PLAIN), "none", None),
+        (two(5, PLAIN, 5, PLAIN, free=5), "fragmentation", 5),
+        (retried(two(9, PLAIN, 1, PLAIN)), "fragmentation", 0),
         (
             two(5, PLAIN, 5, PLAIN, free=5, allocator_settings={"expandable_segments": True}),
             "fragmentation",
-            "though segments are expandable",
+            5,
         ),
         (
             snapshot([segment([block(A, 8 * MIB, "inactive")])],
                      [event("free_requested", A, 8 * MIB)]),
-            "not recorded",
-            "more max_entries",
+            "not_recorded",
+            8,
         ),
     ],
 )  # fmt: skip
-def test_a_cause_is_named_where_it_was_planted(data: dict[str, Any], cause: str, said: str) -> None:
+def test_a_cause_is_named_where_it_was_planted(
+    data: dict[str, Any], cause: str, mebibytes: int | None
+) -> None:
     verdict = verdict_of(read_one(data))
     assert verdict.cause == cause
-    assert said in verdict.change
-    assert len(verdict.change) <= 80
+    assert verdict.bytes == (None if mebibytes is None else mebibytes * MIB)
+    screen = io.StringIO()
+    out = Console(file=screen, width=80, highlight=False, markup=False, emoji=False)
+    print_memory([read_one(data)], 5, None, out)
+    assert len(screen.getvalue().splitlines()[2]) <= 80
 
 
 def test_room_counts_from_the_most_that_was_reserved() -> None:
     memory = read_one(two(8, PLAIN, 2, PLAIN))
     assert headroom_of(memory, 100 * MIB) == 90 * MIB
-    assert verdict_of(memory, 100 * MIB).peak.endswith("; 90.00 MiB (90%) left.")
-    assert verdict_of(memory, 11 * MIB).peak.endswith("; only 1.00 MiB (9%) left.")
-    assert verdict_of(memory, 9 * MIB).peak.endswith("; 1.00 MiB more than there is.")
+    for capacity, left, low in ((100, 90, False), (11, 1, True), (9, -1, True)):
+        verdict = verdict_of(memory, capacity * MIB)
+        assert (verdict.headroom_bytes, verdict.headroom_is_low) == (left * MIB, low)
+    assert verdict_of(memory).headroom_bytes is None
 
 
 def test_a_curve_in_text_is_as_high_as_its_highest() -> None:
