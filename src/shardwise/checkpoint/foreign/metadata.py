@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shardwise.checkpoint.foreign.pickled import Name, Record, load
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import DTYPES, Piece, Saved, Tensor
+from shardwise.safe_pickle import Name, Record, UnsafePickleError, load_pickle
 
 NAME = ".metadata"
 _PLACE = "torch.distributed.checkpoint"
@@ -41,7 +41,10 @@ def read_metadata(data: bytes) -> Saved:
     A part of a tensor that is in no file is missing from `pieces`, so that they do not cover the
     tensor. Raises UntrustedError with a sentence where this is no metadata of a checkpoint.
     """
-    found = load(data, _is_known)
+    try:
+        found = load_pickle(data, _is_known)
+    except UnsafePickleError as error:
+        raise UntrustedError(str(error)) from None
     if not _is(found, "Metadata"):
         raise UntrustedError("holds no metadata of a checkpoint")
     entries, storage = found.field("state_dict_metadata"), found.field("storage_data")
