@@ -93,7 +93,7 @@ class Bench:
 
         loaded = load_last(self.place, lambda *_: self.tensors)
         assert loaded is not None
-        assert (loaded.manifest.step, loaded.passed_over) == (self.step, [])
+        assert (loaded.manifest.step, loaded.skipped) == (self.step, [])
 
     def save_behind(self) -> float:
         """For how long the caller could not go on, on the rank that waited longest."""
@@ -102,7 +102,7 @@ class Bench:
         began = time.perf_counter()
         self._compute()
         done = time.perf_counter()
-        self.behind.settle()
+        self.behind.wait_until_copied()
         blocked = (began - begin) + (time.perf_counter() - done)
         self.behind.wait()
         found = [0.0] * self._dist.get_world_size()

@@ -13,14 +13,16 @@ import argparse
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = """
@@ -45,32 +47,32 @@ SETUPS = (
     (4, 'kind = "zero3", shard = 2, replicate = 2'),
     (4, 'kind = "zero2"'),
 )
-# After that long nobody comes back.
+# Longest wait for a recovery.
 PATIENCE_S = 60.0
 
 
 class Kill(NamedTuple):
-    """One of them. `recovery_s` is None where it was not recovered from."""
+    """One kill. `recovery_s` is None if the run did not recover."""
 
     seed: int
     processes: int
     strategy: str
     rank: int
     step: int
-    # Whether the run had come back from the kill before.
+    # Whether the run had recovered from the previous kill.
     settled: bool
     recovery_s: float | None
 
 
 class Ended(NamedTuple):
-    """A run, and the kills it lived through."""
+    """A finished run and its kills."""
 
     kills: list[Kill]
     bit_equal: bool
 
 
 class Victim:
-    """A run that is going on."""
+    """A run in progress."""
 
     def __init__(self, folder: Path, setup: tuple[int, str], torchrun: bool = False) -> None:
         self.processes, self.strategy = setup
@@ -101,29 +103,25 @@ class Victim:
         return self.process.poll() is None
 
     def step(self) -> int:
-        """The last that was made; -1 before the first."""
+        """The last completed step; 0 before the first."""
         try:
             lines = (self._folder / "runs/it/metrics.jsonl").read_bytes().splitlines()
             return int(json.loads(lines[-1])["step"])
         except (OSError, IndexError, ValueError):
-            return -1
+            return 0
 
     def kill(self, rank: int) -> bool:
-        """False where there is no such rank at the moment."""
-        listed = subprocess.run(
-            ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False
-        )
-        for pid in listed.stdout.split():
-            try:
-                if f"RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                    os.kill(int(pid), signal.SIGKILL)
-                    return True
-            except (OSError, ProcessLookupError):
-                continue
+        """Kill a rank; return False if it does not run at the moment."""
+        with suppress(psutil.Error):
+            for child in psutil.Process(self.process.pid).children():
+                with suppress(psutil.Error):
+                    if child.environ().get("RANK") == str(rank):
+                        child.kill()
+                        return True
         return False
 
     def reaches(self, step: int) -> bool:
-        """Wait until a step was made; False where that does not happen."""
+        """Wait until a step is complete; return False if that does not happen."""
         deadline = time.monotonic() + PATIENCE_S
         while self.step() < step:
             if time.monotonic() > deadline or not self.running:
@@ -145,7 +143,7 @@ class Victim:
         kill_tree(self.process.pid)
 
     def state(self) -> dict[str, Any]:
-        """Every byte of the last save, and every loss."""
+        """Every byte of the last checkpoint, and every loss."""
         folder = self._folder / "runs" / "it"
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         files = (folder / "checkpoints" / "step-00000300").glob("rank-*")
@@ -164,11 +162,11 @@ def reference(folder: Path, setup: tuple[int, str]) -> dict[str, Any]:
 def disturbed(
     folder: Path, setup: tuple[int, str], seed: int, most: int, torchrun: bool
 ) -> tuple[list[Kill], Victim]:
-    """A run that is killed again and again, until it ends or does not come back."""
+    """Kill ranks of a run repeatedly, until it ends or does not recover."""
     chance = random.Random(seed)
     run = Victim(folder, setup, torchrun)
     kills: list[Kill] = []
-    if not run.reaches(0):
+    if not run.reaches(1):
         return kills, run
     settled = True
     while run.running and len(kills) < most:
@@ -177,7 +175,7 @@ def disturbed(
         begin = time.monotonic()
         if not run.running or not run.kill(rank):
             continue
-        # One in five does not wait: it hits a run that is still coming back.
+        # One kill in five hits a run that is still recovering.
         if chance.random() < 0.2 and len(kills) + 1 < most and not torchrun:
             kills.append(Kill(seed, *setup, rank, step, settled, None))
             settled = False
@@ -195,7 +193,7 @@ def disturbed(
 
 
 def _all_recovered(kills: list[Kill]) -> list[Kill]:
-    """Whoever was killed while coming back has come back with the others; how fast is not known."""
+    """Mark kills during a recovery as recovered, without a time of their own."""
     return [kill if kill.recovery_s else kill._replace(recovery_s=-1.0) for kill in kills]
 
 
@@ -218,7 +216,7 @@ def measure(folder: Path, count: int, seed: int, torchrun: bool) -> list[Ended]:
         print(
             f"{'torchrun' if torchrun else 'shardwise'} seed {seed + number}: {setup[0]} x "
             f"{setup[1]}: {back} of {len(kills)} kills recovered, "
-            f"{'same end' if equal else 'ANOTHER END'}",
+            f"{'same result' if equal else 'DIFFERENT RESULT'}",
             file=sys.stderr,
             flush=True,
         )
@@ -245,7 +243,7 @@ def summary(runs: list[Ended]) -> dict[str, Any]:
 def main() -> None:
     sys.path[:0] = [str(ROOT), str(ROOT / "src")]
     if "--worker" in sys.argv:
-        # As any script under torchrun: one store for all attempts.
+        # Like any script under torchrun: one store for all attempts.
         os.environ.pop("TORCHELASTIC_RESTART_COUNT", None)
         sys.argv = ["shardwise", *sys.argv[2:]]
         from shardwise.cli.start import main as command
@@ -270,8 +268,8 @@ def main() -> None:
         took = one["median_recovery_s"]
         print(
             f"{name}: {one['kills']} kills in {one['runs']} runs, {one['recovered']} recovered, "
-            f"{one['bit_equal']} of them in runs with the same end; back after "
-            f"{f'{took:.1f} s in the middle' if took else 'no time: never'} on 2 processes"
+            f"{one['bit_equal']} of them in runs with the same result; median recovery on 2 "
+            f"processes: {f'{took:.1f} s' if took else 'none'}"
         )
 
 

@@ -81,7 +81,6 @@ def test_a_call_never_runs(protocol: int, nested: bool, tmp_path: Path) -> None:
 def test_every_instruction_that_runs_code_is_refused(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     shell = command(mark)
-    line = f"touch {mark}".encode()
     imports = {
         "GLOBAL": b"\x80\x02cposix\nsystem\n(" + shell + b"tR.",
         "STACK_GLOBAL": b"\x80\x04" + text("posix") + text("system") + b"\x93" + shell + b"\x85R.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,7 +43,7 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a case. `problems` says what should have been otherwise."""
+    """The result of a case. `problems` says what differs from the expected result."""
 
     case: Case
     exit_code: int
@@ -54,7 +55,7 @@ class Outcome(NamedTuple):
 
 def all_cases() -> list[Case]:
     found = [Case(fault, moment) for fault in PROCESS_FAULTS for moment in MOMENTS]
-    # Slow is something that a step is; and who is slow to load is only late.
+    # Only a step or a load can be slow.
     found = [c for c in found if c.fault != "slow" or c.moment in ("mid-step", "during load")]
     found.append(Case("NaN gradient", "mid-step"))
     found += [Case("EIO", "during shard write"), Case("EIO", "before commit")]
@@ -63,7 +64,7 @@ def all_cases() -> list[Case]:
 
 
 class Matrix:
-    """Runs cases in a folder, each beside an undisturbed reference."""
+    """Runs cases in a folder and compares each with an undisturbed reference run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -83,7 +84,7 @@ class Matrix:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    # ---- the three ways a fault comes about ------------------------------------------------
+    # ---- three kinds of faults ------------------------------------------------
 
     def _planted(self, case: Case, folder: Path) -> Outcome:
         mark = folder / "mark"
@@ -111,7 +112,7 @@ class Matrix:
             problems += _unless(not recoveries, "a false alarm")
             told = "nothing: it is only slow"
         elif case == Case("exception", "during load"):
-            told, loaded = _line(done.stdout, "Passed over"), _loaded(done.stdout)
+            told, loaded = _line(done.stdout, "Skipped"), _loaded(done.stdout)
             problems += _unless(f"rank {rank}" in told, f"no culprit in {told!r}")
             problems += _unless(loaded == 10, f"loaded step {loaded}, not 10")
         elif self._fails_a_save(case):
@@ -126,14 +127,14 @@ class Matrix:
 
     @staticmethod
     def _fails_a_save(case: Case) -> bool:
-        """An exception while a save is written costs that save, and not the run."""
+        """Whether an exception fails a save but not the run."""
         writes = ("during shard write", "before commit", "after commit")
         return case.fault in ("EIO", "exception") and case.moment in writes
 
     def _not_a_number(
         self, case: Case, folder: Path, done: subprocess.CompletedProcess[str], problems: list[str]
     ) -> Outcome:
-        """The run ends, and what was saved before is what an undisturbed run had then."""
+        """The run must end with its earlier checkpoint equal to that of an undisturbed run."""
         problems += _unless(done.returncode == 3, f"exit code {done.returncode}, not 3")
         told = _line(done.stderr, "not finite")
         problems += _unless(bool(told), "not told")
@@ -150,7 +151,7 @@ class Matrix:
         checked = _shardwise(folder, "fsck", str(steps / "step-00000020"))
         problems = _unless(checked.returncode == 1, f"fsck: exit code {checked.returncode}, not 1")
         done = self._train(folder, resume=True)
-        told, loaded = _line(done.stdout, "Passed over"), _loaded(done.stdout)
+        told, loaded = _line(done.stdout, "Skipped"), _loaded(done.stdout)
         problems += _unless(done.returncode == 0, f"exit code {done.returncode}: {done.stderr}")
         problems += _unless(culprit in told, f"no {culprit} in {told!r}")
         problems += _unless(loaded == 10, f"loaded step {loaded}, not 10")
@@ -158,7 +159,7 @@ class Matrix:
         return self._judged(case, folder, done.returncode, told, loaded, problems)
 
     def _full(self, case: Case, folder: Path) -> Outcome:
-        """A file system with room for one save and a half."""
+        """A file system with space for one and a half checkpoints."""
         disk = folder / "ckpt"
         disk.mkdir()
         size = sum(len(data) for data in _files(self._reference, 10).values())
@@ -178,7 +179,7 @@ class Matrix:
         finally:
             subprocess.run(["umount", disk], check=False)
 
-    # ---- what they share -------------------------------------------------------------------
+    # ---- shared parts -------------------------------------------------------------------
 
     def _judged(
         self,
@@ -201,7 +202,7 @@ class Matrix:
         return folder
 
     def _half_way(self, folder: Path) -> None:
-        """As the reference was after step 20."""
+        """Copy the reference as it was after step 20."""
         for part in ("runs", "ckpt"):
             shutil.copytree(self._reference / part, folder / part)
         shutil.rmtree(folder / "ckpt" / "it" / "step-00000030")
@@ -232,7 +233,7 @@ def _files(folder: Path, step: int) -> dict[str, bytes]:
 
 
 def _state(folder: Path) -> tuple[dict[str, bytes], list[tuple[int, float]]]:
-    """Every byte of the last save (parameters, optimizer, random numbers), and every loss."""
+    """Every byte of the last checkpoint (parameters, optimizer, RNG states) and every loss."""
     metrics = (folder / "runs" / "it" / "metrics.jsonl").read_text().splitlines()
     losses = [(one["step"], one["loss"]) for one in map(json.loads, metrics)]
     return _files(folder, 30), losses
@@ -244,7 +245,7 @@ def _recoveries(folder: Path) -> list[dict[str, object]]:
 
 
 def _sentence(stderr: str) -> str:
-    return _line(stderr, "starting again").removesuffix("; starting again")
+    return _line(stderr, "Restarting").removesuffix(". Restarting")
 
 
 def _line(text: str, words: str) -> str:
@@ -252,8 +253,8 @@ def _line(text: str, words: str) -> str:
 
 
 def _loaded(stdout: str) -> int | None:
-    words = _line(stdout, "Goes on from step").split()
-    return int(words[4].rstrip(",")) if len(words) > 4 else None
+    found = re.search(r"Resuming from step (\d+)", stdout)
+    return int(found[1]) if found else None
 
 
 def _unless(right: bool, problem: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""What a run of the fault matrix trains, and the fault that is planted in it.
+"""Model and data for runs of the fault matrix, and the fault injected into them.
 
-A run.toml names the data of this file. Where it is opened, in a real rank of a real run, a fault
-waits for its moment: FAULT names it, as `kind@moment:rank`. It happens once, unless it is `every`
-such kind; FAULT_MARK is the file that shows it.
+A run.toml names the data of this file. When a rank opens it, the fault in the variable FAULT is
+installed, as `kind@moment:rank`. It happens once, or every time if the kind starts with `every`.
+The file in the variable MARK shows that it happened.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import nn
 
 VOCAB, SEQ_LEN, SEQUENCES = 64, 16, 2
 FAULT, MARK = "SHARDWISE_PLANTED_FAULT", "SHARDWISE_PLANTED_MARK"
-# Seconds that the first step takes longer, and every step.
+# Additional seconds of the first step, and of every step.
 FIRST_STEP_S, STEP_S = "SHARDWISE_PLANTED_FIRST_STEP_S", "SHARDWISE_PLANTED_STEP_S"
-# What trains the model and the data of this file; `train` is for more settings.
+# A run.toml for the model and data of this file; `train` takes more settings.
 RUN = f"""
 cluster = "1x2xCPU"
 model = "benchmarks.faults.plant:small"
@@ -40,12 +40,12 @@ trackers = []
 measure = false
 {{train}}
 """
-# The step in which it happens, if it happens in a step; else it is around the second save.
+# Completed steps before a fault in a step; other faults happen around the second save.
 STEP = 15
 
 
 class Small(nn.Module):
-    """A model whose parts divide unevenly. One token is poison to it, if it is to be."""
+    """A model whose tensors shard unevenly. With `poisonous`, one token makes its loss NaN."""
 
     def __init__(self, poisonous: bool = True, dropout: float = 0.1) -> None:
         super().__init__()
@@ -68,17 +68,17 @@ def small() -> nn.Module:
 
 
 def steady() -> nn.Module:
-    """Nothing is poison to it."""
+    """A model without a poisonous token."""
     return Small(poisonous=False)
 
 
 def plain() -> nn.Module:
-    """Nor does it draw random numbers: it computes the same on any number of processes."""
+    """A model without random numbers, equal on any number of processes."""
     return Small(poisonous=False, dropout=0.0)
 
 
 def batches(rank: int, world: int) -> Iterator[torch.Tensor]:
-    """Of one rank; a function of its rank and place, so that repeats and gaps show."""
+    """Batches as a function of rank and position, so that repeats and gaps change the loss."""
     planted.plant(rank)
     return (_batch(rank, number) for number in itertools.count())
 
@@ -118,7 +118,7 @@ class _Planted:
         return here and not Path(os.environ[MARK]).exists()
 
     def reach(self, moment: str) -> None:
-        """A moment has come: do it, if this is the one."""
+        """Inject the fault if this is its moment."""
         if moment == "mid-step":
             time.sleep(self.first_step_s + self.step_s)
             self.first_step_s = 0.0
@@ -146,7 +146,7 @@ planted = _Planted()
 
 
 def _hook() -> None:
-    """At the seams of saving and loading, as they are in the product."""
+    """Wrap the functions that save and load."""
     from shardwise.checkpoint.dcp.reader import CheckpointReader
     from shardwise.checkpoint.dcp.save import Saver
     from shardwise.checkpoint.format.place import LocalPlace

@@ -37,10 +37,10 @@ def _rank(_: int) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ[heartbeat.FOLDER] = folder
-        heartbeat.start_heart(0, RestartSettings())
+        heartbeat.start_heartbeat(0, RestartSettings())
         start = time.process_time()
         for step in range(REPEATS):
-            heartbeat.beat(step=step)
+            heartbeat.report(step=step)
             for _ in range(SECTIONS):
                 with heartbeat.section("step"):
                     pass
@@ -68,20 +68,20 @@ def _node(ranks: int) -> dict[str, float]:
     """The watcher of one machine, at ranks that all go on."""
     from shardwise.spec.train import RestartSettings
     from shardwise.train import heartbeat
-    from shardwise.train.watch import Watch
+    from shardwise.train.hang_detector import HangDetector
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ[heartbeat.FOLDER] = folder
         for rank in range(ranks):
-            heartbeat.start_heart(rank, RestartSettings())
-        watch = Watch(Path(folder))
+            heartbeat.start_heartbeat(rank, RestartSettings())
+        detector = HangDetector(Path(folder))
         start = time.process_time()
         for _ in range(LOOKS):
-            hang, doomed = watch.look()
+            hang, doomed = detector.poll()
             assert hang is None
             assert not doomed
         took = time.process_time() - start
-        assert len(watch.beats()) == ranks
+        assert len(detector.heartbeats()) == ranks
     return {"look_s": took / LOOKS}
 
 

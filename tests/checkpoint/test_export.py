@@ -188,7 +188,7 @@ def test_the_one_before_is_taken_and_told(tmp_path: Path) -> None:
     file = break_tensor(new, "model.embed.weight")
     done = export_first([newest, new, old], tmp_path / "out")
     assert done.step == 10
-    missing, changed = done.passed_over
+    missing, changed = done.skipped
     assert missing == "step-00000030: 0.safetensors is missing"
     assert changed.startswith(f"step-00000020: {file}: model.embed.weight")
     with pytest.raises(NotExportedError) as caught:

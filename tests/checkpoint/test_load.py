@@ -55,7 +55,7 @@ def test_the_newest_is_loaded(tmp_path: Path) -> None:
     assert (tmp_path / "latest").read_text() == "step-00000003\n"
     loaded, found = load(place)
     assert loaded is not None
-    assert (loaded.manifest.step, loaded.manifest.sequences, loaded.passed_over) == (3, 24, [])
+    assert (loaded.manifest.step, loaded.manifest.sequences, loaded.skipped) == (3, 24, [])
     assert same(found, 3)
 
 
@@ -75,7 +75,7 @@ def test_no_flipped_bit_is_ever_loaded(tmp_path: Path) -> None:
         assert loaded is not None
         assert loaded.manifest.step == 1
         assert same(found, 1)
-        assert file.name in loaded.passed_over[0]
+        assert file.name in loaded.skipped[0]
         file.write_bytes(whole[file])
     assert same(load(place)[1], 2)
 

@@ -77,7 +77,7 @@ class Run:
         return state.updated(self.model, self.optimizer)
 
     def save(self, saver: Saver, step: int) -> None:
-        own = state.own_state(dist.get_rank(), CPU, {"mark": torch.tensor([dist.get_rank() + 40])})
+        own = state.rank_state(dist.get_rank(), CPU, {"mark": torch.tensor([dist.get_rank() + 40])})
         told = Manifest(step=step, world=dist.get_world_size(), sequences=step, run={}, versions={})
         saver.save(self.updated(), {**state.buffers_of(self.model), **own}, told)
 
@@ -88,7 +88,7 @@ class Run:
         def room(told: Manifest, saved: Saved) -> dict[str, torch.Tensor]:
             state.make_optimizer_state(self.model, self.optimizer, saved.tensors)
             if told.world == dist.get_world_size():
-                own.update(state.own_room(saved.tensors, dist.get_rank()))
+                own.update(state.allocate_rank_state(saved.tensors, dist.get_rank()))
             return {**self.updated(), **state.buffers_of(self.model), **own}
 
         try:
@@ -100,7 +100,7 @@ class Run:
         mark = own.get(f"rank.{dist.get_rank()}.mark")
         return {
             "step": loaded.manifest.step,
-            "passed_over": loaded.passed_over,
+            "passed_over": loaded.skipped,
             "mark": mark.item() if mark is not None else None,
             "digests": self.digests(),
         }
@@ -159,7 +159,7 @@ def overtake(case: dict[str, Any]) -> dict[str, Any]:
         # At hand, so that the save has no time to end before they change.
         held = [local(tensor) for tensor in run.updated().values()]
         run.save(saver, step)
-        saver.settle()
+        saver.wait_until_copied()
         torch._foreach_add_(held, 1000)
         found[f"after {step}"] = run.digests()
         saver.wait()

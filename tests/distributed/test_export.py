@@ -110,7 +110,7 @@ def test_transformers_computes_what_was_trained(tmp_path: Path) -> None:
     with pytest.raises(NotExportedError, match=r"step-00000008: rank-00001.safetensors: model\."):
         export_first([place.folder(8)], tmp_path / "broken")
     older = export_first([place.folder(8), place.folder(4)], tmp_path / "older")
-    assert (older.step, older.tensors, older.bytes, len(older.passed_over)) == (4, 29, 485_120, 1)
+    assert (older.step, older.tensors, older.bytes, len(older.skipped)) == (4, 29, 485_120, 1)
     assert torch.equal(logits(loaded(tmp_path / "older")), logits(before))
     folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
     assert folders == ["half", "older", "out", "runs"]

@@ -86,7 +86,7 @@ def test_moments_that_repeat_become_a_curve(tmp_path: Path) -> None:
     done = train(file, "--nproc", "2")
     assert "profiler_start" not in done.stderr
     assert "Warning" not in done.stderr
-    began = list(range(first, steps, every))
+    began = list(range(first + 1, steps + 1, every))
     assert moments(tmp_path) == [f"step-{step:06}" for step in began[-2:]]
 
     found = lines(tmp_path)
@@ -101,10 +101,10 @@ def test_moments_that_repeat_become_a_curve(tmp_path: Path) -> None:
         assert sum(parts) <= 1
         assert 0 <= line["profile_overlap"] <= 1
 
-    # Steps 0 to 4 are measured; around a profiled one, times say nothing about the run.
+    # Steps 1 to 5 are measured; around a profiled one, times say nothing about the run.
     timed = {line["step"] for line in found if "step_s" in line}
     disturbed = {step + near for step in began for near in (-1, 0, 1)}
-    assert timed == set(range(5, steps)) - disturbed
+    assert timed == set(range(6, steps + 1)) - disturbed
 
     last = traces(tmp_path, began[-1])
     assert [path.name for path in last] == ["rank0.json.gz", "rank1.json.gz"]
@@ -123,25 +123,25 @@ def test_one_command_profiles_and_tells(tmp_path: Path) -> None:
     done = shardwise("profile", str(file), "--nproc", "2", "--name", "it", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     shown = done.stdout
-    assert "steps 6 to 8" in shown
-    assert "runs/it/traces/step-000006" in shown
+    assert "steps 7 to 9" in shown
+    assert "runs/it/traces/step-000007" in shown
     assert "average of 3 steps" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
-    seen = names(traces(tmp_path, 6)[0])
+    seen = names(traces(tmp_path, 7)[0])
     assert {name for name in seen if name.startswith("ProfilerStep")} == {
-        f"ProfilerStep#{step}" for step in (6, 7, 8)
+        f"ProfilerStep#{step}" for step in (7, 8, 9)
     }
-    assert_traffic_agrees(tmp_path, 6, ranks=2, steps=3)
+    assert_traffic_agrees(tmp_path, 7, ranks=2, steps=3)
 
 
 def test_hybrid_sharding_moves_what_was_predicted(tmp_path: Path) -> None:
-    # Every second step is logged, which takes an all-reduce; neither step 2 nor step 8 is.
+    # Every second step is logged, which takes an all-reduce; neither step 3 nor step 9 is.
     settings = "trackers = []\n[train.profile]\nafter = 8\nsteps = 1"
     file = write(tmp_path, FOREIGN, source="equal", accumulate=1, train=settings)
     hybrid = file.read_text().replace('"zero3", ', '"zero3", shard = 2, replicate = 2, ')
     file.write_text(hybrid.replace("1x2xCPU", "1x4xCPU"))
     train(file, "--nproc", "4")
-    assert_traffic_agrees(tmp_path, 8, ranks=4)
+    assert_traffic_agrees(tmp_path, 9, ranks=4)
 
 
 def profiled_runs(folder: Path, cases: list[tuple[str, float]]) -> list[Path]:
@@ -160,7 +160,7 @@ def profiled_runs(folder: Path, cases: list[tuple[str, float]]) -> list[Path]:
         SLOW_RANK=str(SLOW_RANK), SLOW_CASES=told,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return [folder / "runs" / "it" / "traces" / f"step-{step:06}" for step in moments]
+    return [folder / "runs" / "it" / "traces" / f"step-{step + 1:06}" for step in moments]
 
 
 @pytest.fixture(scope="module")

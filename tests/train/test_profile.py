@@ -19,7 +19,7 @@ from shardwise.train.analysis import Analyses, shares
 pytest.importorskip("torch")
 from torch.profiler import ProfilerAction
 
-from shardwise.train.profile import moments_of, remove_old
+from shardwise.train.profile import remove_old, windows_of
 
 LETTERS = {
     ProfilerAction.NONE: ".",
@@ -32,9 +32,9 @@ LETTERS = {
 def schedule(start: int = 0, **train: Any) -> str:
     """What the profiler does in each step, a letter for each."""
     settings = TrainSettings.read(train, where="train")
-    moments = moments_of(settings, start)
-    assert moments is not None
-    return "".join(LETTERS[moments.action(step)] for step in range(settings.steps))
+    windows = windows_of(settings, start)
+    assert windows is not None
+    return "".join(LETTERS[windows.action(step)] for step in range(1, settings.steps + 1))
 
 
 @pytest.mark.parametrize(
@@ -42,14 +42,14 @@ def schedule(start: int = 0, **train: Any) -> str:
     [
         ({"profile": {"after": 8}}, ".......wrrs....."),
         ({"profile": {"after": 8, "steps": 1}}, ".......ws......."),
-        # Step 2 is counted and 4 weighed: the profiler waits until both are over.
+        # Traffic is measured in step 3 and memory in step 5: the profiler waits for both.
         ({"profile": {"after": 1}}, ".....wrrs......."),
         ({"profile": {"after": 1}, "measure": False}, ".wrrs..........."),
         ({"profile": {"after": 6, "every": 4}}, ".....ws..ws..ws."),
         ({"profile": {"after": 6, "every": 6, "steps": 3}}, ".....wrrs..wrrs."),
-        # A moment that would be cut off by the end is left out.
+        # A window that would be cut off by the end is left out.
         ({"profile": {"after": 6, "every": 8, "steps": 3}}, ".....wrrs......."),
-        # Moments lie where `after` and `every` say, also if the first of them comes too early.
+        # Windows are where `after` and `every` say, also if the first of them comes too early.
         ({"profile": {"after": 3, "every": 5}}, ".......ws...ws.."),
     ],
 )
@@ -57,7 +57,7 @@ def test_which_steps_are_profiled(train: dict[str, Any], expected: str) -> None:
     assert schedule(steps=16, **train) == expected
 
 
-def test_a_run_that_starts_in_its_middle_keeps_its_moments() -> None:
+def test_a_run_that_starts_in_its_middle_keeps_its_windows() -> None:
     train = {"steps": 40, "profile": {"after": 10, "every": 10}}
     whole, later = schedule(**train), schedule(start=17, **train)
     assert later[:23] == "." * 23
@@ -65,22 +65,22 @@ def test_a_run_that_starts_in_its_middle_keeps_its_moments() -> None:
 
 
 def test_timings_leave_out_warm_up_profiled_steps_and_the_writing() -> None:
-    moments = moments_of(TrainSettings.read({"steps": 20, "profile": {"after": 8, "every": 7}}))
-    assert moments is not None
-    disturbed = [step for step in range(20) if moments.place(step) is not None]
-    assert disturbed == [7, 8, 9, 14, 15, 16]
+    windows = windows_of(TrainSettings.read({"steps": 20, "profile": {"after": 8, "every": 7}}))
+    assert windows is not None
+    disturbed = [step for step in range(1, 21) if windows.position(step) is not None]
+    assert disturbed == [8, 9, 10, 15, 16, 17]
 
 
 def test_nothing_is_profiled_unasked() -> None:
-    assert moments_of(TrainSettings()) is None
+    assert windows_of(TrainSettings()) is None
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"evry": 5}, r"train\.profile\.evry: unknown key; did you mean 'every'"),
-        ({"every": 3}, "every 3 leaves no undisturbed step between moments of 1; set it to at lea"),
-        ({"every": 5, "steps": 3}, "moments of 3; set it to at least 6"),
+        ({"every": 3}, r"train\.profile: .*at least 4"),
+        ({"every": 5, "steps": 3}, r"train\.profile: .*at least 6"),
         ({"ranks": "al"}, "'al' is not one of all, first; did you mean 'all'"),
         ({"after": 0}, r"train\.profile\.after: must be at least 1"),
     ],
@@ -92,9 +92,9 @@ def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
 
 def test_a_run_too_short_says_how_long_it_must_be() -> None:
     settings = TrainSettings.read({"steps": 8, "profile": {"after": 2}})
-    with pytest.raises(SpecError, match="steps 6 to 8 would be profiled.*at least 9"):
-        moments_of(settings)
-    assert moments_of(settings.but(steps=9)) is not None
+    with pytest.raises(SpecError, match="steps 7 to 9 would be profiled.*at least 9"):
+        windows_of(settings)
+    assert windows_of(settings.but(steps=9)) is not None
 
 
 def test_the_section_survives_being_written(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_section_survives_being_written(tmp_path: Path) -> None:
     assert read_run(tmp_path / "again.toml").train == run.train
 
 
-def test_the_oldest_moments_go_first(tmp_path: Path) -> None:
+def test_the_oldest_windows_go_first(tmp_path: Path) -> None:
     def names() -> list[str]:
         return sorted(folder.name for folder in tmp_path.iterdir())
 
@@ -155,11 +155,12 @@ def test_an_analysis_that_fails_is_a_line_in_the_log(
     (tmp_path / "rank0.json.gz").write_bytes(b"no trace")
     analyses = Analyses(1)
     with caplog.at_level(logging.WARNING, "shardwise"):
-        analyses.begin(tmp_path, 7)
+        analyses.start(tmp_path, 7)
         assert analyses.busy == [tmp_path]
-        assert analyses.rest(60) == []
+        assert analyses.drain(60) == []
     assert len(caplog.messages) == 1
-    assert "the profile of step 7 was not analysed: error: trace:" in caplog.text
+    assert "step 7" in caplog.text
+    assert "rank0.json.gz" in caplog.text
     assert not (tmp_path / "summary.json").exists()
 
 
@@ -169,7 +170,7 @@ def test_an_analysis_dies_with_its_run(tmp_path: Path) -> None:
     program = (
         "import os, sys, time; from pathlib import Path\n"
         "from shardwise.train.analysis import Analyses\n"
-        "analyses = Analyses(1); analyses.begin(Path(sys.argv[1]), 7)\n"
+        "analyses = Analyses(1); analyses.start(Path(sys.argv[1]), 7)\n"
         "print(analyses._running.process.pid, flush=True); time.sleep(1.5); os._exit(9)"
     )
     done = subprocess.run(

@@ -52,7 +52,7 @@ def speak_for_all(
     from shardwise.checkpoint.dcp.save import SaveError
     from shardwise.train.agree import UnequalDataError
     from shardwise.train.loop import NonFiniteError
-    from shardwise.train.supervisor import LOST
+    from shardwise.train.supervisor import PEER_LOST
 
     # A restart would repeat the first kind of error, and may not meet the second.
     lasting, passing = (
@@ -79,7 +79,7 @@ def speak_for_all(
         on_error()
         # The launcher reports which rank is lost.
         if launched:
-            os._exit(LOST)
+            os._exit(PEER_LOST)
         raise
 
 

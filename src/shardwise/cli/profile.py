@@ -36,17 +36,18 @@ def profile(
 
     described = read_run(run)
     needs_torch()
-    from shardwise.train.profile import first_profiled, moment_folder
+    from shardwise.train.profile import steps_before_profile, window_folder
 
     settings = described.train or TrainSettings()
     requested = settings.profile or ProfileSettings()
-    first = first_profiled(after, settings.measure)
+    before = steps_before_profile(after, settings.measure)
+    first = before + 1
     described = with_steps(
         described,
         # Traces are written in the step after the profiled ones.
-        first + steps + 1 + _PLAIN_STEPS,
+        before + steps + 1 + _PLAIN_STEPS,
         profile=requested.but(
-            after=first, steps=steps, every=None, memory=memory or requested.memory
+            after=before, steps=steps, every=None, memory=memory or requested.memory
         ),
         checkpoint=False,
     )
@@ -61,12 +62,12 @@ def profile(
     from shardwise.observe.run_folder import traces_in
     from shardwise.report.trace import print_trace
 
-    traces = moment_folder(result.folder, first)
+    traces = window_folder(result.folder, first)
     files = traces_in(traces) if traces.is_dir() else []
     if not files:
         raise SpecError(
             f"profile: the run ended after {result.steps} steps, before any was profiled; give it "
-            f"data for {first + steps} steps, or lower --after"
+            f"data for {before + steps} steps, or lower --after"
         )
     summary = read_summary(files, Rules(), None, quiet=as_json)
     thresholds = Rules().thresholds

@@ -1,8 +1,10 @@
-"""`shardwise train`: run it, launching the processes or joining them."""
+"""`shardwise train`: train a run, launching its processes or joining them."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,14 +20,12 @@ RunFile = Annotated[Path, typer.Argument(help="The run.toml.", show_default=Fals
 ProcessesOption = Annotated[
     int | None,
     typer.Option(
-        "--nproc", min=1, help="Processes on this machine; the cluster's devices per node."
+        "--nproc", min=1, help="Processes on this machine; default: the cluster's GPUs per node."
     ),
 ]
 NameOption = Annotated[
     str | None,
-    typer.Option(
-        "--name", help="Name of the run's folder; without it, the file's name and the time."
-    ),
+    typer.Option("--name", help="Name of the run's folder; default: the file's name and the time."),
 ]
 
 
@@ -33,29 +33,34 @@ def train(
     run: RunFile,
     nproc: ProcessesOption = None,
     name: NameOption = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Instead of train.steps.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps to train; overrides train.steps.")
+    ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on from the last good save in --name, or start anew."),
+        typer.Option(
+            "--resume", help="Resume --name from its last intact checkpoint; starts it if new."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train what a run.toml describes, and compare with what was predicted.
+    """Train a run.toml and compare prediction and measurement.
 
-    Starts the processes itself; under torchrun, Slurm or Kubernetes it joins those that are there.
-    Saves as it goes, starts again where processes fail, and goes on from the last good save.
+    Launches the processes itself; under torchrun, Slurm or Kubernetes it joins those already
+    launched. Saves checkpoints, restarts after failures, and resumes from the last intact
+    checkpoint. Ctrl-C, SIGTERM and SIGUSR1 save and stop.
 
-    Exits with 1 if it failed, 3 if it would fail again (loss is NaN, ranks have unequal data, no
-    save is good), 128 + signal if it was asked to stop.
+    Exits with 1 if it failed, 3 if a restart would fail again (non-finite gradient, unequal data,
+    no intact checkpoint), 128 + signal if a signal stopped it.
     """
     from shardwise.spec.record import SpecError
     from shardwise.spec.run import read_run
 
     described = read_run(run)
     if resume and name is None:
-        raise SpecError("--resume: which run? Give its --name")
+        raise SpecError("--resume: needs the name of the run; add --name")
     if resume and described.train is not None and not described.train.checkpoint.save:
-        raise SpecError("--resume: train.checkpoint is false, so there is nothing to go on from")
+        raise SpecError("--resume: train.checkpoint is false, so no checkpoint exists; set it true")
     if steps:
         described = with_steps(described, steps)
     arguments = ["train", str(run), *(["--steps", str(steps)] if steps else [])]
@@ -65,7 +70,7 @@ def train(
 
 
 def with_steps(described: RunSpec, steps: int, **changes: object) -> RunSpec:
-    """The same run with so many steps, and other settings of `[train]` changed."""
+    """The same run with `steps` steps and other changes to `[train]`."""
     from shardwise.spec.train import TrainSettings
 
     settings = described.train or TrainSettings()
@@ -74,7 +79,7 @@ def with_steps(described: RunSpec, steps: int, **changes: object) -> RunSpec:
 
 
 def as_probe(described: RunSpec, steps: int) -> RunSpec:
-    """The same run for so many steps, of which only the time is of interest."""
+    """The same run for `steps` steps, to measure its time only."""
     return with_steps(
         described,
         steps,
@@ -95,10 +100,9 @@ def launch_or_join(
     as_json: bool,
     resume: bool = False,
 ) -> Result | None:
-    """Train, as one of the processes there are; returns how it ended, on rank 0 only.
+    """Train as one of the launched processes; return the result, on rank 0 only.
 
-    Where nobody has started processes, this one starts some, each with `arguments`, and exits when
-    they have ended.
+    Without a launcher this process launches others with `arguments`, and exits when they end.
     """
     from shardwise.cli.long import long_command, needs_torch
 
@@ -110,46 +114,59 @@ def launch_or_join(
 
     joined = adopt_slurm(os.environ) or launch.is_worker(os.environ)
     processes = 1 if joined else processes_for(described, nproc)
-    if not joined and (processes > 1 or launch.machines() > 1):
+    if not joined and (processes > 1 or launch.node_count() > 1):
         folder = _folder(described, file, name, resume)
         os.environ[launch.FOLDER] = str(folder)
+        os.environ[launch.RESUME_COMMAND] = _resume_command(arguments, nproc, folder)
         arguments = [*arguments, *(["--json"] if as_json else [])]
         settings = (described.train or TrainSettings()).restart
         raise typer.Exit(launch.launch(arguments, processes, folder, settings))
-    return _work(described, file, name, as_json, joined, resume)
+    leads = os.environ.get("RANK", "0") == "0"
+    launched = joined and launch.FOLDER in os.environ
+    folder = Path(os.environ.get(launch.FOLDER, "."))
+    if leads and not launched:
+        folder = _folder(described, file, name, resume)
+        os.environ[launch.RESUME_COMMAND] = _resume_command(arguments, nproc, folder)
+    return _work(described, folder, as_json, launched)
 
 
-def _work(
-    described: RunSpec, file: Path, name: str | None, as_json: bool, joined: bool, resume: bool
-) -> Result | None:
-    """Be one of the processes."""
+def _resume_command(arguments: list[str], nproc: int | None, folder: Path) -> str:
+    """The command that resumes the run in `folder`."""
+    processes = ["--nproc", str(nproc)] if nproc else []
+    words = ["shardwise", *arguments, *processes, "--name", folder.name, "--resume"]
+    return shlex.join(words)
+
+
+def _work(described: RunSpec, folder: Path, as_json: bool, launched: bool) -> Result | None:
+    """Train as one of the processes; `launched` by this command's own launcher."""
     from shardwise.cli.long import speak_for_all
     from shardwise.report.train import TrainScreen
     from shardwise.train import launch
     from shardwise.train.run import run_training
 
     leads = os.environ.get("RANK", "0") == "0"
-    launched = joined and launch.FOLDER in os.environ
     if launched:
         launch.end_with_launcher()
-    folder = Path(os.environ.get(launch.FOLDER, "."))
-    if leads and not launched:
-        folder = _folder(described, file, name, resume)
-    screen = TrainScreen()
+    screen = TrainScreen(os.environ.get(launch.RESUME_COMMAND, ""))
     with speak_for_all(on_error=screen.close, launched=launched):
         result = run_training(described, folder, None if as_json else screen)
     if result.stopped_by is not None and not launched:
-        # As the shell says it of a process that a signal has ended; schedulers know it.
+        if as_json and leads:
+            print_json(result_json(result))
+        # The exit code that shells and schedulers expect of a process stopped by a signal.
         raise typer.Exit(128 + result.stopped_by)
     return result if leads else None
 
 
 def result_json(result: Result) -> dict[str, object]:
-    """What `--json` prints of a run that has ended."""
+    """The result of a run as `--json` prints it."""
+    stopped_by = result.stopped_by
     return {
         "reason": result.reason,
+        **({} if stopped_by is None else {"stopped_by": signal.Signals(stopped_by).name}),
         "steps": result.steps,
         "folder": str(result.folder),
+        **({} if result.checkpoint is None else {"checkpoint": result.checkpoint}),
         "last": dict(result.last),
         "predicted": result.predicted.to_dict(),
         **({"measured": result.measured.to_dict()} if result.measured else {}),
@@ -164,13 +181,13 @@ def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = Fal
     from shardwise.train.folder import default_name, make_folder
 
     parent = Path((described.train or TrainSettings()).folder)
-    if launch.machines() > 1:
-        # Every machine finds the same one, in every attempt.
+    if launch.node_count() > 1:
+        # The same folder on every machine and in every attempt.
         folder = parent / (name or f"{file.stem}-{os.environ.get('PET_RDZV_ID', 'run')}")
         folder.mkdir(parents=True, exist_ok=True)
         to = (described.train or TrainSettings()).checkpoint.to
         if not resume and place_in(folder, to).steps():
-            raise SpecError(f"--name: {folder} holds a run; add --resume, or name another")
+            raise SpecError(f"--name: {folder} exists; add --resume, or use another name")
         return folder
     if resume and name is not None and (parent / name).is_dir():
         return parent / name
@@ -178,7 +195,7 @@ def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = Fal
 
 
 def processes_for(described: RunSpec, nproc: int | None) -> int:
-    """How many processes to start here."""
+    """The number of processes to launch on this machine."""
     import torch
 
     from shardwise.spec.record import SpecError
@@ -188,16 +205,16 @@ def processes_for(described: RunSpec, nproc: int | None) -> int:
     device = device_kind(described, described.train or TrainSettings())
     cuda = torch.cuda.is_available() and device != "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        raise SpecError('train.device: torch sees no CUDA device here; use "auto" or "cpu"')
+        raise SpecError('train.device: torch finds no CUDA device; use "auto" or "cpu"')
     if nproc is None:
         if not cuda and not described.cluster.device.is_cpu:
             raise SpecError(
-                f"cluster: names {described.cluster.device.name} but torch sees no GPU here; add "
-                "--nproc 2 to run it on two CPU processes"
+                f"cluster: names {described.cluster.device.name}, but torch finds no GPU; add "
+                "--nproc 2 to train on two CPU processes"
             )
         return described.cluster.devices_per_node
     if cuda and nproc > torch.cuda.device_count():
         raise SpecError(
-            f"--nproc: {nproc} processes, but {torch.cuda.device_count()} GPUs are here"
+            f"--nproc: {nproc} processes, but this machine has {torch.cuda.device_count()} GPUs"
         )
     return nproc

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -52,10 +51,8 @@ class LiveBytes(TorchDispatchMode):
         self._alive: dict[int, weakref.ref[Any]] = {}
         self._foreign: dict[int, weakref.ref[Any]] = {}
         self._term: dict[int, str] = {}
-        with warnings.catch_warnings():
-            # Looking at every object wakes deprecated ones.
-            warnings.simplefilter("ignore")
-            existing = [o for o in gc.get_objects() if isinstance(o, torch.Tensor)]
+        # By type(): isinstance reads __class__, which makes deprecated proxies warn.
+        existing = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
         self._follow(existing, self._alive)
         for term, tensors in (known or {}).items():
             self._name(tensors, term)

@@ -135,7 +135,7 @@ class StepWatch:
         if self.predicted is None:
             raise SpecError("watch: call start(model, optimizer) before the first step")
         self._entered = ExitStack()
-        self._entered.enter_context(self._meter.step(self._step))
+        self._entered.enter_context(self._meter.step(self._step + 1))
 
     def end_step(self) -> None:
         """The step that was begun has ended."""
@@ -182,7 +182,7 @@ class StepWatch:
 
     def _new_times(self) -> list[float]:
         times = self._clock.take()
-        first = self._step - len(times)
+        first = self._step - len(times) + 1
         settled = [s for step, s in enumerate(times, first) if self._meter.settled(step)]
         self._settled += settled
         return settled

@@ -10,7 +10,7 @@ from shardwise.spec.quantity import show_gb
 def print_exported(exported: ExportedWeights) -> None:
     out = plain_console()
     # Names that are cut in two cannot be copied.
-    for why in exported.passed_over:
+    for why in exported.skipped:
         out.print(f"Passed over {why}.", style="yellow", soft_wrap=True)
     for line in _lines(exported):
         out.print(line, soft_wrap=True)

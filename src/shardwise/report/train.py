@@ -1,7 +1,8 @@
-"""What a person sees of a run: a headline, a bar or plain lines, and the comparison at its end."""
+"""The screen of `shardwise train`: a header, progress, and the comparison at the end."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,18 +21,16 @@ if TYPE_CHECKING:
     from shardwise.checkpoint.dcp.load import Loaded
     from shardwise.train.run import Result
 
-_REASONS = {
-    "done": "Done",
-    "stopped": "Stopped when asked",
-    "data ended": "The data ended",
-}
-
 
 class TrainScreen:
-    """A bar on a terminal, plain lines elsewhere."""
+    """A progress bar on a terminal, plain lines elsewhere.
 
-    def __init__(self) -> None:
+    `resume_command` is printed if a signal stops the run.
+    """
+
+    def __init__(self, resume_command: str = "") -> None:
         self._out = screen()
+        self._resume_command = resume_command
         self._bar: Progress | None = None
         self._total = 0
 
@@ -41,29 +40,27 @@ class TrainScreen:
         out = self._out
         assert run.train is not None
         self._total = run.train.steps
-        for reason in loaded.passed_over if loaded else []:
-            # Names that are cut in two cannot be looked for.
-            out.print(f"Passed over {reason}", style="yellow", soft_wrap=True)
+        # Not wrapped, so that names can be copied.
+        for reason in loaded.skipped if loaded else []:
+            out.print(f"Skipped corrupt checkpoint {reason}", style="yellow", soft_wrap=True)
         if loaded is not None:
-            out.print(
-                f"Goes on from step {loaded.manifest.step:,}, saved in {folder}", soft_wrap=True
-            )
+            out.print(f"Resuming from step {loaded.manifest.step:,} of {folder}", soft_wrap=True)
         devices = run.cluster.devices
-        kind = "CPU process" if run.cluster.device.is_cpu else run.cluster.device.name
+        is_cpu = run.cluster.device.is_cpu
+        kind = "CPU process" if is_cpu else run.cluster.device.name
         out.print(
             Text(f"{predicted.model['name']}", style="bold")
             + Text(f" ({show_count(predicted.model['parameters'])} parameters)")
-            + Text(
-                f" on {devices} {kind}{'es' if run.cluster.device.is_cpu and devices > 1 else ''}"
-            )
+            + Text(f" on {devices} {kind}{'es' if is_cpu and devices > 1 else ''}")
         )
         out.print(run_words(run), style="dim")
         memory = predicted.known_memory
         assert memory.capacity_bytes is not None
         out.print(
-            f"Predicted peak {_size(memory.peak_allocated_bytes)} of "
-            f"{show_gib(memory.capacity_bytes)} each. Writing to {folder}"
+            f"Predicted peak memory: {_size(memory.peak_allocated_bytes)} of "
+            f"{show_gib(memory.capacity_bytes)} per {'process' if is_cpu else 'GPU'}"
         )
+        out.print(f"Run folder: {folder}", soft_wrap=True)
         out.print()
         if out.is_terminal:
             self._bar = Progress(
@@ -84,32 +81,45 @@ class TrainScreen:
         speed = f"{rate:,.0f} tokens/s" if rate else ""
         if self._bar is not None:
             numbers = f"loss {values['loss']:.4f}  {speed}"
-            self._bar.update(self._task, completed=step + 1, numbers=numbers)
+            self._bar.update(self._task, completed=step, numbers=numbers)
             return
         skipped = f"  {values['skipped']:.0f} updates skipped" if values["skipped"] else ""
-        time = f"  {show_seconds(values['step_s'])} a step" if "step_s" in values else ""
+        time = f"  {show_seconds(values['step_s'])}/step" if "step_s" in values else ""
         self._out.print(
-            f"step {step + 1:>{len(str(self._total))}}/{self._total}  loss {values['loss']:.4f}  "
-            f"norm {values['gradient_norm']:.3f}  {speed}{time}{skipped}"
+            f"step {step:>{len(str(self._total))}}/{self._total}  loss {values['loss']:.4f}  "
+            f"grad norm {values['gradient_norm']:.3f}  {speed}{time}{skipped}"
         )
 
     def ended(self, result: Result) -> None:
         self.close()
         out = self._out
-        ending = f"{_REASONS[result.reason]} after {result.steps:,} steps"
-        loss = result.last.get("loss")
-        out.print(Text(ending, style="bold") + Text(f", loss {loss:.4f}." if loss else "."))
+        if result.reason == "stopped":
+            out.print(_stopped(result, self._resume_command), soft_wrap=True)
+        else:
+            reason = "Done" if result.reason == "done" else "Data exhausted"
+            loss = result.last.get("loss")
+            ending = Text(f"{reason} after {result.steps:,} steps", style="bold")
+            out.print(ending + Text(f", loss {loss:.4f}" if loss else ""))
         if result.measured is not None:
             out.print()
             out.print(comparison_table(result.predicted, result.measured))
             if result.measured.memory is None:
-                out.print("\nMemory of compiled code can be weighed on a GPU only.")
+                out.print("\nMemory was not measured: with compile this needs a GPU.")
 
     def close(self) -> None:
-        """Take the bar away; also when a run breaks off."""
+        """Remove the progress bar; also called when a run fails."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def _stopped(result: Result, resume_command: str) -> str:
+    """Which signal stopped the run, after which step, and how to resume it."""
+    name = signal.Signals(result.stopped_by or signal.SIGTERM).name
+    stopped = f"Stopped by {name} after step {result.steps:,}"
+    if result.checkpoint is None:
+        return f"{stopped}; nothing was saved"
+    return f"{stopped}; saved to {result.checkpoint}; resume with: {resume_command}"
 
 
 def _size(size: int) -> str:

@@ -1,1 +1,1 @@
-"""The trainer: one readable loop on PyTorch's engine, and what it needs around it."""
+"""The trainer: one readable loop on PyTorch, with launching, recovery and measurement."""

@@ -1,4 +1,4 @@
-"""Torch's elastic agent, with someone who says when to start again and when to give up."""
+"""Torch's elastic agent, with restarts decided by the supervisor."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousError
 
+from shardwise.train.hang_detector import kill_processes
 from shardwise.train.supervisor import Supervisor
-from shardwise.train.watch import kill
 
-# Signals that ask for an end, in the terminal or by a scheduler.
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+# Signals by which a terminal or a scheduler stops a run.
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
-class _Ended(BaseException):  # torch catches exceptions in places where it waits for others
-    """The workers are not started again, or for the first time."""
+class _NotStarted(BaseException):  # torch catches Exception where it waits for other machines
+    """The workers are not started, or not started again."""
 
 
 class Agent(LocalElasticAgent):
-    """Starts workers, looks after them, and starts them again as long as the supervisor says so.
+    """Starts workers, polls them, and restarts them as long as the supervisor decides so.
 
-    As a context it passes signals on to the workers, which then save and stop together.
+    As a context manager it forwards signals to the workers, which then save and stop together.
     """
 
     def __init__(self, spec: WorkerSpec, logs: LogsSpecs, supervisor: Supervisor) -> None:
         super().__init__(spec=spec, logs_specs=logs, exit_barrier_timeout=60)
-        # What it tells of processes that end, the supervisor tells better.
+        # The supervisor's messages replace torch's.
         logging.getLogger(multiprocessing.api.__name__).disabled = True
         self._supervisor = supervisor
         self._started = False
         self._restore = ExitStack()
 
     def __enter__(self) -> Agent:
-        # Torch would kill what is still saving after half a minute.
+        # Torch's own handler would kill workers that still save after 30 seconds.
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
-        for number in _ENDING:
-            before = signal.signal(number, self._pass_on)
+        for number in _STOP_SIGNALS:
+            before = signal.signal(number, self._forward_signal)
             self._restore.callback(signal.signal, number, before)
         return self
 
@@ -57,24 +57,28 @@ class Agent(LocalElasticAgent):
         self._restore.close()
         self._worker_group.spec.rdzv_handler.shutdown()
 
-    def run_to_the_end(self) -> bool:
-        """Whether all ended well, here."""
+    def run_to_completion(self) -> bool:
+        """Run all attempts; return whether the workers of this machine succeeded."""
         try:
             result = self.run()
-        except _Ended:
+        except _NotStarted:
             return False
         except (RendezvousError, DistError, ConnectionError) as error:
-            self._supervisor.say(f"the other machines cannot be reached: {error}")
+            self._supervisor.log(f"cannot reach the other machines: {error}")
             return False
         return result is not None and not result.is_failed()
 
-    def _pass_on(self, number: int, _: Any) -> None:
-        again = self._supervisor.stopped_by is not None
+    def _forward_signal(self, number: int, _: Any) -> None:
+        repeated = self._supervisor.stopped_by is not None
         self._supervisor.stopped_by = number
-        # Who asks twice means at once.
-        self._send(signal.SIGKILL if again and number == signal.SIGINT else signal.SIGTERM)
+        if repeated and number == signal.SIGINT:
+            self._send(signal.SIGKILL)  # a second Ctrl-C stops without saving
+        elif number != signal.SIGHUP and self._supervisor.is_training():
+            self._send(number)  # so that rank 0 can say which signal it was
+        else:
+            self._send(signal.SIGTERM)  # ends a process that is still starting, silently
         if not self._started:
-            raise _Ended
+            raise _NotStarted
 
     def _send(self, number: int) -> None:
         for worker in self._worker_group.workers:
@@ -84,60 +88,61 @@ class Agent(LocalElasticAgent):
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self._started = False
         if self._supervisor.stopped_by is not None:
-            raise _Ended
+            raise _NotStarted
         super()._rendezvous(worker_group)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._supervisor.begin()
+        self._supervisor.start_attempt()
         self._started = True
         started: dict[int, Any] = super()._start_workers(worker_group)
         if self._supervisor.stopped_by is not None:
-            # Asked while they were being started, they have not heard it.
+            # The signal arrived before these processes existed.
             for pid in started.values():
                 os.kill(pid, signal.SIGTERM)
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        if self._wait_for_the_first(worker_group):
+        if self._waits_for_first_failure(worker_group):
             return RunResult(state=WorkerState.HEALTHY)
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.HEALTHY:
-            self._supervisor.look()
+            self._supervisor.poll()
         return result
 
-    def _wait_for_the_first(self, worker_group: WorkerGroup) -> bool:
-        """Once a worker has failed, nothing that the others do is of use: kill them.
+    def _waits_for_first_failure(self, worker_group: WorkerGroup) -> bool:
+        """Kill the remaining workers once one has failed.
 
-        Torch would ask them to end, and give those that cannot hear half a minute. True while those
-        that failed have only lost another, who has not failed yet.
+        Torch would ask them to end and wait half a minute for those that cannot respond. True while
+        every failed worker only lost another one, which has not failed yet.
         """
-        ended = {worker.global_rank: _exit_code(worker.id) for worker in worker_group.workers}
-        failed = {rank: code for rank, code in ended.items() if code}
+        codes = {worker.global_rank: _exit_code(worker.id) for worker in worker_group.workers}
+        failed = {rank: code for rank, code in codes.items() if code}
         if not failed:
+            self._supervisor.all_alive()
             return False
-        if not self._supervisor.failed(failed):
-            return None in ended.values()
-        kill([w.id for w in worker_group.workers if ended[w.global_rank] is None])
+        if not self._supervisor.add_failures(failed):
+            return None in codes.values()
+        kill_processes([w.id for w in worker_group.workers if codes[w.global_rank] is None])
         return False
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        again = self._supervisor.again()
+        restart = self._supervisor.should_restart()
         self._stop_workers(worker_group)
-        if not again:
-            raise _Ended
+        if not restart:
+            raise _NotStarted
         super()._restart_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        # A rank that waits for one that is gone, or is stopped, hears no other signal.
+        # A rank that waits for a lost peer, or is stopped, responds to no other signal.
         self._shutdown(signal.SIGKILL)
 
 
 def _exit_code(pid: Any) -> int | None:
-    """How a child ended, negative if by a signal; None while it runs. It stays to be waited for."""
+    """The exit code of a child, negative for a signal; None while it runs. Does not reap it."""
     try:
-        found = os.waitid(os.P_PID, int(pid), os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        status = os.waitid(os.P_PID, int(pid), os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return 0  # torch has waited for it: it ended well
-    if found is None:
+        return 0  # torch has reaped it: it succeeded
+    if status is None:
         return None
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status

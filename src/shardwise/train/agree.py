@@ -1,4 +1,4 @@
-"""What all ranks settle once per step, in one small all-reduce, before anyone starts the step."""
+"""What all ranks agree on before each step, in one small all-reduce."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ AGREEMENT_BYTES = 40
 
 
 class UnequalDataError(RuntimeError):
-    """Ranks hold different numbers of micro-batches; going on would hang."""
+    """Ranks have different numbers of micro-batches; training would hang."""
 
 
 class Agreed(NamedTuple):
-    """The same on every rank."""
+    """The result, the same on every rank."""
 
     tokens: int
     micro_batches: int
@@ -29,9 +29,9 @@ class Agreed(NamedTuple):
 
 
 class Agreement:
-    """Started before a step and awaited at its beginning, so that its latency hides behind compute.
+    """An all-reduce that starts during the step before, so that compute hides its latency.
 
-    It runs on the CPU: no rank waits for its device to take part.
+    It runs on the CPU: no rank waits for its device. `step` is counted from 1.
     """
 
     def __init__(
@@ -39,33 +39,33 @@ class Agreement:
     ) -> None:
         self.step, self.count = step, len(batches)
         tokens = sum(batch.tokens for batch in batches)
-        # Counts are equal exactly if the mean of their squares is the square of their mean, so
-        # that one sum decides.
-        facts = [tokens, int(stop), int(save), self.count, self.count**2]
-        self._facts = torch.tensor(facts, dtype=torch.int64)
+        # Counts are equal if and only if the mean of their squares is the square of their mean,
+        # so that sums are enough.
+        values = [tokens, int(stop), int(save), self.count, self.count**2]
+        self._values = torch.tensor(values, dtype=torch.int64)
         self._work: Any = None
         if world()[1] > 1:
-            self._work = dist.all_reduce(self._facts, async_op=True)
+            self._work = dist.all_reduce(self._values, async_op=True)
 
     def result(self) -> Agreed:
         if self._work is not None:
             self._work.wait()
         size = world()[1]
-        tokens, stops, saves, counts, squares = self._facts.tolist()
+        tokens, stops, saves, counts, squares = self._values.tolist()
         if size * squares != counts**2:
-            raise UnequalDataError(self._who())
+            raise UnequalDataError(self._describe_counts())
         return Agreed(tokens, counts // size, stops > 0, saves > 0)
 
-    def _who(self) -> str:
-        """Every rank comes here, so they can still tell each other how many each has."""
+    def _describe_counts(self) -> str:
+        """The error message; every rank takes part, so that each learns all counts."""
         own = torch.tensor([self.count])
-        found = [torch.zeros_like(own) for _ in range(world()[1])]
-        dist.all_gather(found, own)
-        counts = [int(count) for count in found]
+        gathered = [torch.zeros_like(own) for _ in range(world()[1])]
+        dist.all_gather(gathered, own)
+        counts = [int(count) for count in gathered]
         most = max(counts)
         short = [f"rank {rank} has {n}" for rank, n in enumerate(counts) if n < most]
         return (
-            f"step {self.step}: {', '.join(short[:4])}{' …' if len(short) > 4 else ''} "
-            f"micro-batches where others have {most}; give every rank the same number, or repeat "
-            "or drop the last ones"
+            f"Ranks have unequal data in step {self.step}: "
+            f"{', '.join(short[:4])}{' …' if len(short) > 4 else ''} micro-batches, others have "
+            f"{most}; give every rank the same number of batches"
         )

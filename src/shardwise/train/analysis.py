@@ -1,6 +1,6 @@
-"""Traces of a running run, read beside it: by another process, at the lowest priority.
+"""Analyse traces while the run continues: in another process, at the lowest priority.
 
-The loop only ever asks whether an answer has come.
+The training loop only polls for the result.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from shardwise.train.launch import PARENT, end_with_launcher
 
 log = logging.getLogger("shardwise")
 
-# Seconds that an analysis waits for traces of other ranks, and a run that ends for the analysis.
-PATIENCE_BEFORE, PATIENCE_AFTER = 20, 60
+# Seconds that an analysis waits for the traces of other ranks, and a finished run for an analysis.
+WAIT_FOR_TRACES_S, WAIT_AFTER_RUN_S = 20, 60
 _CHILD = (
-    "import runpy, sys; from shardwise.train.analysis import step_back; "
-    "step_back(sys.argv.pop()); runpy.run_module('shardwise', run_name='__main__')"
+    "import runpy, sys; from shardwise.train.analysis import prepare_analysis; "
+    "prepare_analysis(sys.argv.pop()); runpy.run_module('shardwise', run_name='__main__')"
 )
 _SHARES = {
     "profile_compute": "compute_ns",
@@ -38,96 +38,96 @@ class _Running(NamedTuple):
     process: subprocess.Popen[bytes]
     folder: Path
     step: int
-    said: IO[bytes]
+    stderr: IO[bytes]
 
 
 class Analyses:
-    """At most one analysis runs; of moments that come meanwhile, the newest waits."""
+    """Runs at most one analysis at a time; of further requests only the newest waits."""
 
     def __init__(self, traces: int) -> None:
         self._traces = traces
         self._running: _Running | None = None
         self._waiting: tuple[Path, int] | None = None
 
-    def begin(self, folder: Path, step: int) -> None:
-        """Read the traces of the moment that began with `step`, as soon as all are there."""
+    def start(self, folder: Path, step: int) -> None:
+        """Analyse the traces of the window that begins with `step`, once all are written."""
         if self._running is not None:
             self._waiting = (folder, step)
             return
-        said = tempfile.TemporaryFile()  # noqa: SIM115
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115
         arguments = ["trace", str(folder), "--json", str(self._traces)]
         try:
-            with (folder / ".summary").open("wb") as answer:
+            with (folder / ".summary").open("wb") as output:
                 process = subprocess.Popen(
                     [sys.executable, "-c", _CHILD, *arguments],
                     stdin=subprocess.DEVNULL,
-                    stdout=answer,
-                    stderr=said,
-                    # A signal for the run is not one for whoever reads its traces.
+                    stdout=output,
+                    stderr=stderr,
+                    # Signals to the run must not reach the analysis.
                     start_new_session=True,
                     env={**os.environ, PARENT: str(os.getpid())},
                 )
         except OSError as error:
-            said.close()
-            _tell(step, str(error))
+            stderr.close()
+            _warn(step, str(error))
             return
-        self._running = _Running(process, folder, step, said)
+        self._running = _Running(process, folder, step, stderr)
 
     @property
     def busy(self) -> list[Path]:
-        """Folders that are read or will be."""
+        """Folders that are being analysed or will be."""
         running = [self._running.folder] if self._running is not None else []
         return running + ([self._waiting[0]] if self._waiting is not None else [])
 
-    def take(self) -> dict[str, float]:
-        """What a finished analysis found; nothing while there is none."""
+    def collect(self) -> dict[str, float]:
+        """The values of a finished analysis; empty if none has finished."""
         if self._running is None or self._running.process.poll() is None:
             return {}
-        ended, self._running = self._running, None
-        found = _answer(ended)
+        finished, self._running = self._running, None
+        values = _result(finished)
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
-            self.begin(*waiting)
-        return found
+            self.start(*waiting)
+        return values
 
-    def rest(self, seconds: float) -> list[dict[str, float]]:
-        """What is still to come, waited for at most so long."""
+    def drain(self, seconds: float) -> list[dict[str, float]]:
+        """The values of all remaining analyses; waits at most `seconds`."""
         end = time.monotonic() + seconds
-        found = []
+        results = []
         while self._running is not None:
             try:
                 self._running.process.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
-                _tell(self._running.step, f"not done {seconds:.0f} s after the run")
+                _warn(self._running.step, f"not finished {seconds:.0f} s after the run")
                 self.close()
                 break
-            found.append(self.take())
-        return [values for values in found if values]
+            results.append(self.collect())
+        return [values for values in results if values]
 
     def close(self) -> None:
-        """Nobody wants to know any more."""
+        """Kill the current analysis and drop the waiting one."""
         if self._running is not None:
             self._running.process.kill()
             self._running.process.wait()
-            self._running.said.close()
+            self._running.stderr.close()
         self._running = self._waiting = None
 
 
-def step_back(traces: str) -> None:
-    """In the process of the analysis: yield to everyone, end with the run, wait for `traces`."""
+def prepare_analysis(traces: str) -> None:
+    """In the analysis process: lower the priority, end with the run, wait for `traces` files."""
     end_with_launcher()
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:
         os.nice(19)
     folder = Path(sys.argv[2])
-    end = time.monotonic() + PATIENCE_BEFORE
+    end = time.monotonic() + WAIT_FOR_TRACES_S
     while len(list(folder.glob("*.json.gz"))) < int(traces) and time.monotonic() < end:
         time.sleep(0.1)
 
 
 def shares(summary: Mapping[str, Any], step: int) -> dict[str, float]:
-    """Means over ranks of where the time of the profiled steps went."""
+    """Shares of the profiled steps' time, as means over ranks."""
     ranks = summary["ranks"]
     values = {"profile_step": float(step)}
     for name, key in _SHARES.items():
@@ -144,23 +144,23 @@ def _share(rank: Mapping[str, Any], key: str) -> float:
     return float(sum(w[key] for w in windows)) / (sum(w["window_ns"] for w in windows) or 1)
 
 
-def _answer(ended: _Running) -> dict[str, float]:
-    """The values of an analysis that has ended; none, and a line in the log, if it failed."""
-    with ended.said:
-        ended.said.seek(0)
-        said = ended.said.read().decode(errors="replace").strip().splitlines()
-    unfinished = ended.folder / ".summary"
+def _result(finished: _Running) -> dict[str, float]:
+    """The values of a finished analysis; empty, with a warning, if it failed."""
+    with finished.stderr:
+        finished.stderr.seek(0)
+        lines = finished.stderr.read().decode(errors="replace").strip().splitlines()
+    unfinished = finished.folder / ".summary"
     try:
-        if ended.process.returncode:
+        if finished.process.returncode:
             unfinished.unlink(missing_ok=True)
-            raise ValueError(said[-1] if said else f"exit code {ended.process.returncode}")
-        found = shares(json.loads(unfinished.read_bytes()), ended.step)
-        unfinished.replace(ended.folder / SUMMARY)
+            raise ValueError(lines[-1] if lines else f"exit code {finished.process.returncode}")
+        values = shares(json.loads(unfinished.read_bytes()), finished.step)
+        unfinished.replace(finished.folder / SUMMARY)
     except (OSError, ValueError, LookupError, TypeError) as error:
-        _tell(ended.step, str(error))
+        _warn(finished.step, str(error))
         return {}
-    return found
+    return values
 
 
-def _tell(step: int, why: str) -> None:
-    log.warning("the profile of step %d was not analysed: %s", step, why)
+def _warn(step: int, reason: str) -> None:
+    log.warning("The profile of step %d was not analysed: %s", step, reason)

@@ -14,7 +14,7 @@ from shardwise.spec.train import DataSettings
 from shardwise.train.order import samples_at
 from shardwise.train.tokenize import tokenized
 
-# A label the loss leaves out.
+# A label that the loss ignores.
 IGNORED = -100
 
 
@@ -31,14 +31,14 @@ class MicroBatch(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a step's sequences are laid out over ranks and micro-batches."""
+    """How the sequences of a step are distributed over ranks and micro-batches."""
 
     rank: int
     world: int
     micro_batch: int
     accumulate: int
     seq_len: int
-    # Where a run that goes on does so: at this step, after so many sequences of all ranks.
+    # Where a resumed run continues: completed steps, and sequences that all ranks have used.
     first_step: int = 0
     first_sequence: int = 0
 
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
         return self.world * self.micro_batch * self.accumulate
 
     def sequences_before(self, step: int) -> int:
-        """How many all ranks together have been given before a step."""
+        """Sequences that all ranks together have used after `step` completed steps."""
         return self.first_sequence + (step - self.first_step) * self.sequences_per_step
 
     def positions(self, step: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -58,61 +58,63 @@ class Layout(NamedTuple):
 
 
 class Batches(Protocol):
-    """Where micro-batches come from. Fewer than asked for means that the data has ended."""
+    """The source of micro-batches. Fewer than needed means that the data has ended."""
 
     layout: Layout
 
-    def go_on(self, step: int, sequence: int) -> None:
-        """The next step is this one, after so many sequences of all ranks."""
+    def seek(self, step: int, sequence: int) -> None:
+        """Continue after `step` completed steps and `sequence` sequences of all ranks."""
         ...
 
-    def at(self, step: int) -> list[MicroBatch]: ...
+    def at(self, step: int) -> list[MicroBatch]:
+        """The micro-batches that follow `step` completed steps."""
+        ...
 
 
-class _Anywhere:
+class _RandomAccess:
     """Batches that are a function of their position."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
 
-    def go_on(self, step: int, sequence: int) -> None:
+    def seek(self, step: int, sequence: int) -> None:
         self.layout = self.layout._replace(first_step=step, first_sequence=sequence)
 
 
-class TokenBatches(_Anywhere):
-    """Sequences cut from tokenized files, in an order that does not depend on the processes."""
+class TokenBatches(_RandomAccess):
+    """Sequences of tokenized files, in an order that does not depend on the number of ranks."""
 
     def __init__(self, data: DataSettings, layout: Layout, vocab: int | None, seed: int) -> None:
         super().__init__(layout)
         self._tokens = tokenized(data)
         self._seed, self._shuffle = seed, data.shuffle
-        # Neighbours share a token: the last target of one is the first input of the next.
+        # Adjacent sequences share a token: the last target of one is the next one's first input.
         self._count = (len(self._tokens) - 1) // layout.seq_len
         if self._count < 1:
             raise SpecError(
-                f"data.path: {len(self._tokens):,} tokens are fewer than one sequence of "
-                f"{layout.seq_len:,}; shorten job.seq_len or give more text"
+                f"data.path: has {len(self._tokens):,} tokens, less than one sequence of "
+                f"{layout.seq_len:,}; reduce job.seq_len or add more text"
             )
-        made_for = int(self._tokens.about["vocab"])
-        if vocab is not None and made_for > vocab:
+        tokenizer_vocab = int(self._tokens.about["vocab"])
+        if vocab is not None and tokenizer_vocab > vocab:
             raise SpecError(
-                f"data.tokenizer: makes {made_for:,} tokens but the model knows {vocab:,}; set "
-                f"model.vocab = {made_for} or choose the model's own tokenizer"
+                f"data.tokenizer: has {tokenizer_vocab:,} tokens but the model has {vocab:,}; set "
+                f"model.vocab = {tokenizer_vocab} or use the model's own tokenizer"
             )
 
     def at(self, step: int) -> list[MicroBatch]:
         seq_len = self.layout.seq_len
         rows = self.layout.positions(step)
         samples = samples_at(rows.ravel(), self._count, self._seed, self._shuffle)
-        read = [self._tokens.read(int(s) * seq_len, seq_len + 1) for s in samples]
-        return [_split(torch.from_numpy(part)) for part in np.split(np.stack(read), len(rows))]
+        tokens = [self._tokens.read(int(s) * seq_len, seq_len + 1) for s in samples]
+        return [_split(torch.from_numpy(part)) for part in np.split(np.stack(tokens), len(rows))]
 
 
-class SyntheticBatches(_Anywhere):
-    """Made-up sequences that can be learned, each a function of the seed and its global position.
+class SyntheticBatches(_RandomAccess):
+    """Synthetic sequences that a model can learn; a function of the seed and global position.
 
-    A sequence counts in steps of its own, and loses count with one token in ten: a model that has
-    understood predicts the nine.
+    Each sequence counts up by its own increment and jumps to a random token one time in ten, so a
+    trained model predicts nine of ten tokens.
     """
 
     def __init__(self, layout: Layout, vocab: int, seed: int) -> None:
@@ -126,32 +128,32 @@ class SyntheticBatches(_Anywhere):
     def _sample(self, position: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         random = np.random.default_rng((self._seed, int(position)))
         length = self.layout.seq_len + 1
-        steps = np.full(length, random.integers(1, 9), dtype=np.int64)
-        lost = random.random(length) < 0.1
-        lost[0] = True
-        steps[lost] = random.integers(0, self._vocab, int(lost.sum()))
-        return np.cumsum(steps) % self._vocab
+        increments = np.full(length, random.integers(1, 9), dtype=np.int64)
+        jumps = random.random(length) < 0.1
+        jumps[0] = True
+        increments[jumps] = random.integers(0, self._vocab, int(jumps.sum()))
+        return np.cumsum(increments) % self._vocab
 
 
-class ForeignBatches:
-    """Micro-batches from the user's own iterable, as it gives them to this rank."""
+class IterableBatches:
+    """Micro-batches from the user's own iterable for this rank."""
 
     def __init__(self, source: str, layout: Layout) -> None:
         from shardwise.units.build import find_function
 
         self._source, self.layout = source, layout
-        made = find_function(source, "data.source")(layout.rank, layout.world)
-        self._iterator: Iterator[Any] = iter(made)
+        iterable = find_function(source, "data.source")(layout.rank, layout.world)
+        self._iterator: Iterator[Any] = iter(iterable)
 
-    def go_on(self, step: int, sequence: int) -> None:
-        """Pass over what was used before: of an iterable nothing else is known."""
+    def seek(self, step: int, sequence: int) -> None:
+        """Skip the batches that were used before; an iterable has no other way."""
         used = sequence // (self.layout.world * self.layout.micro_batch)
         for _ in itertools.islice(self._iterator, used):
             pass
         self.layout = self.layout._replace(first_step=step, first_sequence=sequence)
 
     def at(self, step: int) -> list[MicroBatch]:
-        found = []
+        batches = []
         for _ in range(self.layout.accumulate):
             ids = next(self._iterator, None)
             if ids is None:
@@ -160,16 +162,17 @@ class ForeignBatches:
             expected = (self.layout.micro_batch, self.layout.seq_len + 1)
             if tuple(tensor.shape) != expected:
                 raise SpecError(
-                    f"data.source: {self._source} gave a batch of shape {tuple(tensor.shape)}; "
-                    f"expected {expected}: micro_batch sequences of seq_len + 1 ids"
+                    f"data.source: {self._source} returned a batch of shape "
+                    f"{tuple(tensor.shape)}; it must be {expected}: micro_batch sequences of "
+                    "seq_len + 1 token ids"
                 )
-            found.append(_split(tensor.long()))
-        return found
+            batches.append(_split(tensor.long()))
+        return batches
 
 
 def make_batches(data: DataSettings, layout: Layout, vocab: int | None, seed: int) -> Batches:
     if data.source is not None:
-        return ForeignBatches(data.source, layout)
+        return IterableBatches(data.source, layout)
     if data.synthetic:
         return SyntheticBatches(layout, vocab or 256, seed)
     return TokenBatches(data, layout, vocab, seed)

@@ -1,4 +1,4 @@
-"""Keep a training: save it between steps, and go on from the last save that is whole."""
+"""Save a training between steps, and resume it from the last intact checkpoint."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from shardwise.checkpoint.dcp.save import SaveError, Saver
 from shardwise.checkpoint.format.folder import is_remote
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Saved
-from shardwise.checkpoint.format.place import Place
+from shardwise.checkpoint.format.place import Place, name_of
 from shardwise.checkpoint.format.run_folder import place_in
 from shardwise.engine.mesh import world
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, run_table
 from shardwise.train.folder import versions
-from shardwise.train.heartbeat import beat
+from shardwise.train.heartbeat import report
 from shardwise.train.loop import Training
 
 log = logging.getLogger("shardwise")
-# What decides which samples come in which order, by section.
+# Settings that determine the order of samples, by section.
 _ORDER = {
     "job": ("seq_len",),
     "train": ("seed",),
@@ -35,42 +35,42 @@ _ORDER = {
 
 
 def _check_shared(place: Place) -> None:
-    """Every rank writes there, and one commits for all."""
+    """Raise SpecError unless every rank can write to `place`, where rank 0 commits for all."""
     if is_remote(place.url):
         return
     (rank, size), probe = world(), Path(place.url, ".shared")
-    told = [""]
+    problem = [""]
     if rank == 0:
         try:
             probe.parent.mkdir(parents=True, exist_ok=True)
             probe.touch()
         except OSError as error:
-            told = [f"{place.url} cannot be written: {error.strerror or error}"]
+            problem = [f"cannot write to {place.url}: {error.strerror or error}"]
     if size > 1:
-        dist.broadcast_object_list(told)
+        dist.broadcast_object_list(problem)
     seen = [probe.exists()] * size
     if size > 1:
         dist.all_gather_object(seen, seen[0])
     if rank == 0:
         probe.unlink(missing_ok=True)
-    if not told[0] and not all(seen):
-        told = [f"rank {seen.index(False)} does not see {place.url} of rank 0"]
-    if told[0]:
+    if not problem[0] and not all(seen):
+        problem = [f"rank {seen.index(False)} cannot see {place.url} of rank 0"]
+    if problem[0]:
         raise SpecError(
-            f"train.checkpoint: {told[0]}; set train.checkpoint.to to a folder that all machines "
-            "can write, or to an object store"
+            f"train.checkpoint: {problem[0]}; set train.checkpoint.to to a folder that all "
+            "machines can write to, or to an object store"
         )
 
 
-def _name(value: object) -> object:
-    """Files may have moved; what they are called is what they are."""
+def _without_folder(value: object) -> object:
+    """The names of files without their folders, since files may have moved."""
     if isinstance(value, list | tuple):
-        return [_name(one) for one in value]
+        return [_without_folder(one) for one in value]
     return Path(value).name if isinstance(value, str) else value
 
 
 class RunCheckpoints:
-    """The checkpoints of one run, on one rank."""
+    """Saves and loads the checkpoints of one run, on one rank."""
 
     def __init__(self, run: RunSpec, training: Training, folder: Path) -> None:
         self._training = training
@@ -82,67 +82,83 @@ class RunCheckpoints:
         self._run = run_table(run)
         self._saved_at = time.monotonic()
         self._saved: int | None = None
+        self._loaded: int | None = None
         self._failure: SaveError | None = None
 
+    @property
+    def last_url(self) -> str | None:
+        """Where the last completed checkpoint is; None if there is none."""
+        step = self._saver.last if self._saver.last is not None else self._loaded
+        return None if step is None else f"{self._place.url.rstrip('/')}/{name_of(step)}"
+
     def load(self) -> Loaded | None:
-        """Go on from the last save that is whole; None where there is none. All ranks call this."""
-        loaded = load_last(self._place, self._room)
+        """Load the last intact checkpoint; None where there is none. All ranks call this."""
+        loaded = load_last(self._place, self._allocate)
         if loaded is None:
-            beat(loaded=-1)
+            report(loaded=-1)
             return None
-        t, told = self._training, loaded.manifest
-        t.step = self._saved = told.step
-        t.batches.go_on(told.step, told.sequences)
-        if told.world == self._world:
-            prefix = f"{state.OWN}.{self._rank}."
-            t.own = {name.removeprefix(prefix): tensor for name, tensor in self._own.items()}
-            # Last: to pass over data may draw random numbers.
-            state.restore_random(t.own, t.device)
-        beat(loaded=told.step, saved=told.step)
+        t, manifest = self._training, loaded.manifest
+        t.step = self._saved = self._loaded = manifest.step
+        t.batches.seek(manifest.step, manifest.sequences)
+        if manifest.world == self._world:
+            prefix = f"{state.RANK}.{self._rank}."
+            t.rank_state = {
+                name.removeprefix(prefix): tensor for name, tensor in self._rank_state.items()
+            }
+            # Last, since skipping data may draw random numbers.
+            state.restore_random(t.rank_state, t.device)
+        report(loaded=manifest.step, saved=manifest.step)
         return loaded
 
-    def _room(self, told: Manifest, saved: Saved) -> Mapping[str, torch.Tensor]:
+    def _allocate(self, manifest: Manifest, saved: Saved) -> Mapping[str, torch.Tensor]:
+        """The tensors to load into; raises SpecError if the checkpoint does not match."""
         t = self._training
-        self._check_order(told)
+        self._check_order(manifest)
         state.make_optimizer_state(t.model, t.optimizer, saved.tensors)
-        wanted = {**state.updated(t.model, t.optimizer), **state.buffers_of(t.model)}
-        for name, tensor in wanted.items():
-            found = saved.tensors.get(name)
-            if found is None or found.shape != tuple(tensor.shape):
-                shape = list(found.shape) if found is not None else "not there"
+        needed = {**state.updated(t.model, t.optimizer), **state.buffers_of(t.model)}
+        for name, tensor in needed.items():
+            stored = saved.tensors.get(name)
+            if stored is None or stored.shape != tuple(tensor.shape):
+                shape = f"has shape {list(stored.shape)}" if stored is not None else "is missing"
                 raise SpecError(
-                    f"checkpoint: {name} is {shape} in step {told.step} of {self._place.url} and "
-                    f"{list(tensor.shape)} in this model; train another model under another --name"
+                    f"checkpoint: {name} {shape} in step {manifest.step} of {self._place.url}, but "
+                    f"has shape {list(tensor.shape)} in this model; use another --name for "
+                    "another model"
                 )
-        self._own = state.own_room(saved.tensors, self._rank) if told.world == self._world else {}
-        return {**wanted, **self._own}
+        self._rank_state = (
+            state.allocate_rank_state(saved.tensors, self._rank)
+            if manifest.world == self._world
+            else {}
+        )
+        return {**needed, **self._rank_state}
 
-    def _check_order(self, told: Manifest) -> None:
-        """Another order of samples would repeat some and leave out others."""
+    def _check_order(self, manifest: Manifest) -> None:
+        """Raise SpecError if samples come in another order: some would repeat, others be lost."""
         for section, keys in _ORDER.items():
             for key in keys:
                 before, now = (
-                    _name(table.get(section, {}).get(key)) for table in (told.run, self._run)
+                    _without_folder(table.get(section, {}).get(key))
+                    for table in (manifest.run, self._run)
                 )
                 if before != now:
                     raise SpecError(
-                        f"{section}.{key}: was {before!r} when step {told.step} was saved and is "
-                        f"{now!r} now; set it back, or train under another --name"
+                        f"{section}.{key}: was {before!r} when step {manifest.step} was saved and "
+                        f"is {now!r} now; set it back, or use another --name"
                     )
 
-    def wanted(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         settings = self._settings
         if settings.every and step % settings.every == 0:
             return True
-        # One clock decides, and no save piles up behind one that is under way.
+        # Only rank 0's clock decides, and only when no save is in progress.
         due = settings.minutes and time.monotonic() - self._saved_at > 60 * settings.minutes
         return bool(self._rank == 0 and due and not self._saver.busy)
 
-    def save(self, own: Mapping[str, torch.Tensor]) -> None:
+    def save(self, rank_state: Mapping[str, torch.Tensor]) -> None:
         t = self._training
         if t.step == self._saved:
             return
-        about = Manifest(
+        manifest = Manifest(
             step=t.step,
             world=self._world,
             sequences=t.batches.layout.sequences_before(t.step),
@@ -151,35 +167,35 @@ class RunCheckpoints:
         )
         others = {
             **state.buffers_of(t.model),
-            **state.own_state(self._rank, t.device, own),
+            **state.rank_state(self._rank, t.device, rank_state),
         }
-        self._done()
+        self._finish_save()
         self._saved_at, self._saved, self._failure = time.monotonic(), t.step, None
-        self._saver.save(state.updated(t.model, t.optimizer), others, about)
+        self._saver.save(state.updated(t.model, t.optimizer), others, manifest)
         if not self._settings.background:
-            self._done()
+            self._finish_save()
 
-    def settle(self) -> None:
-        self._saver.settle()
-        self._tell()
+    def wait_until_copied(self) -> None:
+        self._saver.wait_until_copied()
+        self._report_saved()
 
     def finish(self) -> None:
-        """Raises SaveError if what was saved last is not there."""
-        self._done()
+        """Wait for the last save; raise SaveError if it failed."""
+        self._finish_save()
         if self._failure is not None:
             raise self._failure
 
-    def _done(self) -> None:
-        """A save that failed is told, and the run goes on: the one before is still there."""
+    def _finish_save(self) -> None:
+        """Wait for the current save. A failed one is logged: the checkpoint before it remains."""
         try:
             self._saver.wait()
         except SaveError as error:
             self._failure, self._saved = error, None
             if self._rank == 0:
                 log.warning("%s", error)
-        self._tell()
+        self._report_saved()
 
-    def _tell(self) -> None:
-        """Whoever watches knows by this that a run makes progress."""
+    def _report_saved(self) -> None:
+        """Tell the supervisor that the run makes progress."""
         if self._saver.last is not None:
-            beat(saved=self._saver.last)
+            report(saved=self._saver.last)

@@ -1,4 +1,4 @@
-"""Seconds of each step, without making the host wait for the device."""
+"""Measure the seconds of each step without making the host wait for the device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class StepClock:
-    """Marks the ends of steps; their times are read when someone asks for them."""
+    """Marks the ends of steps; `take` reads their times."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -18,13 +18,13 @@ class StepClock:
         self._begin = self._now()
 
     def mark(self) -> None:
-        """A step has ended, and the next one begins."""
+        """End a step and begin the next one."""
         end = self._now()
         self._steps.append((self._begin, end))
         self._begin = end
 
     def skip(self) -> None:
-        """The time until here belongs to no step."""
+        """Exclude the time since the last step."""
         self._begin = self._now()
 
     def take(self) -> list[float]:
@@ -45,6 +45,6 @@ class StepClock:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """A value of the sample: the one below which `share` of it lies."""
+    """The value of the sample below which `share` of it lies."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,13 +1,12 @@
-"""A preflight of seconds: the run in miniature on a few CPU processes, each promise checked.
+"""Check a run before it starts: train a reduced model on a few CPU processes.
 
-The processes train a reduced model with the run's own strategy and compare themselves with one
-process that trains on the same batch. What holds for the small model holds for the large one: the
-code that shards it is the same.
+The processes use the run's own strategy and are compared with one process that trains on the same
+batch. The same code shards the full model, so the results apply to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -40,14 +39,14 @@ from shardwise.units.blocks import find_blocks, parameter_names
 from shardwise.units.build import build_module
 from shardwise.units.module import TORCH_DTYPES
 
-# A module that cannot be reduced is tried as it is up to this many parameters.
-LARGEST_WHOLE_MODEL = 50_000_000
+# A module that cannot be reduced is checked as it is, up to this many parameters.
+MAX_UNREDUCED_PARAMETERS = 50_000_000
 _SEQ_LEN = 32
 _EXACT = 1e-9
 
 
 class Check(NamedTuple):
-    """One promise; `passed` is None where it could not be tried. `detail` says what to change."""
+    """A check; `passed` is None if it was not run. `detail` says what to change."""
 
     name: str
     passed: bool | None
@@ -58,7 +57,7 @@ class Check(NamedTuple):
 
 
 def check_plan(run: RunSpec) -> list[Check]:
-    """What the file alone decides: memory on the cluster it names, batch, data."""
+    """Check memory on the run's cluster, batch and data; needs no processes."""
     return [_memory(run), _batch(run), _data(run)]
 
 
@@ -89,14 +88,14 @@ def _batch(run: RunSpec) -> Check:
     except SpecError as error:
         return Check(name, False, str(error))
     tokens = run.job.tokens_per_step(split)
-    steps = f", {split.accumulate} micro-batches" if split.accumulate > 1 else ""
-    return Check(name, True, f"{tokens:,} tokens a step on {run.cluster.devices} devices{steps}")
+    steps = f", {split.accumulate} accumulation steps" if split.accumulate > 1 else ""
+    return Check(name, True, f"{tokens:,} tokens per step on {run.cluster.devices} devices{steps}")
 
 
 def _data(run: RunSpec) -> Check:
     name, data = "data readable", run.data or DataSettings()
     if data.source is not None:
-        return Check(name, None, f"{data.source} is asked below")
+        return Check(name, None, f"{data.source} is checked below")
     if data.synthetic:
         return Check(name, True, "synthetic tokens")
     try:
@@ -107,22 +106,23 @@ def _data(run: RunSpec) -> Check:
     except SpecError as error:
         return Check(name, False, str(error))
     if not any(len(part) for part in tokens):
-        return Check(name, False, f"data.path: {files[0]} holds no text")
+        return Check(name, False, f"data.path: {files[0]} contains no text")
     if isinstance(run.model, ModelSpec) and tokenizer.vocab > run.model.vocab:
         return Check(
             name,
             False,
-            f"data.tokenizer makes {tokenizer.vocab:,} tokens but the model knows "
+            f"data.tokenizer: has {tokenizer.vocab:,} tokens but the model has "
             f"{run.model.vocab:,}; set model.vocab = {tokenizer.vocab}",
         )
-    return Check(name, True, f"{len(files)} files, {tokenizer.vocab:,} tokens in the vocabulary")
+    count = f"{len(files)} file{'s' if len(files) != 1 else ''}"
+    return Check(name, True, f"{count}, vocabulary of {tokenizer.vocab:,} tokens")
 
 
 # ---- with processes -------------------------------------------------------------------------
 
 
 def processes_for(run: RunSpec) -> int:
-    """As few as show the run's own pattern: two, or two groups of two."""
+    """The number of processes that shows the run's communication pattern: 1, 2 or 2 × 2."""
     strategy = run.strategy.resolve(run.cluster.devices, run.cluster.devices_per_node)
     if strategy.kind == "single":
         return 1
@@ -130,7 +130,7 @@ def processes_for(run: RunSpec) -> int:
 
 
 def miniature(run: RunSpec) -> RunSpec | None:
-    """The run with a small model on the processes of this machine; None if it cannot be reduced."""
+    """The run with a reduced model on this machine's processes; None if it cannot be reduced."""
     processes = processes_for(run)
     full = run.strategy.resolve(run.cluster.devices, run.cluster.devices_per_node)
     full = run.job.split(full)
@@ -149,11 +149,11 @@ def miniature(run: RunSpec) -> RunSpec | None:
 
 
 def reduced(model: Model, strategy: Strategy) -> Model | None:
-    """The same family and structure with a few small blocks."""
+    """The same model family with a few small blocks."""
     if not isinstance(model, ModelSpec):
         with torch.device("meta"):
             size = sum(p.numel() for p in build_module(model).parameters())
-        return model if size <= LARGEST_WHOLE_MODEL else None
+        return model if size <= MAX_UNREDUCED_PARAMETERS else None
     heads = min(model.heads, 4)
     groups = max(1, model.heads // model.kv_heads)
     sizes: dict[str, Any] = {
@@ -177,11 +177,11 @@ def reduced(model: Model, strategy: Strategy) -> Model | None:
 
 
 def check_running(run: RunSpec, mini: RunSpec) -> list[Check]:
-    """What only running shows. Every process calls this; all return the same list."""
+    """Run the checks that need processes; all ranks call this and return the same list."""
     join(torch.device("cpu"))
     torch.set_num_threads(1)
     checks = [*_as_declared(mini), _same_as_one_process(mini), _equal_counts(run, mini)]
-    # A promise broken on any rank is broken.
+    # A check that fails on any rank has failed.
     failures = torch.tensor([0 if check.passed else 1 for check in checks])
     if world()[1] > 1:
         dist.all_reduce(failures)
@@ -190,14 +190,14 @@ def check_running(run: RunSpec, mini: RunSpec) -> list[Check]:
             passed=check.passed if not failed or check.passed is None else False,
             detail=check.detail
             if not failed or not check.passed
-            else f"{check.detail}; but not on every rank",
+            else f"{check.detail}, but another rank failed",
         )
         for check, failed in zip(checks, failures.tolist(), strict=True)
     ]
 
 
 def _as_declared(mini: RunSpec) -> Iterator[Check]:
-    """One step with the run's own dtypes: placement, ties, dtypes, traffic, optimizer."""
+    """Check placement, optimizer, ties, dtypes and traffic in steps with the run's own dtypes."""
     strategy, settings = mini.strategy, mini.train or TrainSettings()
     with torch.device("meta"):
         module = build_module(mini.model)
@@ -210,7 +210,7 @@ def _as_declared(mini: RunSpec) -> Iterator[Check]:
     seen: set[torch.dtype] = set()
     first = next(iter(find_blocks(module).values()))
     hook = first.register_forward_pre_hook(lambda block, _: seen.update(_weights(block)))
-    for number in range(2):  # DDP settles its buckets in the second
+    for number in range(2):  # DDP rebuilds its buckets after the first
         _step(model, batches.at(number), optimizer)
     hook.remove()
     before = [_local(p).clone() for p in model.parameters()]
@@ -221,11 +221,11 @@ def _as_declared(mini: RunSpec) -> Iterator[Check]:
         for old, new in zip(before, model.parameters(), strict=True)
     )
     yield Check(
-        "optimizer moves the model",
+        "optimizer updates parameters",
         moved > 0,
-        f"{moved} of {len(before)} tensors changed in a step"
+        f"{moved} of {len(before)} tensors changed in one step"
         if moved
-        else "no parameter changed: the optimizer must be made after sharding",
+        else "no parameter changed; create the optimizer after sharding",
     )
     yield _ties(module, aliases)
     yield _dtypes(strategy, seen, model)
@@ -235,15 +235,31 @@ def _as_declared(mini: RunSpec) -> Iterator[Check]:
     yield Check(
         "collectives as predicted",
         counted == expected,
-        f"{total} calls in a step, calls and bytes equal"
+        f"{total} calls per step, calls and bytes equal the prediction"
         if counted == expected
-        else f"predicted {expected}, counted {counted}; please report this",
+        else f"{_traffic_difference(expected, counted)}; please report this as a bug",
     )
+
+
+def _traffic_difference(
+    predicted: Mapping[tuple[str, int], tuple[int, ...]],
+    counted: Mapping[tuple[str, int], tuple[int, ...]],
+) -> str:
+    """The collectives whose calls or bytes differ from the prediction."""
+    differences = []
+    for key in sorted({*predicted, *counted}):
+        (calls, size), (seen, moved) = predicted.get(key, (0, 0)), counted.get(key, (0, 0))
+        if (calls, size) != (seen, moved):
+            differences.append(
+                f"{key[0].replace('_', '-')} over {key[1]} ranks: {seen} calls of {moved:,} bytes "
+                f"counted, {calls} of {size:,} predicted"
+            )
+    return "; ".join(differences)
 
 
 def _placement(model: nn.Module, strategy: Strategy, predicted: StepProfile) -> Check:
     name = "sharded as planned"
-    # The plan is about the fullest process; padding leaves others a little less.
+    # The plan describes the rank with the most bytes; padding gives others a little less.
     largest = torch.tensor(sum(_local(p).nbytes for p in model.parameters()))
     if world()[1] > 1:
         dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -253,29 +269,29 @@ def _placement(model: nn.Module, strategy: Strategy, predicted: StepProfile) -> 
         planned = held
     if not strategy.sharded:
         ok = held == planned
-        return Check(name, ok, f"{strategy}: every process holds all {held:,} bytes")
+        return Check(name, ok, f"{strategy}: every rank holds all {held:,} bytes of parameters")
     units = sum(isinstance(module, FSDPModule) for module in model.modules())
-    whole = [n for n, p in model.named_parameters() if not isinstance(p, DTensor)]
-    if whole:
-        return Check(name, False, f"{whole[0]} is not sharded")
+    unsharded = [n for n, p in model.named_parameters() if not isinstance(p, DTensor)]
+    if unsharded:
+        return Check(name, False, f"{unsharded[0]} is not sharded")
     return Check(
         name,
         held == planned,
-        f"{units} units, {held:,} bytes of parameters on a process"
+        f"{units} FSDP units, {held:,} bytes of parameters per rank"
         if held == planned
-        else f"{held:,} bytes of parameters on a process where {planned:,} were planned",
+        else f"{held:,} bytes of parameters per rank, {planned:,} planned",
     )
 
 
 def _ties(module: nn.Module, aliases: dict[str, list[str]]) -> Check:
     name = "tied weights stay tied"
     if not aliases:
-        return Check(name, True, "the model ties none")
+        return Check(name, True, "the model has no tied weights")
     now = {names[0]: names for names in parameter_names(module).values() if len(names) > 1}
     listed = "; ".join(" = ".join(names) for names in aliases.values())
     if now == aliases:
         return Check(name, True, listed)
-    return Check(name, False, f"{listed} came apart; tie them before parallelize")
+    return Check(name, False, f"{listed} are no longer tied; tie them before parallelize")
 
 
 def _dtypes(strategy: Strategy, seen: set[torch.dtype], model: nn.Module) -> Check:
@@ -283,21 +299,20 @@ def _dtypes(strategy: Strategy, seen: set[torch.dtype], model: nn.Module) -> Che
     computes = TORCH_DTYPES[strategy.param_dtype]
     master = TORCH_DTYPES[strategy.master_dtype]
     kept = {p.dtype for p in model.parameters()}
-    # Autocast casts inside each operation: the weights a block shows are the master ones.
+    # Autocast casts inside each operation: a block's weights keep the master dtype.
     expected = master if strategy.autocast else computes
     ok = seen == {expected} and kept == {master}
-    told = f"computes in {strategy.param_dtype}, keeps {strategy.master_dtype}"
-    return Check(
-        name,
-        ok,
-        told
-        if ok
-        else f"declared: {told}; seen {sorted(map(str, seen))}, kept {sorted(map(str, kept))}",
-    )
+    declared = f"computes in {strategy.param_dtype}, keeps {strategy.master_dtype}"
+    actual = f"computes in {_names(seen)}, keeps {_names(kept)}"
+    return Check(name, ok, declared if ok else f"declared: {declared}; actual: {actual}")
+
+
+def _names(dtypes: set[torch.dtype]) -> str:
+    return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
 def _same_as_one_process(mini: RunSpec) -> Check:
-    """Loss and gradient norm of the first step, in fp64, against the whole batch on one process."""
+    """Compare loss and gradient norm of the first step, in fp64, with one process."""
     name = "equal to one process"
     exact = mini.strategy.but(param_dtype="fp64", reduce_dtype="fp64", master_dtype="fp64")
     _, size = world()
@@ -309,41 +324,41 @@ def _same_as_one_process(mini: RunSpec) -> Check:
         alone = build_module(mini.model)
     Materializer(alone, torch.device("cpu"), torch.float64).unit([alone])
     layout = Layout(0, 1, exact.micro_batch * size, exact.accumulate, mini.job.seq_len)
-    whole = SyntheticBatches(layout, vocabulary(mini.model, alone) or 256, 0).at(0)
-    reference, reference_norm = _step(alone, whole)
-    far = max(abs(loss / reference - 1), abs(norm / reference_norm - 1))
-    detail = f"loss {loss:.6f} and gradient norm {norm:.6f}, {far:.0e} apart in fp64"
-    if far > _EXACT:
-        detail += "; a module that mixes sequences of a batch, or draws random numbers, does this"
-    return Check(name, far <= _EXACT, detail)
+    batch = SyntheticBatches(layout, vocabulary(mini.model, alone) or 256, 0).at(0)
+    reference, reference_norm = _step(alone, batch)
+    error = max(abs(loss / reference - 1), abs(norm / reference_norm - 1))
+    detail = f"loss {loss:.6f}, gradient norm {norm:.6f}, relative error {error:.0e} in fp64"
+    if error > _EXACT:
+        detail += "; check for dropout, random numbers, or layers that mix sequences of a batch"
+    return Check(name, error <= _EXACT, detail)
 
 
 def _equal_counts(run: RunSpec, mini: RunSpec) -> Check:
-    """The data as every rank would see it, over the first steps."""
+    """Check that all ranks get the same number of micro-batches in the first steps."""
     name, data = "equal micro-batch counts", run.data or DataSettings()
     rank, size = world()
     strategy = mini.strategy
     if data.path and not data.source:
-        return Check(name, True, "by construction: samples follow from the step's number")
+        return Check(name, True, "by construction: the step number determines the samples")
     micro = run.strategy.micro_batch if data.source else strategy.micro_batch
     seq_len = run.job.seq_len if data.source else mini.job.seq_len
     layout = Layout(rank, size, micro, strategy.accumulate, seq_len)
     try:
         batches = make_batches(data, layout, 256, 0)
         for step in range(2):
-            Agreement(step, batches.at(step), stop=False).result()
+            Agreement(step + 1, batches.at(step), stop=False).result()
     except (SpecError, RuntimeError) as error:
         return Check(name, False, str(error))
-    return Check(name, True, f"{strategy.accumulate} on each of {size} processes")
+    return Check(name, True, f"{strategy.accumulate} per step on each of {size} ranks")
 
 
-# ---- a step, bare ---------------------------------------------------------------------------
+# ---- one training step ---------------------------------------------------------------------------
 
 
 def _step(
     model: nn.Module, batches: list[MicroBatch], optimizer: torch.optim.Optimizer | None = None
 ) -> tuple[float, float]:
-    """Loss and gradient norm over all processes; an update where an optimizer is given."""
+    """Return loss and gradient norm over all ranks; update if an optimizer is given."""
     parallel = is_parallel(model)
     size = world()[1] if parallel else 1
     forward = logits_of(model)

@@ -1,4 +1,4 @@
-"""The folder of a run: what was asked for, where it ran, what was predicted and what came out."""
+"""The folder of a run: its configuration, environment, prediction and results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "SLURM_JOB_ID", "SLURM_NNODES")
 
 
 def make_folder(parent: Path, name: str) -> Path:
-    """A new folder: `name`, or `name-2` and so on where that is taken."""
+    """Create a folder `name`, or `name-2` and so on if it exists."""
     parent.mkdir(parents=True, exist_ok=True)
     for number in range(1, 10_000):
         folder = parent / (name if number == 1 else f"{name}-{number}")
@@ -30,13 +30,13 @@ def make_folder(parent: Path, name: str) -> Path:
         except FileExistsError:
             continue
         return folder
-    raise FileExistsError(f"too many folders called {name} in {parent}")
+    raise FileExistsError(f"too many folders named {name} in {parent}")
 
 
 def lock_folder(folder: Path) -> IO[str]:
-    """Keep others from training in a folder, for as long as what is returned is open.
+    """Lock a folder against other training processes while the returned file is open.
 
-    A process that dies, however it dies, lets go.
+    The kernel releases the lock when the process ends.
     """
     import fcntl
 
@@ -45,11 +45,11 @@ def lock_folder(folder: Path) -> IO[str]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            # One that was killed a moment ago may not be gone yet.
+            # A process that was just killed may not have ended yet.
             time.sleep(0.1)
         else:
             return file
-    raise SpecError(f"{folder}: another process is training there; wait for it, or stop it")
+    raise SpecError(f"{folder}: another process trains in this folder; wait for it or stop it")
 
 
 def default_name(run_file: Path) -> str:
@@ -62,7 +62,7 @@ def write_setup(folder: Path, run: RunSpec) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and settings that decide how a run behaves."""
+    """Versions and settings that affect a run."""
     import torch
 
     kept = {k: v for k, v in os.environ.items() if k in _SETTINGS or k.startswith(_PREFIXES)}
@@ -78,29 +78,29 @@ def environment() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what a run is made with."""
-    found = {"python": platform.python_version(), "shardwise": __version__}
+    """Versions of Python, Shardwise and the libraries a run uses."""
+    installed = {"python": platform.python_version(), "shardwise": __version__}
     for library in _LIBRARIES:
         try:
-            found[library] = metadata.version(library)
+            installed[library] = metadata.version(library)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def folder_of_rank_0(folder: Path) -> Path:
-    """Processes that joined by themselves do not know the folder of the run, nor where it lies."""
+    """The run folder of rank 0; processes that joined by themselves do not know it."""
     import torch.distributed as dist
 
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return folder
-    told = [str(folder.resolve())]
-    dist.broadcast_object_list(told)
-    return folder if dist.get_rank() == 0 else Path(told[0])
+    path = [str(folder.resolve())]
+    dist.broadcast_object_list(path)
+    return folder if dist.get_rank() == 0 else Path(path[0])
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Whole or not at all: a reader never sees half a file."""
+    """Write a JSON file atomically: a reader never sees part of it."""
     text = json.dumps(value, indent=2, allow_nan=False)
     unfinished = path.with_suffix(".part")
     unfinished.write_text(text + "\n")

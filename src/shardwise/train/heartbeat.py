@@ -1,7 +1,7 @@
-"""What each rank is doing, since when, and until when that is nothing to worry about.
+"""Heartbeats: the current step and section of each rank, and the time limits of that section.
 
-A rank writes a line of memory that is shared with whoever watches; that costs microseconds, and
-works when the rank itself can no longer say anything.
+Each rank writes its heartbeat to a memory-mapped file that the launcher reads. A write takes
+microseconds, and the last heartbeat stays readable when the rank itself no longer responds.
 """
 
 from __future__ import annotations
@@ -20,44 +20,45 @@ from typing import NamedTuple
 from shardwise.spec.train import RestartSettings
 
 FOLDER = "SHARDWISE_HEARTBEATS"
-# Asks a rank for the stacks of its threads.
-TELL = signal.SIGUSR2
-# How often a section may take the longest it ever took.
-_NAMED, _KILLED = 5, 10
+# Makes a rank write the stacks of its threads.
+DUMP_STACKS = signal.SIGUSR2
+# A section is reported, or killed, after this many times its longest known duration.
+_WARN_FACTOR, _KILL_FACTOR = 5, 10
 _LAYOUT = struct.Struct("<qqqqqqdddd32s")
 
 
-class Beat(NamedTuple):
-    """One rank, as it last said. Times are those of the machine's monotonic clock."""
+class Heartbeat(NamedTuple):
+    """The last state that a rank reported. Times are from the machine's monotonic clock."""
 
     rank: int
     pid: int
+    # The step in progress, counted from 1; 0 before the first one.
     step: int
-    # The step the process went on from, and the last that it saw saved; -1 for none.
+    # The step that was loaded and the last one that was saved; -1 if none.
     loaded: int
     saved: int
-    # The signal that it stops for; 0 for none.
+    # The signal that stops the run; 0 if none.
     stopped_by: int
     ready_at: float
     since: float
-    named_at: float
-    killed_at: float
+    warn_at: float
+    kill_at: float
     section: str
 
 
 class _Frame:
-    """A section that has been entered and not left, and the longest part of it so far."""
+    """A section that was entered and not left, and the duration of its longest part so far."""
 
     def __init__(self, name: str, slow: bool) -> None:
         self.name, self.slow, self.longest_s = name, slow, 0.0
 
 
-class _Heart:
-    """The heartbeat of this process.
+class _Writer:
+    """Writes the heartbeat of this process.
 
     Sections nest. An inner section interrupts the outer one, and limits apply to each uninterrupted
-    part. A section is learned when it ends, by its longest part: the first part alone may be empty,
-    and the last one a small rest.
+    part. A section's duration is learned when it ends, from its longest part: the first part alone
+    may be empty, and the last one a small rest.
     """
 
     def __init__(self, folder: Path, rank: int, settings: RestartSettings) -> None:
@@ -68,25 +69,25 @@ class _Heart:
         self._settings = settings
         self._learned_s: dict[str, float] = {}
         self._frames = [_Frame("start", slow=True)]
-        self.beat = Beat(rank, os.getpid(), -1, -1, -1, 0, 0.0, 0.0, 0.0, 0.0, "start")
-        # Written by the interpreter itself, whatever it is busy with.
+        self.current = Heartbeat(rank, os.getpid(), 0, -1, -1, 0, 0.0, 0.0, 0.0, 0.0, "start")
+        # The interpreter's signal handler writes the stacks, even while Python code is blocked.
         self._stacks = (folder / f"stacks-{rank}").open("w")
-        faulthandler.register(TELL, self._stacks, all_threads=True)
+        faulthandler.register(DUMP_STACKS, self._stacks, all_threads=True)
         self._begin_part()
 
     def enter(self, section: str, slow: bool) -> int:
-        """Begin a section; returns its depth, to be given to `leave`."""
+        """Begin a section; return its depth for `leave`."""
         self._end_part()
         self._frames.append(_Frame(section, slow))
         self._begin_part()
         return len(self._frames)
 
     def leave(self, depth: int) -> None:
-        """End the section of this depth; sections inside it that failed end with it."""
+        """End the section at this depth, and any inner section that raised an exception."""
         self._end_part()
         frame = self._frames[depth - 1]
         del self._frames[depth - 1 :]
-        # The first steps compile and initialise: they say nothing about the later ones.
+        # The first steps compile and initialise: their durations do not apply to later ones.
         if not frame.slow:
             learned = self._learned_s.get(frame.name, 0.0)
             self._learned_s[frame.name] = max(frame.longest_s, learned)
@@ -94,64 +95,65 @@ class _Heart:
 
     def _end_part(self) -> None:
         frame = self._frames[-1]
-        frame.longest_s = max(frame.longest_s, time.monotonic() - self.beat.since)
+        frame.longest_s = max(frame.longest_s, time.monotonic() - self.current.since)
 
     def _begin_part(self) -> None:
         now, frame, settings = time.monotonic(), self._frames[-1], self._settings
         learned = self._learned_s.get(frame.name)
-        # A section that was never completed outside the first steps may take long.
+        # A section without a learned duration gets the long limit.
         least = settings.slow_after_s if frame.slow or learned is None else 0.0
         longest = learned or 0.0
-        self.beat = self.beat._replace(
+        self.current = self.current._replace(
             section=frame.name,
             since=now,
-            named_at=now + max(least, settings.named_after_s, _NAMED * longest),
-            killed_at=now + max(least, settings.killed_after_s, _KILLED * longest),
+            warn_at=now + max(least, settings.named_after_s, _WARN_FACTOR * longest),
+            kill_at=now + max(least, settings.killed_after_s, _KILL_FACTOR * longest),
         )
         self.write()
 
     def write(self) -> None:
-        *numbers, section = self.beat
+        *numbers, section = self.current
         self._shared[:] = _LAYOUT.pack(*numbers, section.encode()[:32])
 
 
-_heart: _Heart | None = None
+_writer: _Writer | None = None
 
 
-def start_heart(rank: int, settings: RestartSettings) -> None:
-    """From here on this process says what it does, if anyone has asked for it."""
-    global _heart  # noqa: PLW0603
+def start_heartbeat(rank: int, settings: RestartSettings) -> None:
+    """Begin to write heartbeats, if the launcher reads them."""
+    global _writer  # noqa: PLW0603
     folder = os.environ.get(FOLDER)
     if folder is not None:
-        _heart = _Heart(Path(folder), rank, settings)
+        _writer = _Writer(Path(folder), rank, settings)
 
 
 @contextmanager
 def section(name: str, slow: bool = False) -> Iterator[None]:
-    """The work of this process is now called `name`. `slow` allows for the first of its kind."""
-    heart = _heart
-    if heart is None:
+    """Report section `name` while the body runs; `slow` grants the limit of a first step."""
+    writer = _writer
+    if writer is None:
         yield
         return
-    depth = heart.enter(name, slow)
-    # Whoever fails here fails in this section, and says so until the end.
+    depth = writer.enter(name, slow)
+    # After an exception the heartbeat keeps the name of the section that raised it.
     yield
-    heart.leave(depth)
+    writer.leave(depth)
 
 
-def beat(**facts: int) -> None:
-    """Tell more: the `step`, what was `loaded` or `saved`, what the run is `stopped_by`."""
-    if _heart is not None:
-        if "loaded" in facts:
-            _heart.beat = _heart.beat._replace(ready_at=time.monotonic())
-        _heart.beat = Beat(**{**_heart.beat._asdict(), **facts})
-        _heart.write()
+def report(**fields: int) -> None:
+    """Update the heartbeat: the `step`, the step `loaded` or `saved`, the signal `stopped_by`."""
+    if _writer is not None:
+        if "loaded" in fields:
+            _writer.current = _writer.current._replace(ready_at=time.monotonic())
+        _writer.current = Heartbeat(**{**_writer.current._asdict(), **fields})
+        _writer.write()
 
 
-def read_beats(folder: Path) -> list[Beat]:
-    """Of every rank that has started; one that is being written is read again."""
-    found = []
+def read_heartbeats(folder: Path) -> list[Heartbeat]:
+    """Return the heartbeat of every rank that has started, by rank."""
+    heartbeats = []
     for path in folder.glob("rank-*"):
+        # A heartbeat may be written at this moment: read until two reads agree.
         for _ in range(3):
             data = path.read_bytes()
             if len(data) == _LAYOUT.size and data == path.read_bytes():
@@ -159,13 +161,15 @@ def read_beats(folder: Path) -> list[Beat]:
         else:
             continue
         values = _LAYOUT.unpack(data)
-        beat = Beat._make([*values[:-1], values[-1].rstrip(b"\0").decode(errors="replace")])
-        if beat.pid:
-            found.append(beat)
-    return sorted(found)
+        section_name = values[-1].rstrip(b"\0").decode(errors="replace")
+        heartbeat = Heartbeat._make([*values[:-1], section_name])
+        if heartbeat.pid:
+            heartbeats.append(heartbeat)
+    return sorted(heartbeats)
 
 
-def stacks_of(folder: Path, rank: int) -> str:
+def read_stacks(folder: Path, rank: int) -> str:
+    """Return the stacks that a rank has written; empty if none."""
     try:
         return (folder / f"stacks-{rank}").read_text(errors="replace")
     except OSError:

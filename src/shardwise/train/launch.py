@@ -1,6 +1,6 @@
-"""Start the processes of a run through torch's elastic launcher, or join those already started.
+"""Start the processes of a run with torch's elastic launcher, or join those already started.
 
-torchrun, Slurm and Kubernetes each say in the environment who a process is. Where none does, this
+torchrun, Slurm and Kubernetes tell each process its rank in the environment. Where none does, this
 process becomes the launcher of its own copies.
 """
 
@@ -18,23 +18,25 @@ from shardwise.spec.train import RestartSettings
 from shardwise.train.heartbeat import FOLDER as HEARTBEATS
 
 FOLDER, PARENT = "SHARDWISE_RUN_FOLDER", "SHARDWISE_PARENT"
-ONCE = RestartSettings(attempts=0)
+# Tells workers the `shardwise train` command that resumes the run.
+RESUME_COMMAND = "SHARDWISE_RESUME_COMMAND"
+NO_RESTARTS = RestartSettings(attempts=0)
 
 
 def is_worker(environment: Mapping[str, str]) -> bool:
-    """Whether a launcher has already made this process one of several."""
+    """Whether a launcher has made this process one of several ranks."""
     return "RANK" in environment and "WORLD_SIZE" in environment
 
 
-def machines() -> int:
-    """How many are to join, by the variable torchrun itself reads."""
+def node_count() -> int:
+    """The number of machines that join the run, from the variable that torchrun reads."""
     return int(os.environ.get("PET_NNODES", "1"))
 
 
 def end_with_launcher() -> None:
-    """Ask the kernel to stop this process when the one that launched it dies, however it dies.
+    """Ask the kernel to send SIGTERM to this process when its launcher dies, however it dies.
 
-    Who that is, PARENT says: in a container it may well be process 1.
+    PARENT names the launcher: in a container it may be process 1.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -43,38 +45,28 @@ def end_with_launcher() -> None:
     set_parent_death_signal = 1
     ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGTERM)
     parent = int(os.environ.get(PARENT, os.getppid()))
-    if os.getppid() != parent:  # it was gone before the request was made
+    if os.getppid() != parent:  # the launcher died before the request
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and all it has started; torch's launcher gives workers sessions of their own.
+    """Kill a process and all its descendants; torch's launcher gives workers their own sessions."""
+    import psutil
 
-    Where the system does not tell who started whom, only the process itself.
-    """
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The name, in brackets, may hold anything; the parent is the second field after it.
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # gone meanwhile
-        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    doomed = [pid]
-    for one in doomed:
-        doomed += children.get(one, [])
-    for one in doomed:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(one, signal.SIGKILL)
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                one.kill()
 
 
 def launch(
-    arguments: list[str], processes: int, folder: Path, settings: RestartSettings = ONCE
+    arguments: list[str], processes: int, folder: Path, settings: RestartSettings = NO_RESTARTS
 ) -> int:
-    """Run `shardwise` with `arguments` as `processes` workers; returns the exit code.
+    """Run `shardwise` with `arguments` as `processes` workers; return the exit code.
 
-    What rank 0 prints is shown; what the others print goes to the logs in `folder`, and is shown
-    if they fail. Several machines join through the variables torchrun itself reads (PET_NNODES,
+    The output of rank 0 is shown. The output of other ranks goes to logs in `folder`, and is shown
+    if they fail. Several machines join through the variables that torchrun reads (PET_NNODES,
     PET_RDZV_ENDPOINT, PET_RDZV_ID), which Kubernetes operators set.
     """
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -82,54 +74,54 @@ def launch(
 
     from shardwise.train.agent import Agent
     from shardwise.train.rendezvous import find_rendezvous
-    from shardwise.train.supervisor import LOST, Supervisor
+    from shardwise.train.supervisor import PEER_LOST, Supervisor
 
     logs = folder / "logs"
-    nodes = machines()
-    quiet: dict[int, Std] = dict.fromkeys(range(1, processes), Std.ALL)
-    # Workers that share a machine share its cores; train.threads decides more finely.
+    nodes = node_count()
+    redirected: dict[int, Std] = dict.fromkeys(range(1, processes), Std.ALL)
+    # Workers of one machine share its cores; train.threads overrides this.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     if nodes == 1:
-        # Nobody else needs to reach them.
+        # Only this machine connects.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory(prefix="shardwise-") as beats:
-        os.environ[HEARTBEATS], os.environ[PARENT] = beats, str(os.getpid())
+    with tempfile.TemporaryDirectory(prefix="shardwise-") as heartbeats:
+        os.environ[HEARTBEATS], os.environ[PARENT] = heartbeats, str(os.getpid())
         spec = WorkerSpec(
             role="shardwise",
             local_world_size=processes,
             entrypoint=sys.executable,
             args=("-m", "shardwise", *arguments),
             rdzv_handler=find_rendezvous(nodes),
-            # The supervisor decides whether there is another.
+            # The supervisor decides whether to restart.
             max_restarts=sys.maxsize if settings.attempts else 0,
             monitor_interval=0.1,
             local_addr=None if nodes > 1 else "127.0.0.1",
         )
-        supervisor = Supervisor(Path(beats), folder, processes, settings)
-        logs_specs = DefaultLogsSpecs(log_dir=str(logs), redirects=quiet)
+        supervisor = Supervisor(Path(heartbeats), folder, processes, settings)
+        logs_specs = DefaultLogsSpecs(log_dir=str(logs), redirects=redirected)
         with Agent(spec, logs_specs, supervisor) as agent:
-            done = agent.run_to_the_end()
-        supervisor.ended()
-    culprit = None if done else supervisor.culprit()
+            succeeded = agent.run_to_completion()
+        supervisor.finish()
+    failure = None if succeeded else supervisor.first_failure()
     stopped_by = supervisor.stopped_by
-    if stopped_by is not None and (culprit is None or culprit[1] < 0):
+    if stopped_by is not None and (failure is None or failure[1] < 0):
         return 128 + stopped_by
-    if done:
+    if succeeded:
         return 0
-    if culprit is None:
+    if failure is None:
         return 1
-    rank, code = culprit
+    rank, code = failure
     _show_failure(rank, code, logs)
-    return code if 0 < code != LOST else 1
+    return code if 0 < code != PEER_LOST else 1
 
 
 def _show_failure(rank: int, code: int, logs: Path) -> None:
-    """Rank 0 has said itself what went wrong; of the others, show the end of what they said."""
+    """Print the signal and the end of a rank's log; rank 0 has printed its error itself."""
     if code < 0:
         print(f"error: rank {rank} was killed by signal {-code}", file=sys.stderr)  # noqa: T201
     if rank == 0:
         return
-    said = sorted(logs.rglob(f"{rank}/stderr.log"), key=lambda file: file.stat().st_mtime)
-    lines = said[-1].read_text(errors="replace").splitlines()[-20:] if said else []
+    files = sorted(logs.rglob(f"{rank}/stderr.log"), key=lambda file: file.stat().st_mtime)
+    lines = files[-1].read_text(errors="replace").splitlines()[-20:] if files else []
     if lines:
-        print(f"rank {rank} said:", *lines, sep="\n  ", file=sys.stderr)  # noqa: T201
+        print(f"Last lines of rank {rank}:", *lines, sep="\n  ", file=sys.stderr)  # noqa: T201

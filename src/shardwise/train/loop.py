@@ -1,8 +1,11 @@
 """The training loop, top to bottom.
 
-The host never waits for the device inside a step: losses and norms stay where they are made until
-a log line asks for them, a gradient that is not finite calls off its own update on the device, and
-what ranks must agree on travels between CPUs while the devices work.
+The host never waits for the device inside a step. Losses and norms stay on the device until a log
+line needs them, a non-finite gradient cancels its own update on the device, and the values that
+ranks must agree on travel between CPUs while the devices compute.
+
+Steps are counted from 1 wherever a number is shown or written: step N is the N-th update.
+`Training.step` is the number of completed steps, which is also the step of a checkpoint.
 """
 
 from __future__ import annotations
@@ -28,15 +31,15 @@ from shardwise.spec.train import TrainSettings
 from shardwise.train.agree import Agreement
 from shardwise.train.batches import IGNORED, Batches, MicroBatch
 from shardwise.train.clock import StepClock
-from shardwise.train.heartbeat import beat, section
+from shardwise.train.heartbeat import report, section
 from shardwise.train.optimizer import clear_gradients, set_learning_rate
 
-# Steps after which nothing happens for the first time any more.
+# The first steps compile and initialise; later ones only repeat.
 SETTLED = 6
 
 
 class NonFiniteError(RuntimeError):
-    """A gradient was not finite; no update was made from it, nor any after it."""
+    """A gradient was not finite; its update and all later ones were cancelled."""
 
 
 @dataclass(kw_only=True)
@@ -48,15 +51,16 @@ class Training:
     batches: Batches
     settings: TrainSettings
     device: torch.device
+    # Completed steps.
     step: int = 0
-    # The signal that has ended it, if one has.
+    # The signal that stopped the run, if any.
     stopped_by: int | None = None
-    # What this rank once saved of its own, where it goes on from there.
-    own: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    # State of this rank alone, as loaded from a checkpoint.
+    rank_state: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class Logged(NamedTuple):
-    """What rank 0 tells of the steps since the last log line."""
+    """Values of the steps since the last log line, up to and including `step`."""
 
     step: int
     loss: float
@@ -67,8 +71,8 @@ class Logged(NamedTuple):
     step_s: list[float]
 
 
-class Watcher(Protocol):
-    """Sees the run go by. `step` wraps every step; `logged` is told what a log line asks for."""
+class StepObserver(Protocol):
+    """Observes the run: `step` wraps every step, `logged` receives the values of a log line."""
 
     def step(self, step: int) -> Any: ...
 
@@ -76,101 +80,101 @@ class Watcher(Protocol):
 
 
 class Checkpoints(Protocol):
-    """Keeps what steps leave behind. All ranks call these between the same steps."""
+    """Saves the training. All ranks call these methods between the same steps."""
 
-    def wanted(self, step: int) -> bool:
-        """Whether this rank wants a save before `step`; one that does is enough."""
+    def is_due(self, step: int) -> bool:
+        """Whether this rank wants a checkpoint after `step` steps; one rank is enough."""
         ...
 
-    def save(self, own: Mapping[str, torch.Tensor]) -> None:
-        """What the training is now, and what this rank has of its own."""
+    def save(self, rank_state: Mapping[str, torch.Tensor]) -> None:
+        """Save the training, with the state of this rank alone."""
         ...
 
-    def settle(self) -> None:
-        """Until parameters may change again."""
+    def wait_until_copied(self) -> None:
+        """Wait until parameters may change again."""
         ...
 
     def finish(self) -> None:
-        """Until all that was saved is safe."""
+        """Wait until the last save is complete."""
         ...
 
 
 def train(
     training: Training,
-    watcher: Watcher,
+    observer: StepObserver,
     checkpoints: Checkpoints | None = None,
     until: int | None = None,
 ) -> str:
-    """Train up to step `until`; returns why it ended: "done", "stopped" or "data ended"."""
+    """Train up to step `until`; return why it ended: "done", "stopped" or "data ended"."""
     t, settings = training, training.settings
     first, last = t.step, settings.steps if until is None else until
-    window = _Window(t.device, t.own)
+    window = _LogWindow(t.device, t.rank_state)
     clock = StepClock(t.device)
-    keeper = _Keeper(t, window, checkpoints)
-    update = _Update(t, window, keeper)
+    saver = _Saver(t, window, checkpoints)
+    update = _Update(t, window, saver)
 
-    with stop_on_signal() as asked_to_stop:
+    with stop_on_signal() as received_signal:
 
-        def prepare(step: int, slow: bool) -> tuple[list[MicroBatch], Agreement]:
+        def prepare(completed: int, slow: bool) -> tuple[list[MicroBatch], Agreement]:
             with annotated(DATA), section("data", slow):
-                batches = t.batches.at(step)
-            saves = step > first and keeper.wanted(step)
-            return batches, Agreement(step, batches, asked_to_stop() is not None, saves)
+                batches = t.batches.at(completed)
+            saves = completed > first and saver.is_due(completed)
+            return batches, Agreement(completed + 1, batches, received_signal() is not None, saves)
 
         reason = "done"
         if first < last:
             batches, agreement = prepare(first, slow=True)
         while t.step < last:
-            # The first steps compile, initialise and measure.
+            number = t.step + 1
             slow = t.step < first + SETTLED
-            beat(step=t.step)
+            report(step=number)
             with section("agree", slow):
                 agreed = agreement.result()
             if agreed.stop or agreed.micro_batches < 1:
                 reason = "stopped" if agreed.stop else "data ended"
-                t.stopped_by = asked_to_stop() or (signal.SIGTERM if agreed.stop else None)
-                beat(stopped_by=t.stopped_by or 0)
+                t.stopped_by = received_signal() or (signal.SIGTERM if agreed.stop else None)
+                report(stopped_by=t.stopped_by or 0)
                 break
             if agreed.save:
-                keeper.save()
+                saver.save()
                 clock.skip()
             current = batches
-            with section("step", slow), watcher.step(t.step):
-                if t.step + 1 < last:
-                    batches, agreement = prepare(t.step + 1, slow)
+            with section("step", slow), observer.step(number):
+                if number < last:
+                    batches, agreement = prepare(number, slow)
                 rate = update(current, agreed.tokens)
                 clock.mark()
-                logs = is_logged(t.step, settings)
+                logs = is_logged(number, settings)
                 if logs:
-                    line = window.report(t.step, rate, clock.take())
+                    line = window.report(number, rate, clock.take())
+            t.step = number
             if logs:
                 with section("log", slow=True):
-                    watcher.logged(line)
-                keeper.check()
-            t.step += 1
+                    observer.logged(line)
+                saver.check()
         if t.step > first:
-            keeper.save()
-        keeper.finish()
+            saver.save()
+        saver.finish()
     return reason
 
 
-class _Keeper:
-    """Saves what is good, where anything is saved."""
+class _Saver:
+    """Saves finite parameters; does nothing without checkpoints."""
 
     def __init__(
-        self, training: Training, window: _Window, checkpoints: Checkpoints | None
+        self, training: Training, window: _LogWindow, checkpoints: Checkpoints | None
     ) -> None:
         self._training, self._window, self._checkpoints = training, window, checkpoints
 
-    def wanted(self, step: int) -> bool:
-        return self._checkpoints is not None and self._checkpoints.wanted(step)
+    def is_due(self, step: int) -> bool:
+        return self._checkpoints is not None and self._checkpoints.is_due(step)
 
     def check(self) -> None:
-        """Raise NonFiniteError if there is a reason to; the device is waited for."""
+        """Raise NonFiniteError if a gradient was not finite; waits for the device."""
         try:
             self._window.check(self._training.step, self._training.settings)
         except NonFiniteError:
-            # What was saved before is good, and may not be on the device yet.
+            # The last save is good, and may still be in progress.
             self.finish()
             raise
 
@@ -180,10 +184,10 @@ class _Keeper:
             with section("save", slow=True):
                 self._checkpoints.save(self._window.state())
 
-    def settle(self) -> None:
+    def wait_until_copied(self) -> None:
         if self._checkpoints is not None:
-            with section("settle", slow=True):
-                self._checkpoints.settle()
+            with section("copy", slow=True):
+                self._checkpoints.wait_until_copied()
 
     def finish(self) -> None:
         if self._checkpoints is not None:
@@ -194,20 +198,20 @@ class _Keeper:
 class _Update:
     """One update of the parameters from the micro-batches of a step."""
 
-    def __init__(self, training: Training, window: _Window, keeper: _Keeper) -> None:
-        self._training, self._window, self._keeper = training, window, keeper
+    def __init__(self, training: Training, window: _LogWindow, saver: _Saver) -> None:
+        self._training, self._window, self._saver = training, window, saver
         self._parameters = [p for p in training.model.parameters() if p.requires_grad]
         self._forward = logits_of(training.model)
 
     def __call__(self, batches: Sequence[MicroBatch], tokens: int) -> float:
-        """Returns the learning rate it was made with. `tokens` are those of all ranks."""
+        """Update the parameters; return the learning rate. `tokens` counts all ranks' tokens."""
         t, settings = self._training, self._training.settings
         size = world()[1]
         loss = torch.zeros((), device=t.device)
         for index, batch in enumerate(batches):
             with micro_batch(t.model, last=index == len(batches) - 1):
-                # The engine averages over ranks; the loss is a mean over all tokens of the step,
-                # wherever they are.
+                # The engine averages over ranks; the loss is the mean over all tokens of the step
+                # on all ranks.
                 part = loss_sum(self._forward, batch, t.device) * (size / tokens)
                 part.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
@@ -215,23 +219,24 @@ class _Update:
         norm = global_norm(self._parameters)
         if settings.clip_norm:
             clip_grads_with_norm_(self._parameters, settings.clip_norm, norm)
-        call_off = self._window.add(loss, norm, tokens, settings.non_finite == "stop")
-        # Fused optimizers read this on the device and leave everything as it is.
-        t.optimizer.found_inf = call_off  # type: ignore[attr-defined]
+        cancelled = self._window.add(loss, norm, tokens, settings.non_finite == "stop")
+        # Fused optimizers read this flag on the device and then change nothing.
+        t.optimizer.found_inf = cancelled  # type: ignore[attr-defined]
         rate = settings.learning_rate_at(t.step)
         set_learning_rate(t.optimizer, rate)
-        self._keeper.settle()
+        self._saver.wait_until_copied()
         t.optimizer.step()
         clear_gradients(t.model, t.optimizer)
         return rate
 
 
 def is_logged(step: int, settings: TrainSettings) -> bool:
-    return (step + 1) % settings.log_every == 0 or step in (0, settings.steps - 1)
+    """Whether a log line follows `step`, counted from 1: the first, the last, every log_every."""
+    return step % settings.log_every == 0 or step in (1, settings.steps)
 
 
 def logits_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Token ids to logits, for a transformers model or any module that takes ids."""
+    """Return a function from token ids to logits, for transformers models and other modules."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     named = "input_ids" in inspect.signature(inner.forward).parameters or hasattr(inner, "config")
 
@@ -253,7 +258,7 @@ def loss_sum(
 ) -> torch.Tensor:
     inputs = batch.inputs.to(device, non_blocking=True)
     targets = batch.targets.to(device, non_blocking=True)
-    # In one expression, so that no name keeps the logits alive through the backward.
+    # One expression, so that no variable keeps the logits alive during the backward pass.
     return cross_entropy(
         _at_least_fp32(forward(inputs)).flatten(0, 1),
         targets.flatten(),
@@ -267,21 +272,21 @@ def _at_least_fp32(logits: torch.Tensor) -> torch.Tensor:
 
 
 def global_norm(parameters: list[nn.Parameter]) -> torch.Tensor:
-    """The norm of the whole gradient, the same on every rank."""
+    """The norm of the full gradient, the same on every rank."""
     norm: Any = get_total_norm([p.grad for p in parameters if p.grad is not None])
-    whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    return whole
+    full: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return full
 
 
-class _Window:
+class _LogWindow:
     """Sums over the steps since the last log line, on the device."""
 
-    def __init__(self, device: torch.device, own: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, device: torch.device, rank_state: Mapping[str, torch.Tensor]) -> None:
         self._device = device
         self._broken = torch.zeros((), device=device)
         self._clear()
-        if "window" in own:
-            loss, norm, skipped, steps, tokens = own["window"].tolist()
+        if "window" in rank_state:
+            loss, norm, skipped, steps, tokens = rank_state["window"].tolist()
             self._loss += loss
             self._norm += norm
             self._skipped += skipped
@@ -293,43 +298,45 @@ class _Window:
         self._norm = torch.zeros((), device=self._device)
         self._steps = self._tokens = 0
 
-    def add(self, loss: torch.Tensor, norm: torch.Tensor, tokens: int, stays: bool) -> torch.Tensor:
-        """Note a step; returns 1 where its update must not happen, else 0.
+    def add(
+        self, loss: torch.Tensor, norm: torch.Tensor, tokens: int, cancel_rest: bool
+    ) -> torch.Tensor:
+        """Add a step; return 1 if its update must be cancelled, else 0.
 
-        The norm is of all ranks, so all decide alike. With `stays`, one bad step calls off all
-        that follow.
+        The norm covers all ranks, so all decide alike. With `cancel_rest`, a non-finite gradient
+        also cancels all later updates.
         """
         bad = (~torch.isfinite(norm)).to(torch.float32).to(self._device)
-        call_off = torch.maximum(bad, self._broken)
-        if stays:
-            self._broken = call_off
+        cancelled = torch.maximum(bad, self._broken)
+        if cancel_rest:
+            self._broken = cancelled
         self._loss += loss
-        self._skipped += call_off
+        self._skipped += cancelled
         self._norm = norm
         self._steps += 1
         self._tokens += tokens
-        return call_off
+        return cancelled
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a run that goes on from here needs, so that its log lines are the same."""
+        """The sums, so that a resumed run prints the same log lines."""
         sums = [self._loss, self._norm, self._skipped]
         values = [*(float(one) for one in sums), float(self._steps), float(self._tokens)]
         return {"window": torch.tensor(values, dtype=torch.float64)}
 
     def check(self, step: int, settings: TrainSettings) -> None:
-        """Raise if a gradient was not finite and the run is to stop then; the device is waited for.
+        """Raise NonFiniteError if the run must stop; waits for the device.
 
-        All ranks find the same.
+        All ranks decide alike.
         """
         if settings.non_finite == "stop" and float(self._broken):
             raise NonFiniteError(
-                f"a gradient was not finite in one of the steps up to {step}; the "
-                "parameters are those from before it. Lower train.learning_rate, clip "
-                'harder, look at the data, or go on with train.non_finite = "skip"'
+                f"A gradient was not finite in step {step} or shortly before; that update was not "
+                "applied. Lower train.learning_rate or train.clip_norm, check the data, or set "
+                'train.non_finite = "skip" to skip such updates'
             )
 
     def report(self, step: int, rate: float, step_s: list[float]) -> Logged:
-        """Read the sums; every rank takes part."""
+        """Return the sums as a log line and clear them; all ranks take part."""
         if world()[1] > 1:
             dist.all_reduce(self._loss)
         line = Logged(
@@ -347,16 +354,16 @@ class _Window:
 
 @contextmanager
 def stop_on_signal() -> Iterator[Callable[[], int | None]]:
-    """SIGTERM, SIGINT and SIGUSR1 ask for a stop that all ranks make at the same step.
+    """Handle SIGTERM, SIGINT and SIGUSR1 by a stop of all ranks after the same step.
 
-    Yields what tells the signal that this process was sent, if one was.
+    Yields a function that returns the signal this process received, if any.
     """
     import threading
 
-    asked: list[int] = []
+    received: list[int] = []
     with ExitStack() as restore:
         if threading.current_thread() is threading.main_thread():
             for name in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-                before = signal.signal(name, lambda number, _: asked.append(number))
+                before = signal.signal(name, lambda number, _: received.append(number))
                 restore.callback(signal.signal, name, before)
-        yield lambda: asked[0] if asked else None
+        yield lambda: received[0] if received else None

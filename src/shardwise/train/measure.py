@@ -1,4 +1,4 @@
-"""What one step of a run really took, as a StepProfile like the one predicted."""
+"""Measure one step of a run as a StepProfile, comparable with the predicted one."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from shardwise.train.clock import quantile
 from shardwise.train.loop import is_logged
 from shardwise.version import __version__
 
-# The first steps set things up: lazy initialisation, optimizer states, DDP's rebuilt buckets.
-COUNTED_STEP, WEIGHED_STEP = 2, 4
+# Steps after the start in which traffic and memory are measured. The first steps differ: lazy
+# initialisation, optimizer states, DDP's rebuilt buckets.
+TRAFFIC_STEP, MEMORY_STEP = 3, 5
 LOSS_BYTES = 8
 
 
-class Measured(Protocol):
-    """What a loop trains, ours or another."""
+class Trained(Protocol):
+    """What a training loop trains, ours or another."""
 
     @property
     def model(self) -> nn.Module: ...
@@ -47,50 +48,51 @@ class Measured(Protocol):
 
 
 class StepMeter:
-    """Counts the collectives of one early step and weighs the tensors of another.
+    """Counts the collectives of one early step and measures the memory of another.
 
-    Every rank measures, since counting sees only the own process; timings leave these steps out.
+    Steps are counted from 1. Every rank measures, since a process sees only itself. Both steps are
+    slower than others and are left out of timings.
     """
 
-    def __init__(self, training: Measured, first: int, last: int, *, compiled: bool) -> None:
+    def __init__(self, training: Trained, completed: int, last: int, *, compiled: bool) -> None:
         self._training = training
-        self.counted_step = min(first + COUNTED_STEP, last - 1)
-        self.weighed_step = min(first + WEIGHED_STEP, last - 1)
+        self.traffic_step = min(completed + TRAFFIC_STEP, last)
+        self.memory_step = min(completed + MEMORY_STEP, last)
         self.counter = CollectiveCounter()
         self.memory: MemoryProfile | None = None
         self.finished = False
         self._ledger: LiveBytes | None = None
         self._entered = ExitStack()
         cuda = training.device.type == "cuda"
-        # A dispatch mode makes compiled code run uncompiled: what it would weigh is another run.
-        self._follows = not cuda and not compiled
-        self._asks_allocator = cuda
+        # Under a dispatch mode compiled code runs uncompiled: its memory would be another.
+        self._uses_ledger = not cuda and not compiled
+        self._uses_allocator = cuda
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        if step == self.weighed_step and self._asks_allocator:
+        if step == self.memory_step and self._uses_allocator:
             torch.cuda.reset_peak_memory_stats()
-        # One step earlier: it meets what outlives steps.
-        if step == max(0, self.weighed_step - 1) and self._follows:
+        # One step earlier, to see the tensors that outlive a step.
+        if step == max(1, self.memory_step - 1) and self._uses_ledger:
             gc.collect()
             self._ledger = self._entered.enter_context(LiveBytes(self._known(), draws=True))
-        if step == self.weighed_step and self._ledger is not None:
+        if step == self.memory_step and self._ledger is not None:
             self._ledger.reset()
-        with self.counter if step == self.counted_step else ExitStack():
+        with self.counter if step == self.traffic_step else ExitStack():
             yield
-        if step == self.weighed_step:
+        if step == self.memory_step:
             if self._ledger is not None:
                 self._ledger.finish()
             self._entered.close()
-            self._weigh()
+            self._read_memory()
             self.finished = True
 
     def settled(self, step: int) -> bool:
-        """Whether a step's time says something about the run."""
-        return step > max(self.counted_step, self.weighed_step)
+        """Whether a step's time is representative: it comes after both measured steps."""
+        return step > max(self.traffic_step, self.memory_step)
 
     def memory_curve(self) -> dict[str, Any] | None:
-        """What memory.json holds: bytes by term during the weighed step, where they were followed.
+        """The content of memory.json: bytes by term during the memory step; None on a GPU.
 
         Each point is [operation, bytes of every term]; the last is the end of the step.
         """
@@ -102,7 +104,7 @@ class StepMeter:
             "schema": 1,
             "kind": "measured",
             "rank": 0,
-            "step": self.weighed_step,
+            "step": self.memory_step,
             "every": self._ledger.curve_every,
             "terms": terms,
             "points": [[at, *(held.get(term, 0) for term in terms)] for at, held in curve],
@@ -113,16 +115,16 @@ class StepMeter:
             value
             for state in self._training.optimizer.state.values()
             for value in state.values()
-            # Not the count of steps, which every parameter has beside its states.
+            # Leaves out the step count of each parameter.
             if isinstance(value, torch.Tensor) and value.ndim
         ]
         return {"parameters": list(self._training.model.parameters()), "optimizer": states}
 
-    def _weigh(self) -> None:
+    def _read_memory(self) -> None:
         if self._ledger is not None:
             terms = self._ledger.peak_terms
             self.memory = MemoryProfile(peak_allocated_bytes=sum(terms.values()), terms=terms)
-        elif self._asks_allocator:
+        elif self._uses_allocator:
             peak = torch.cuda.max_memory_allocated()
             reserved = torch.cuda.max_memory_reserved()
             resting = {
@@ -138,7 +140,7 @@ class StepMeter:
 def measured_profile(
     predicted: StepProfile, meter: StepMeter, step_s: list[float], peak_flops: float | None
 ) -> StepProfile:
-    """The measured twin of a prediction. What was not measured is absent."""
+    """The measured counterpart of a prediction. What was not measured is absent."""
     time = throughput = None
     if step_s and predicted.work is not None:
         median = quantile(step_s, 0.5)
@@ -162,22 +164,22 @@ def measured_profile(
 def control_traffic(
     run: RunSpec, settings: TrainSettings, parameters: int, step: int
 ) -> tuple[CollectiveProfile, ...]:
-    """The trainer's own small collectives in one step, beside those of the strategy."""
+    """The trainer's own small collectives in one step, in addition to the strategy's."""
     strategy = run.strategy
-    found = []
+    traffic = []
     if strategy.devices > 1:
-        # Each step settles the next one; a log line sums the loss.
-        agrees = step + 1 < settings.steps
+        # Each step agrees on the next one; a log line sums the loss.
+        agrees = step < settings.steps
         logs = is_logged(step, settings)
         small = AGREEMENT_BYTES * agrees + LOSS_BYTES * logs
-        found.append(_all_reduce("world", strategy.devices, agrees + logs, small))
+        traffic.append(_all_reduce("world", strategy.devices, agrees + logs, small))
     if strategy.sharded and (strategy.shard or 1) > 1:
-        found.append(norm_traffic(strategy, parameters))
-    return tuple(found)
+        traffic.append(norm_traffic(strategy, parameters))
+    return tuple(traffic)
 
 
 def norm_traffic(strategy: Strategy, parameters: int) -> CollectiveProfile:
-    """The norm of sharded gradients: one for each parameter, joined in one message."""
+    """The all-reduce of gradient norms: one value per parameter, in one message."""
     norms = parameters * (8 if strategy.master_dtype == "fp64" else 4)
     return _all_reduce("shard", strategy.shard or 1, 1, norms)
 
@@ -185,7 +187,7 @@ def norm_traffic(strategy: Strategy, parameters: int) -> CollectiveProfile:
 def step_values(
     predicted: StepProfile, step_s: list[float], peak_flops: float | None
 ) -> dict[str, float]:
-    """What a log line tells of these steps' times; nothing where there are none."""
+    """The time and throughput values of a log line; empty without representative steps."""
     if not step_s or predicted.work is None:
         return {}
     median = quantile(step_s, 0.5)

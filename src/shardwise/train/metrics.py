@@ -1,4 +1,4 @@
-"""Numbers of a run as they come: JSON lines always, other trackers behind the same two methods."""
+"""Metrics of a run: always to metrics.jsonl, and to the trackers that are configured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwise.spec.train import Tracker as TrackerName
 
 
 class Tracker(Protocol):
-    """Where numbers go."""
+    """Receives the metrics of a step, counted from 1."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -25,15 +25,19 @@ class Tracker(Protocol):
 
 
 class JsonLines:
-    """One JSON object a line, each written whole."""
+    """metrics.jsonl: one JSON object per line, each written in one piece.
 
-    def __init__(self, path: Path, first: int = 0) -> None:
+    `completed` is the number of steps before this process; lines of later steps are removed. A file
+    that begins with step 0 was written by version 0.1.0, which counted from 0: it is renumbered.
+    """
+
+    def __init__(self, path: Path, completed: int = 0) -> None:
         if path.exists():
-            _forget(path, first)
+            _rewrite(path, completed)
         self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        # JSON knows no infinity: a value that is not finite is absent.
+        # JSON has no infinity: values that are not finite are left out.
         kept = {key: value for key, value in values.items() if math.isfinite(value)}
         self._file.write(json.dumps({"step": step, **kept}, allow_nan=False) + "\n")
 
@@ -41,28 +45,30 @@ class JsonLines:
         self._file.close()
 
 
-def _forget(path: Path, first: int) -> None:
-    """Lines of steps that will be made again, and the half of one that a crash has left."""
-    kept = []
+def _rewrite(path: Path, completed: int) -> None:
+    """Remove the lines of steps that will be replayed, and a line that a crash cut off."""
+    rows = []
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         try:
-            if line.endswith("\n") and int(json.loads(line)["step"]) < first:
-                kept.append(line)
+            row = json.loads(line)
+            rows += [(int(row["step"]), row)] if line.endswith("\n") else []
         except (ValueError, KeyError, TypeError):
             continue
+    offset = 1 if any(step == 0 for step, _ in rows) else 0
+    kept = [{**row, "step": step + offset} for step, row in rows if step + offset <= completed]
     part = path.with_suffix(".part")
-    part.write_text("".join(kept), encoding="utf-8")
+    part.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
     part.replace(path)
 
 
 class TensorBoard:
     """Event files for TensorBoard."""
 
-    def __init__(self, folder: Path, first: int = 0) -> None:
+    def __init__(self, folder: Path, completed: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # Tells TensorBoard to forget what comes again.
-        purge = first or None
+        # TensorBoard then hides the events of steps that are replayed.
+        purge = completed + 1 if completed else None
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -76,10 +82,10 @@ class TensorBoard:
 class Wandb:
     """A run of Weights & Biases."""
 
-    def __init__(self, folder: Path, first: int = 0) -> None:
+    def __init__(self, folder: Path, completed: int = 0) -> None:
         import wandb
 
-        # The same run goes on under the name it got when it began.
+        # A resumed run continues under the id of its first start.
         known = folder / "wandb.id"
         if not known.exists():
             known.write_text(uuid.uuid4().hex)
@@ -97,7 +103,7 @@ class Wandb:
 class Mlflow:
     """A run of MLflow."""
 
-    def __init__(self, folder: Path, first: int = 0) -> None:
+    def __init__(self, folder: Path, completed: int = 0) -> None:
         import mlflow
 
         self._mlflow: Any = mlflow
@@ -118,25 +124,25 @@ _TRACKERS: dict[TrackerName, type[TensorBoard] | type[Wandb] | type[Mlflow]] = {
 
 
 def open_trackers(
-    names: tuple[TrackerName, ...] | None, folder: Path, first: int = 0
+    names: tuple[TrackerName, ...] | None, folder: Path, completed: int = 0
 ) -> list[Tracker]:
-    """JSON lines, and whatever else was asked for, of a run from step `first` on."""
-    trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl", first)]
+    """Open metrics.jsonl and the configured trackers for a run that has `completed` steps."""
+    trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl", completed)]
     available = importlib.util.find_spec("tensorboard") is not None
     default: tuple[TrackerName, ...] = ("tensorboard",) if available else ()
     for name in default if names is None else names:
         try:
-            trackers.append(_TRACKERS[name](folder, first))
+            trackers.append(_TRACKERS[name](folder, completed))
         except ModuleNotFoundError as error:
             raise SpecError(
                 f"train.trackers: {name} needs the package {error.name}; install it with "
-                f"'pip install shardwise[{name}]' or leave it out"
+                f"'pip install shardwise[{name}]', or remove it from train.trackers"
             ) from None
     return trackers
 
 
 def memory_now(device: torch.device) -> dict[str, float]:
-    """Memory of this process: of the device where it has one, else resident in RAM."""
+    """Memory of this process in bytes: on its GPU if it has one, else resident in RAM."""
     if device.type == "cuda":
         return {
             "memory_current_bytes": float(torch.cuda.memory_allocated()),
@@ -147,8 +153,9 @@ def memory_now(device: torch.device) -> dict[str, float]:
 
 
 def resident() -> dict[str, float]:
-    """What the operating system counts as this process's RAM, now and at most."""
-    found = {}
+    """Resident memory of this process in bytes, now and at its peak."""
+    # psutil does not report the peak, and ru_maxrss includes that of the parent before exec.
+    values = {}
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
@@ -157,5 +164,5 @@ def resident() -> dict[str, float]:
         key, _, value = line.partition(":")
         if key in ("VmRSS", "VmHWM"):
             name = "resident_bytes" if key == "VmRSS" else "resident_peak_bytes"
-            found[name] = float(value.split()[0]) * 1024
-    return found
+            values[name] = float(value.split()[0]) * 1024
+    return values

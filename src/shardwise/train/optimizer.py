@@ -1,4 +1,4 @@
-"""The optimizer of a run, made from the parameters of a model that is ready to train."""
+"""Create the optimizer of a run from the parameters of a sharded model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.sgd import sgd
 
 from shardwise.engine.parallelize import check_optimizer
 from shardwise.spec.job import Optimizer
@@ -18,9 +19,9 @@ from shardwise.spec.train import TrainSettings
 def make_optimizer(
     model: nn.Module, kind: Optimizer, settings: TrainSettings
 ) -> torch.optim.Optimizer:
-    """Fused: one pass over the state, no temporaries, and an update that a flag can call off.
+    """Create a fused optimizer: no temporaries, and an update that a device flag can cancel.
 
-    Weight decay is for matrices; norms and biases go without.
+    Weight decay applies to matrices, not to norms and biases.
     """
     decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
     others = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
@@ -43,34 +44,62 @@ def make_optimizer(
         optimizer = torch.optim.Adam(groups, **adaptive)
     elif kind in ("sgd", "momentum"):
         momentum = settings.momentum if kind == "momentum" else 0.0
-        sharded = any(isinstance(p, DTensor) for p in model.parameters())
-        if sharded:
-            optimizer = _ShardedSGD(groups, lr=rate, momentum=momentum, foreach=False)
-        else:
-            optimizer = torch.optim.SGD(groups, lr=rate, momentum=momentum, fused=True)
+        optimizer = _FusedSGD(groups, lr=rate, momentum=momentum)
     else:
-        raise SpecError(f"job.optimizer: torch has no '{kind}' to train with; choose adamw")
+        raise SpecError(f"job.optimizer: torch has no '{kind}' optimizer; use adamw")
     check_optimizer(optimizer, model)
     return optimizer
 
 
-class _ShardedSGD(torch.optim.SGD):
-    """Torch has no fused SGD for DTensors: the flag that calls an update off is read here."""
+class _FusedSGD(torch.optim.SGD):
+    """Torch's fused SGD kernel on the local shards.
 
+    `torch.optim.SGD(fused=True)` does not accept DTensors, and leaves its momentum buffers
+    uninitialised if the first update is cancelled. Buffers of zeros give the same first update.
+    """
+
+    # On the device: 1 cancels the update. The host never reads it.
     found_inf: torch.Tensor | None = None
 
+    @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        called_off, self.found_inf = self.found_inf, None
-        if called_off is not None and called_off.item():
-            return None
-        return super().step(closure)
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            buffers: list[torch.Tensor | None] = [None] * len(parameters)
+            if group["momentum"]:
+                buffers = [_local(self._momentum_buffer(p)) for p in parameters]
+            sgd(
+                [_local(p) for p in parameters],
+                [_local(p.grad) for p in parameters],
+                buffers,
+                fused=True,
+                found_inf=self.found_inf,
+                lr=group["lr"],
+                momentum=group["momentum"],
+                weight_decay=group["weight_decay"],
+                dampening=group["dampening"],
+                nesterov=group["nesterov"],
+                maximize=group["maximize"],
+            )
+        return None
+
+    def _momentum_buffer(self, parameter: torch.Tensor) -> torch.Tensor:
+        state = self.state[parameter]
+        if state.get("momentum_buffer") is None:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        buffer: torch.Tensor = state["momentum_buffer"]
+        return buffer
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def clear_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Drop them; under DDP, where they are views of its buckets, set them to zero.
+    """Set gradients to None; under DDP, where they are views of its buckets, to zero.
 
-    Dropped views would be replaced by tensors of their own until the next reduction: a second
-    copy of all gradients while micro-batches accumulate.
+    DDP would replace removed views by new tensors until the next reduction: a second copy of all
+    gradients while micro-batches accumulate.
     """
     optimizer.zero_grad(set_to_none=not isinstance(model, DistributedDataParallel))
 

@@ -1,7 +1,7 @@
-"""The order of samples: a function of seed, epoch and global position alone.
+"""The order of samples, as a function of seed, epoch and global position.
 
-Any process can ask which sample lies at any position, without a table that grows with the data
-and without knowing how many processes there are. So the state of the data is one integer.
+Any process can compute the sample at any position, without a table that grows with the data and
+without knowing the number of processes. So the state of the data is one integer.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ _ROUNDS = 6
 
 
 def samples_at(positions: Positions, count: int, seed: int, shuffle: bool = True) -> Positions:
-    """Which of `count` samples lie at global `positions`; every epoch is a new order of all."""
+    """The samples, of `count`, at global `positions`; every epoch is a new permutation."""
     epochs, offsets = np.divmod(positions, count)
     if not shuffle:
         return offsets
-    found = np.empty_like(offsets)
+    samples = np.empty_like(offsets)
     for epoch in np.unique(epochs):
         here = epochs == epoch
-        found[here] = permute(offsets[here], count, f"{seed}/{epoch}")
-    return found
+        samples[here] = permute(offsets[here], count, f"{seed}/{epoch}")
+    return samples
 
 
 def permute(indices: Positions, count: int, key: str) -> Positions:
-    """A permutation of 0..count-1 chosen by `key`, applied to some indices.
+    """Apply a permutation of 0..count-1, selected by `key`, to some indices.
 
-    A Feistel network permutes the numbers of an even number of bits; those that leave the range
-    walk on along their cycle until they are back in it.
+    A Feistel network permutes numbers of an even number of bits; values outside the range are
+    permuted again until they are in it (cycle walking).
     """
     half = np.uint64(max(1, (int(count - 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)

@@ -1,4 +1,4 @@
-"""Profile chosen steps of a run: a trace per rank and moment, under the run's step numbers."""
+"""Profile selected steps of a run: one trace per rank and window of steps."""
 
 from __future__ import annotations
 
@@ -18,136 +18,136 @@ from shardwise.engine.mesh import world
 from shardwise.observe.run_folder import TRACES, profiled_moments
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import ProfileSettings, TrainSettings
-from shardwise.train.analysis import PATIENCE_AFTER, Analyses
-from shardwise.train.measure import WEIGHED_STEP
+from shardwise.train.analysis import WAIT_AFTER_RUN_S, Analyses
+from shardwise.train.measure import MEMORY_STEP
 
 log = logging.getLogger("shardwise")
 
 
-class Moments(NamedTuple):
-    """Which steps are profiled: `length` in a row from `first` on, and again every so many."""
+class Windows(NamedTuple):
+    """The profiled steps: `length` in a row from step `first` on, repeated every `every` steps."""
 
     first: int
     length: int
     every: int | None
-    # Steps of the run. A moment that would not end before it is left out.
+    # The last step of the run. A window that would extend beyond it is left out.
     last: int
 
-    def place(self, step: int) -> int | None:
-        """Where a step lies in its moment; None outside.
+    def position(self, step: int) -> int | None:
+        """The position of a step in its window; None outside.
 
         The profiler warms up in -1, records from 0 to `length` - 1, and writes in `length`.
         """
-        place = step - self.first
-        if self.every is not None and place >= -1:
-            place = (place + 1) % self.every - 1
-        fits = step - place + self.length <= self.last
-        return place if fits and -1 <= place <= self.length else None
+        position = step - self.first
+        if self.every is not None and position >= -1:
+            position = (position + 1) % self.every - 1
+        fits = step - position + self.length - 1 <= self.last
+        return position if fits and -1 <= position <= self.length else None
 
     def action(self, step: int) -> ProfilerAction:
         """The schedule of torch.profiler."""
-        place = self.place(step)
-        if place is None or place == self.length:
+        position = self.position(step)
+        if position is None or position == self.length:
             return ProfilerAction.NONE
-        if place < 0:
+        if position < 0:
             return ProfilerAction.WARMUP
-        last = place == self.length - 1
+        last = position == self.length - 1
         return ProfilerAction.RECORD_AND_SAVE if last else ProfilerAction.RECORD
 
 
-def first_profiled(after: int, measure: bool, start: int = 0) -> int:
-    """The first step that can be profiled: the ones counted and weighed come before."""
-    set_up = WEIGHED_STEP if measure else 0
-    return max(after, start + set_up + 2)
+def steps_before_profile(after: int, measure: bool, completed: int = 0) -> int:
+    """Steps before the first profiled one: at least `after`, and those that are measured."""
+    measured = MEMORY_STEP - 1 if measure else 0
+    return max(after, completed + measured + 2)
 
 
-def moments_of(settings: TrainSettings, start: int = 0) -> Moments | None:
-    """When a run from step `start` on is profiled; None where it is not, or no more."""
-    asked = settings.profile
-    if asked is None:
+def windows_of(settings: TrainSettings, completed: int = 0) -> Windows | None:
+    """The windows of a run that has `completed` steps; None where nothing is profiled."""
+    profile = settings.profile
+    if profile is None:
         return None
-    first = first_profiled(asked.after, settings.measure, start)
-    if asked.every is not None:
-        # Moments lie where they would in a run from the beginning.
-        first += (asked.after - first) % asked.every
-    end = first + asked.length
-    if end > settings.steps and start:
+    before = steps_before_profile(profile.after, settings.measure, completed)
+    if profile.every is not None:
+        # A resumed run profiles the same steps as an uninterrupted one.
+        before += (profile.after - before) % profile.every
+    last = before + profile.length
+    if last > settings.steps and completed:
         return None
-    if end > settings.steps:
+    if last > settings.steps:
         raise SpecError(
-            f"train.profile: steps {first} to {end - 1} would be profiled, but the run ends after "
-            f"{settings.steps}; set train.steps to at least {end}, or profile earlier or fewer"
+            f"train.profile: steps {before + 1} to {last} would be profiled, but train.steps is "
+            f"{settings.steps}; set train.steps to at least {last}, or profile earlier or fewer"
         )
-    return Moments(first, asked.length, asked.every, settings.steps)
+    return Windows(before + 1, profile.length, profile.every, settings.steps)
 
 
-def moment_folder(run: Path, step: int) -> Path:
-    """Where the traces of the moment that begins with `step` are, in the folder of a run."""
+def window_folder(run: Path, step: int) -> Path:
+    """The folder of the traces of the window that begins with `step`."""
     return run / TRACES / f"step-{step:06}"
 
 
 class StepProfiler:
-    """Follows a run step by step and writes `<folder>/traces/step-000123/rank0.json.gz`.
+    """Profiles the windows of a run and writes `<folder>/traces/step-000123/rank0.json.gz`.
 
-    All ranks make one. Where moments repeat, rank 0 has each analysed beside the run.
+    All ranks create one. Where windows repeat, rank 0 has each analysed by another process.
     """
 
     def __init__(
-        self, settings: ProfileSettings, moments: Moments, folder: Path, device: torch.device
+        self, settings: ProfileSettings, windows: Windows, folder: Path, device: torch.device
     ) -> None:
         rank, size = world()
-        self._moments, self._keep = moments, settings.keep
+        self._windows, self._keep = windows, settings.keep
         self._folder = folder
         self._name = f"rank{rank:0{len(str(size - 1))}}"
-        self._moment = moments.first
+        self._window = windows.first
         self._analyses: Analyses | None = None
         self._profiler: profile | None = None
         self._started = False
-        everyone = settings.ranks == "all"
-        if rank == 0 and moments.every is not None:
-            self._analyses = Analyses(size if everyone else 1)
-        if rank == 0 or everyone:
-            _quieten()
+        all_ranks = settings.ranks == "all"
+        if rank == 0 and windows.every is not None:
+            self._analyses = Analyses(size if all_ranks else 1)
+        if rank == 0 or all_ranks:
+            _silence_profiler()
             cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
             self._profiler = profile(
                 activities=[ProfilerActivity.CPU, *cuda],
-                schedule=moments.action,
+                schedule=windows.action,
                 on_trace_ready=self._write,
                 record_shapes=settings.shapes,
                 profile_memory=settings.memory,
             )
 
     def step(self, step: int) -> None:
-        """A step begins; the one before has ended."""
+        """Tell the profiler that a step begins."""
         if self._profiler is None:
             return
         if self._started:
             self._profiler.step()
         else:
-            # Labels in traces are the run's own, wherever it starts.
+            # Traces show the step numbers of the run, also after a resume.
             self._profiler.step_num = step
             self._profiler.start()
             self._started = True
-        if self._moments.place(step) == 0:
-            self._moment = step
+        if self._windows.position(step) == 0:
+            self._window = step
 
-    def disturbs(self, step: int) -> bool:
-        """Whether a step's time says more about the profiler than about the run."""
-        return self._moments.place(step) is not None
+    def slows(self, step: int) -> bool:
+        """Whether the profiler makes this step slower than others."""
+        return self._windows.position(step) is not None
 
     def values(self) -> dict[str, float]:
-        """What an analysis found that has ended since the last call, for a log line."""
-        return self._analyses.take() if self._analyses is not None else {}
+        """The result of an analysis that finished since the last call, for a log line."""
+        return self._analyses.collect() if self._analyses is not None else {}
 
-    def rest(self) -> list[dict[str, float]]:
-        """The run has ended: write what was recorded, and wait for the analyses under way."""
+    def finish(self) -> list[dict[str, float]]:
+        """Write the last trace at the end of the run; wait for the remaining analyses."""
         self._stop()
-        found = self._analyses.rest(PATIENCE_AFTER) if self._analyses is not None else []
+        results = self._analyses.drain(WAIT_AFTER_RUN_S) if self._analyses is not None else []
         self._remove_old()
-        return found
+        return results
 
     def close(self) -> None:
-        """Leave, waiting for nobody; a moment that is not over is written as far as it came."""
+        """Stop without waiting; an unfinished window is written as far as it was recorded."""
         self._stop()
         if self._analyses is not None:
             self._analyses.close()
@@ -158,7 +158,7 @@ class StepProfiler:
             self._profiler.stop()
 
     def _write(self, profiler: profile) -> None:
-        folder = moment_folder(self._folder, self._moment)
+        folder = window_folder(self._folder, self._window)
         unpacked, packed = (folder / f".{self._name}.{kind}" for kind in ("unpacked", "packed"))
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -168,28 +168,28 @@ class StepProfiler:
             unpacked.unlink()
             packed.replace(folder / f"{self._name}.json.gz")
         except OSError as error:
-            log.warning("no trace of step %d: %s", self._moment, error)
+            log.warning("Could not write the trace of step %d: %s", self._window, error)
             return
         if self._analyses is not None:
-            self._analyses.begin(folder, self._moment)
+            self._analyses.start(folder, self._window)
         self._remove_old()
 
     def _remove_old(self) -> None:
-        # On every machine: they may not share their disks.
+        # On every machine, since machines may not share a disk.
         if os.environ.get("LOCAL_RANK", "0") == "0":
             busy = self._analyses.busy if self._analyses is not None else []
             remove_old(self._folder / TRACES, self._keep, busy)
 
 
-def _quieten() -> None:
-    """Of a profiler that starts, stops and forgets as planned nobody needs to hear."""
-    # Above the level of its announcements, which have no level of their own that can be named.
+def _silence_profiler() -> None:
+    """Suppress the messages with which the profiler announces that it starts and stops."""
+    # Kineto announces at a level without a name; 6 is above it.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
 
 
 def remove_old(traces: Path, keep: int, busy: Collection[Path] = ()) -> None:
-    """Leave the newest `keep` moments, and those that are being read; 0 leaves all."""
+    """Remove all but the newest `keep` windows and those being analysed; 0 keeps all."""
     for folder in profiled_moments(traces)[:-keep] if keep else []:
         if folder not in busy:
             shutil.rmtree(folder, ignore_errors=True)

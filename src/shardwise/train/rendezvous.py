@@ -1,7 +1,7 @@
-"""How the processes of a run find each other, anew in every attempt.
+"""How the processes of a run find each other: with a new store in every attempt.
 
-A store that outlives an attempt still holds the addresses of processes that have died in it, and
-those that come after wait for them.
+A store that outlives an attempt still holds the addresses of its dead processes, and the processes
+of the next attempt would wait for them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 
 def find_rendezvous(nodes: int) -> RendezvousHandler:
-    """Of one machine, or of those that the variables of torchrun name."""
+    """The rendezvous of one machine, or of the machines that torchrun's variables name."""
     run_id = os.environ.get("PET_RDZV_ID", uuid.uuid4().hex)
     if nodes == 1:
         return LoopbackRendezvous(run_id)
-    # Torch agrees on a new store in every round if it is told not to share the one it meets in.
+    # With this setting torch creates a new store in every round instead of sharing one.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return get_rendezvous_handler(
         RendezvousParameters(
@@ -40,7 +40,7 @@ def find_rendezvous(nodes: int) -> RendezvousHandler:
 
 
 class LoopbackRendezvous(RendezvousHandler):
-    """One machine: a new store for every attempt, which only this machine can reach."""
+    """The rendezvous of one machine: a new store per attempt, on the loopback interface."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -72,7 +72,7 @@ class LoopbackRendezvous(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """There is nobody to tell."""
+        """Nothing to do: no other machine takes part."""
 
     def num_nodes_waiting(self) -> int:
         return 0

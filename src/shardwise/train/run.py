@@ -1,4 +1,4 @@
-"""One process of a run, from joining the others to the comparison of prediction and measurement."""
+"""One process of a run: join the others, train, and compare prediction and measurement."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from shardwise.spec.train import TrainSettings
 from shardwise.step import StepProfile
 from shardwise.train.checkpoints import RunCheckpoints
 from shardwise.train.folder import folder_of_rank_0, lock_folder, write_json, write_setup
-from shardwise.train.heartbeat import section, start_heart
+from shardwise.train.heartbeat import section, start_heartbeat
 from shardwise.train.loop import Logged, Training, train
 from shardwise.train.measure import StepMeter, control_traffic, measured_profile, step_values
 from shardwise.train.metrics import Tracker, memory_now, open_trackers
-from shardwise.train.profile import StepProfiler, moments_of
+from shardwise.train.profile import StepProfiler, windows_of
 from shardwise.train.start import start
 
 
 class Display(Protocol):
-    """What a person sees of a run, on rank 0."""
+    """Shows the run to a person, on rank 0."""
 
     def started(
         self, run: RunSpec, predicted: StepProfile, folder: Path, loaded: Loaded | None
@@ -37,9 +37,9 @@ class Display(Protocol):
 
 
 class Result(NamedTuple):
-    """How a run ended; `measured` is absent where the run was too short or told not to measure.
+    """How a run ended; `measured` is None if the run was too short or train.measure is false.
 
-    `step_s` are the seconds of the steps behind that measurement: all, where none was made.
+    `step_s` are the seconds of representative steps: those after the measured ones, or all.
     """
 
     reason: str
@@ -49,58 +49,60 @@ class Result(NamedTuple):
     measured: StepProfile | None
     last: Mapping[str, float]
     step_s: Sequence[float] = ()
+    # The signal that stopped the run, and the last checkpoint.
     stopped_by: int | None = None
+    checkpoint: str | None = None
 
 
 def run_training(run: RunSpec, folder: Path, display: Display | None = None) -> Result:
-    """Train what `run` describes on the processes that are running; all ranks call this."""
+    """Train `run` on the current processes; all ranks call this."""
     result = _train(run, folder, display)
     leave()
     return result
 
 
 def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
-    # What cannot be profiled is refused before anything is built.
     settings = run.train or TrainSettings()
-    moments_of(settings)
-    start_heart(int(os.environ.get("RANK", "0")), settings.restart)
+    windows_of(settings)  # raises SpecError before anything is built
+    start_heartbeat(int(os.environ.get("RANK", "0")), settings.restart)
     run, training = start(run)
     rank, _ = world()
-    leads = rank == 0
+    is_main = rank == 0
     folder = folder_of_rank_0(folder)
-    lock = lock_folder(folder) if leads else None
+    lock = lock_folder(folder) if is_main else None
     checkpoints = loaded = None
     if settings.checkpoint.save:
         checkpoints = RunCheckpoints(run, training, folder)
         with section("load", slow=True):
             loaded = checkpoints.load()
     predicted = predict(run, training)
-    if leads:
+    if is_main:
         write_setup(folder, run)
         write_json(folder / "prediction.json", predicted.to_dict())
-    shown = display if leads else None
+    shown = display if is_main else None
     if shown is not None:
         shown.started(run, predicted, folder, loaded)
-    watcher = _Recorder(run, training, predicted, folder, shown)
+    recorder = _Recorder(run, training, predicted, folder, shown)
     try:
-        reason = train(training, watcher, checkpoints)
+        reason = train(training, recorder, checkpoints)
         if reason != "stopped":
-            watcher.finish()
+            recorder.finish()
     finally:
-        watcher.close()
+        recorder.close()
     result = Result(
         reason=reason,
         steps=training.step,
         folder=folder,
         predicted=predicted,
-        measured=watcher.measured(),
-        last=watcher.last,
-        step_s=watcher.settled,
+        measured=recorder.measured(),
+        last=recorder.last,
+        step_s=recorder.settled,
         stopped_by=training.stopped_by,
+        checkpoint=checkpoints.last_url if checkpoints is not None else None,
     )
-    if leads and result.measured is not None:
+    if is_main and result.measured is not None:
         write_json(folder / "measurement.json", result.measured.to_dict())
-        if (curve := watcher.memory_curve()) is not None:
+        if (curve := recorder.memory_curve()) is not None:
             write_json(folder / "memory.json", curve)
     if shown is not None:
         shown.ended(result)
@@ -110,14 +112,14 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
 
 
 def predict(run: RunSpec, training: Training) -> StepProfile:
-    """What a step of this run will take, the trainer's own small collectives included."""
-    # On a CPU there is nowhere to offload to: all of it stays in the same memory.
+    """Predict a step of this run, with the trainer's own small collectives."""
+    # On a CPU, offloading stays in the same memory.
     here = run.strategy.but(offload=run.strategy.offload and not run.cluster.device.is_cpu)
     profile = estimate_run(run._replace(strategy=here))
     settings = training.settings
     meter = _meter(run, training)
     tensors = sum(1 for p in training.model.parameters() if p.requires_grad)
-    control = control_traffic(run, settings, tensors, meter.counted_step)
+    control = control_traffic(run, settings, tensors, meter.traffic_step)
     return profile._replace(traffic=(*profile.traffic, *control))
 
 
@@ -127,7 +129,7 @@ def _meter(run: RunSpec, training: Training) -> StepMeter:
 
 
 class _Recorder:
-    """Watches the loop: measures on every rank, writes and shows on rank 0."""
+    """Observes the loop: measures on every rank, writes and shows on rank 0."""
 
     def __init__(
         self,
@@ -148,15 +150,15 @@ class _Recorder:
         self._peak_flops = device.known_peak_flops(run.strategy.param_dtype)
         self.settled: list[float] = []
         self._profiler: StepProfiler | None = None
-        moments = moments_of(settings, training.step)
-        if settings.profile is not None and moments is not None:
-            self._profiler = StepProfiler(settings.profile, moments, folder, training.device)
+        windows = windows_of(settings, training.step)
+        if settings.profile is not None and windows is not None:
+            self._profiler = StepProfiler(settings.profile, windows, folder, training.device)
         self.last: dict[str, float] = {}
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
         if self._profiler is not None:
-            with section("trace", slow=True):
+            with section("profile", slow=True):
                 self._profiler.step(step)
         if not self._measures:
             yield
@@ -181,8 +183,8 @@ class _Recorder:
             self._display.logged(line.step, self.last)
 
     def _is_settled(self, step: int) -> bool:
-        """Whether a step's time says something about the run."""
-        if self._profiler is not None and self._profiler.disturbs(step):
+        """Whether a step's time is representative of the run."""
+        if self._profiler is not None and self._profiler.slows(step):
             return False
         return not self._measures or self._meter.settled(step)
 
@@ -205,10 +207,10 @@ class _Recorder:
         return self._meter.memory_curve()
 
     def finish(self) -> None:
-        """Log what is known only after the last step."""
-        for values in self._profiler.rest() if self._profiler is not None else []:
+        """Log the values that are known only after the last step."""
+        for values in self._profiler.finish() if self._profiler is not None else []:
             for tracker in self._trackers:
-                tracker.log(self._training.step - 1, values)
+                tracker.log(self._training.step, values)
 
     def close(self) -> None:
         if self._profiler is not None:

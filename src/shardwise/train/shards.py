@@ -1,4 +1,4 @@
-"""Tokens on disk: a folder of flat binary shards and an index, read through memory maps."""
+"""Tokens on disk: a folder of binary shards and an index, read through memory maps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_shards(
     about: Mapping[str, Any],
     shard_tokens: int = SHARD_TOKENS,
 ) -> None:
-    """Write `chunks` of one dtype in order; the folder appears when all is written."""
+    """Write `chunks` of one dtype in order; the folder appears when it is complete."""
     building = folder.with_name(f"{folder.name}.building-{os.getpid()}")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
@@ -54,14 +54,14 @@ def write_shards(
     try:
         building.rename(folder)
     except OSError:
-        # Another process was faster; what it wrote is the same.
+        # Another process has written the same folder first.
         shutil.rmtree(building, ignore_errors=True)
         if not (folder / INDEX).exists():
             raise
 
 
 class TokenShards:
-    """The tokens of a folder, as if they were one long array."""
+    """The tokens of a folder as one long array."""
 
     def __init__(self, folder: Path) -> None:
         index = json.loads((folder / INDEX).read_text())
@@ -74,7 +74,9 @@ class TokenShards:
                 not file.exists()
                 or file.stat().st_size != length * np.dtype(index["dtype"]).itemsize
             ):
-                raise SpecError(f"data: {file} is not as long as its index says; delete {folder}")
+                raise SpecError(
+                    f"data: {file} has the wrong size; delete {folder} to tokenize again"
+                )
             self._maps.append(np.memmap(file, dtype=index["dtype"], mode="r"))
         self._starts = np.concatenate([[0], np.cumsum(lengths)])
 
@@ -82,14 +84,14 @@ class TokenShards:
         return int(self._starts[-1])
 
     def read(self, start: int, length: int) -> npt.NDArray[np.int64]:
-        """`length` tokens from `start` on, across shards."""
-        found = np.empty(length, dtype=np.int64)
+        """Return `length` tokens from `start` on, across shards."""
+        tokens = np.empty(length, dtype=np.int64)
         filled = 0
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
         while filled < length:
             offset = start + filled - int(self._starts[shard])
             part = self._maps[shard][offset : offset + length - filled]
-            found[filled : filled + len(part)] = part
+            tokens[filled : filled + len(part)] = part
             filled += len(part)
             shard += 1
-        return found
+        return tokens

@@ -1,4 +1,4 @@
-"""What Slurm says about a process, in the words that torch reads."""
+"""Translate the variables of Slurm into those that torch reads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from shardwise.train.launch import is_worker
 
 
 def adopt_slurm(environment: MutableMapping[str, str]) -> bool:
-    """Translate what `srun` says into what torch reads; False where there is no Slurm step."""
-    # One launcher on each node starts its own processes, and finds the others by itself.
+    """Set the variables torch reads from those of `srun`; return False without a Slurm step."""
+    # With PET_NNODES one launcher per node starts its own processes and finds the others itself.
     launches = "PET_NNODES" in environment
     if launches or is_worker(environment) or int(environment.get("SLURM_NTASKS", "1")) < 2:
         return False
@@ -23,7 +23,7 @@ def adopt_slurm(environment: MutableMapping[str, str]) -> bool:
     tasks = environment.get("SLURM_TASKS_PER_NODE", environment["SLURM_NTASKS"])
     environment["LOCAL_WORLD_SIZE"] = _tasks_here(tasks, int(environment.get("SLURM_NODEID", "0")))
     environment.setdefault("MASTER_ADDR", _first_host(environment))
-    # Jobs that share a node must not share a port.
+    # Jobs on the same node need different ports.
     port = 20_000 + int(environment.get("SLURM_JOB_ID", "0")) % 20_000
     environment.setdefault("MASTER_PORT", str(port))
     return True
@@ -47,5 +47,7 @@ def _first_host(environment: Mapping[str, str]) -> str:
             ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError) as error:
-        raise SpecError(f"launch: cannot read the hosts of {nodes!r}: {error}") from None
+        raise SpecError(
+            f"launch: cannot list the hosts of {nodes!r} with scontrol: {error}"
+        ) from None
     return listed.stdout.split()[0]

@@ -1,4 +1,4 @@
-"""From a run.toml to a Training that stands before its first step."""
+"""Create the Training of a run.toml, ready for its first step."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from shardwise.units.build import build_module
 
 
 def start(run: RunSpec) -> tuple[RunSpec, Training]:
-    """Join the other processes, build, shard, and open the data.
+    """Join the other processes, build and shard the model, and open the data.
 
-    Returns the run as it is on the processes that are running, and the Training.
+    Returns the run on the current processes, and the Training.
     """
     settings = run.train or TrainSettings()
     device = local_device(device_kind(run, settings))
@@ -43,7 +43,7 @@ def start(run: RunSpec) -> tuple[RunSpec, Training]:
         module = build_module(run.model)
     fill = pretrained_fill(module, weights_folder(run.model)) if _pretrained(run.model) else None
     if fill is not None and not settings.meta_init:
-        raise SpecError("train.meta_init: pretrained weights are read unit by unit; set it to true")
+        raise SpecError("train.meta_init: must be true for a pretrained model")
     vocab = vocabulary(run.model, module)
     model = parallelize(module, strategy, device=device, fill=fill, seed=settings.seed)
     rank, size = world()
@@ -59,14 +59,14 @@ def start(run: RunSpec) -> tuple[RunSpec, Training]:
 
 
 def device_kind(run: RunSpec, settings: TrainSettings) -> str:
-    """A cluster of CPUs means CPUs, also where a GPU is."""
+    """The kind of device to train on; a cluster of CPUs means CPUs even if there is a GPU."""
     if settings.device == "auto" and run.cluster.device.is_cpu:
         return "cpu"
     return settings.device
 
 
 def open_data(data: DataSettings, layout: Layout, vocab: int | None, seed: int) -> Batches:
-    """One process of a machine tokenizes; the others wait and then read what it wrote."""
+    """Open the data; one process per machine tokenizes while the others wait."""
     if data.path and layout.world > 1:
         if int(os.environ.get("LOCAL_RANK", layout.rank)) == 0:
             tokenized(data)
@@ -75,16 +75,16 @@ def open_data(data: DataSettings, layout: Layout, vocab: int | None, seed: int) 
 
 
 def on_this_world(run: RunSpec, device: torch.device) -> RunSpec:
-    """The run with the cluster that is really there: what is predicted is what will be measured."""
+    """The run on the actual processes, so that the prediction is of what will be measured."""
     _, size = world()
     per_node = processes_per_node()
     spec = run.cluster.device
-    # What was measured of CPUs holds for CPUs, and what of GPUs for GPUs.
+    # A calibration of CPUs applies to CPUs only, and one of GPUs to GPUs.
     calibration = run.cluster.calibration if spec.is_cpu == (device.type == "cpu") else None
     if device.type == "cpu":
         spec = spec if calibration is not None else this_machine(per_node)
     elif spec.is_cpu:
-        raise SpecError('cluster: names CPUs but train.device is "cuda"; change one of the two')
+        raise SpecError('cluster: names CPUs, but train.device is "cuda"; change one of the two')
     cluster = ClusterSpec(
         device=spec,
         nodes=size // per_node,
@@ -99,25 +99,25 @@ def on_this_world(run: RunSpec, device: torch.device) -> RunSpec:
 
 
 def check_batch(run: RunSpec) -> None:
-    """A step must be the batch that was asked for, to the token."""
+    """Raise SpecError unless the global batch divides into micro-batches exactly."""
     wanted = run.job.global_batch
     unit = run.job.seq_len * run.strategy.micro_batch * run.strategy.devices
     if wanted is not None and wanted % unit:
         near = max(1, round(wanted / unit)) * unit
         raise SpecError(
-            f"job.global_batch: {wanted:,} tokens cannot be divided into micro-batches of {unit:,} "
-            f"({run.strategy.micro_batch} x {run.job.seq_len:,} on {run.strategy.devices} "
-            f"processes); the nearest that can is {near:,}"
+            f"job.global_batch: {wanted:,} tokens is not a multiple of {unit:,} "
+            f"(micro-batch {run.strategy.micro_batch} × {run.job.seq_len:,} tokens × "
+            f"{run.strategy.devices} processes); the nearest multiple is {near:,}"
         )
 
 
 def this_machine(processes: int) -> DeviceSpec:
-    """A CPU of the catalogue with the memory each of `processes` can hope for here."""
+    """The CPU of the catalogue with this machine's memory divided among `processes`."""
     return find_device("CPU").but(memory=host_memory(processes))
 
 
 def vocabulary(model: Model, module: torch.nn.Module) -> int | None:
-    """How many token ids the model knows, where that can be told."""
+    """The size of the model's vocabulary; None if unknown."""
     if isinstance(model, ModelSpec):
         return model.vocab
     size = getattr(getattr(module, "config", None), "vocab_size", None)

@@ -1,4 +1,4 @@
-"""What happens when ranks of a run fail: who failed, whether to start again, and what it cost."""
+"""Decide after a failure which rank failed first and whether to restart; record recoveries."""
 
 from __future__ import annotations
 
@@ -10,169 +10,193 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.spec.train import RestartSettings
-from shardwise.train.heartbeat import Beat
-from shardwise.train.watch import Hang, Watch, kill
+from shardwise.train.hang_detector import Hang, HangDetector, kill_processes
+from shardwise.train.heartbeat import Heartbeat
 
-# Exit codes of what would happen again: input that cannot be meant, data or numbers that are wrong.
-LASTING = (2, 3)
-# The exit code of a rank that failed because it lost another.
-LOST = 4
+# Exit codes that a restart would only repeat: invalid input, unequal data or a non-finite gradient.
+PERMANENT_FAILURES = (2, 3)
+# Exit code of a rank that failed because it lost its connection to another.
+PEER_LOST = 4
 RECOVERIES = "recoveries.jsonl"
-# How long a rank that others have lost may take to fail itself.
-_LOST_S = 5.0
+# Seconds in which the rank that others lost is expected to fail itself.
+_PEER_LOST_S = 5.0
 
 
 class Supervisor:
-    """Of the processes of this machine, over all attempts of a run."""
+    """Supervises the ranks of this machine over all attempts of a run."""
 
     def __init__(
-        self, beats: Path, folder: Path, processes: int, settings: RestartSettings
+        self, heartbeats: Path, folder: Path, processes: int, settings: RestartSettings
     ) -> None:
-        self._watch, self._folder, self._settings = Watch(beats), folder, settings
+        self._detector, self._folder, self._settings = HangDetector(heartbeats), folder, settings
         self._processes = processes
         self._attempt = 0
-        # Attempts since the last step that was saved.
-        self._saved, self._in_vain = -1, 0
+        # The last saved step, and the attempts since it was saved.
+        self._saved, self._attempts_without_save = -1, 0
         self._hang: Hang | None = None
         self._killed = False
         self._failures: dict[int, int] = {}
         self._recovery: dict[str, Any] | None = None
-        self._detected = 0.0
+        # When all ranks were last seen alive, and when the failure was detected.
+        self._alive_at = self._detected_at = 0.0
         self.stopped_by: int | None = None
 
-    def begin(self) -> None:
-        """Processes are about to be started."""
-        self._watch.begin()
+    def start_attempt(self) -> None:
+        """Forget the last attempt; called before processes are started."""
+        self._detector.reset()
         self._attempt += 1
         self._hang, self._killed, self._failures = None, False, {}
+        self._alive_at = time.monotonic()
 
-    def look(self) -> None:
-        """At processes that are all alive: does each go on?"""
+    def all_alive(self) -> None:
+        """Note that no rank has failed until now."""
+        self._alive_at = time.monotonic()
+
+    def is_training(self) -> bool:
+        """Whether every rank has begun its first step, and so handles signals."""
+        heartbeats = self._detector.heartbeats()
+        return len(heartbeats) == self._processes and all(one.step > 0 for one in heartbeats)
+
+    def poll(self) -> None:
+        """Check the progress of ranks that are all alive; kill them if one hangs."""
         if self._killed:
-            # They have only to end, and on the way look as if they no longer hung.
+            # They are dying, and on the way may look as if they no longer hung.
             return
-        hang, doomed = self._watch.look()
-        if not self._watch.worried:
+        hang, pids = self._detector.poll()
+        if not self._detector.is_hanging:
             self._hang = None
         if hang is not None:
             self._hang = hang
-            self.say(f"{hang.sentence}; stacks are in {self._write_stacks(hang)}")
-        kill(doomed)
-        self._killed = bool(doomed)
+            self.log(f"{hang.message}. Stacks: {self._write_stacks(hang)}")
+        kill_processes(pids)
+        self._killed = bool(pids)
         if self._recovery is not None:
             self._follow(self._recovery)
 
-    def failed(self, exit_codes: Mapping[int, int]) -> bool:
-        """Ranks have failed, with these codes. Whether the others are to end at once.
+    def add_failures(self, exit_codes: Mapping[int, int]) -> bool:
+        """Note the exit codes of failed ranks; return whether to kill the remaining ones now.
 
-        They are not where the only ones to fail have lost another: who that was is not known yet.
+        While every failed rank only lost another one, the first failure is still unknown.
         """
         if not self._failures:
             self._failures = dict(exit_codes)
-            self._detected = time.monotonic()
-        elif all(code == LOST for code in self._failures.values()):
+            self._detected_at = time.monotonic()
+        elif all(code == PEER_LOST for code in self._failures.values()):
             self._failures |= exit_codes
-        first = all(code == LOST for code in self._failures.values())
-        return not first or time.monotonic() - self._detected > _LOST_S
+        only_lost = all(code == PEER_LOST for code in self._failures.values())
+        return not only_lost or time.monotonic() - self._detected_at > _PEER_LOST_S
 
-    def again(self) -> bool:
-        """Whether to start again after the failures that were told."""
-        beats = self._watch.beats()
-        self._count(beats)
+    def should_restart(self) -> bool:
+        """Whether to start the ranks again after the failures noted so far."""
+        heartbeats = self._detector.heartbeats()
+        self._count_attempt(heartbeats)
         if self.stopped_by is not None:
             return False
-        if any(code in LASTING for code in self._failures.values()):
+        if any(code in PERMANENT_FAILURES for code in self._failures.values()):
             return False
-        cause = self._cause(beats)
-        if self._in_vain >= self._settings.attempts:
-            times = f"{self._in_vain} attempts" if self._in_vain > 1 else "an attempt"
-            self.say(f"{cause}; not started again after {times} without a new checkpoint")
+        cause = self._cause(heartbeats)
+        if self._attempts_without_save >= self._settings.attempts:
+            count = self._attempts_without_save
+            attempts = f"{count} restart{'s' if count != 1 else ''}"
+            self.log(f"{cause}. Giving up: {attempts} without a new checkpoint")
             return False
-        self._in_vain += 1
-        if not self._failures:
-            self._detected = time.monotonic()
-        first = min((beat.since for beat in beats), default=self._detected)
-        # Who fails while coming back has to come back to where it was before.
-        before = self._recovery["failed_step"] if self._recovery is not None else -1
+        self._attempts_without_save += 1
+        detect_s = self._detection_time(heartbeats)
+        # A rank that fails during a recovery must get back to where it was before both failures.
+        before = self._recovery["failed_step"] if self._recovery is not None else 0
         self._recovery = {
             "attempt": self._attempt,
             "cause": cause,
-            "failed_step": max([before, *(beat.step for beat in beats)]),
-            # Of a hang, since the last sign of life; a death is seen at the next look.
-            "detect_s": self._detected - first if self._hang is not None else 0.1,
+            "failed_step": max([before, *(one.step for one in heartbeats)]),
+            **({} if detect_s is None else {"detect_s": detect_s}),
         }
-        self.say(f"{cause}; starting again")
+        self.log(f"{cause}. Restarting")
         return True
 
-    def ended(self) -> None:
-        """The run is over: a recovery that did not come to its end is told as far as it came."""
+    def _detection_time(self, heartbeats: list[Heartbeat]) -> float | None:
+        """Seconds until the failure was detected, measured; None where nothing tells.
+
+        Of a hang, since the last heartbeat. Of a failed process, since the last poll that saw it
+        alive, which is an upper bound.
+        """
+        if not self._failures:
+            # The failure is on another machine.
+            self._detected_at = time.monotonic()
+            return None
+        if self._hang is not None:
+            return self._detected_at - min(one.since for one in heartbeats)
+        return self._detected_at - self._alive_at
+
+    def finish(self) -> None:
+        """Record a recovery that was not completed, and the signal that stopped the run."""
         if self.stopped_by is None:
-            # Someone told the processes themselves.
-            signals = [beat.stopped_by for beat in self._watch.beats() if beat.stopped_by]
+            # The signal may have been sent to the ranks directly.
+            signals = [one.stopped_by for one in self._detector.heartbeats() if one.stopped_by]
             self.stopped_by = signals[0] if signals else None
         if self._recovery is not None:
-            self._write(self._recovery)
+            self._record(self._recovery)
 
-    def _count(self, beats: list[Beat]) -> None:
-        saved = max((beat.saved for beat in beats), default=-1)
+    def _count_attempt(self, heartbeats: list[Heartbeat]) -> None:
+        saved = max((one.saved for one in heartbeats), default=-1)
         if saved > self._saved:
-            self._saved, self._in_vain = saved, 0
+            self._saved, self._attempts_without_save = saved, 0
 
-    def culprit(self) -> tuple[int, int] | None:
-        """The rank whose failure came before that of others, and its exit code."""
-        hung = self._hang.culprits if self._hang is not None else []
-        # Who hung comes before who was killed, that before who failed, and that before those who
-        # lost a peer by it.
+    def first_failure(self) -> tuple[int, int] | None:
+        """The rank whose failure caused the others, and its exit code."""
+        hanging = self._hang.ranks if self._hang is not None else []
+        # A hang causes a kill, a kill causes an error, an error causes lost peers.
         return min(
             self._failures.items(),
-            key=lambda item: (item[0] not in hung, item[1] == LOST, item[1] > 0),
+            key=lambda item: (item[0] not in hanging, item[1] == PEER_LOST, item[1] > 0),
             default=None,
         )
 
-    def _cause(self, beats: list[Beat]) -> str:
+    def _cause(self, heartbeats: list[Heartbeat]) -> str:
         if self._hang is not None:
-            return self._hang.sentence
-        culprit = self.culprit()
-        if culprit is None:
-            return "processes of another machine left"
-        rank, code = culprit
-        where = {beat.rank: beat for beat in beats}.get(rank)
-        at = ""
-        if where is not None and where.step >= 0:
-            at = f" in step {where.step}, section '{where.section}'"
+            return self._hang.message
+        failure = self.first_failure()
+        if failure is None:
+            return "ranks of another machine failed"
+        rank, code = failure
+        heartbeat = {one.rank: one for one in heartbeats}.get(rank)
+        where = ""
+        if heartbeat is not None and heartbeat.step > 0:
+            where = f" (step {heartbeat.step}, section {heartbeat.section})"
         if code < 0:
-            return f"rank {rank} was killed by signal {-code}{at}"
-        if code == LOST:
-            return f"rank {rank} lost its connection to another{at}"
-        return f"rank {rank} failed with exit code {code}{at}"
+            return f"rank {rank} was killed by signal {-code}{where}"
+        if code == PEER_LOST:
+            return f"rank {rank} lost its connection to another rank{where}"
+        return f"rank {rank} failed with exit code {code}{where}"
 
     def _follow(self, recovery: dict[str, Any]) -> None:
-        """Fill in what the new processes have reached."""
-        beats = self._watch.beats()
-        if len(beats) < self._processes:
+        """Add what the restarted ranks have reached."""
+        heartbeats = self._detector.heartbeats()
+        if len(heartbeats) < self._processes:
             return
-        recovery.setdefault("restart_s", time.monotonic() - self._detected)
-        if any(not beat.ready_at for beat in beats):
+        recovery.setdefault("restart_s", time.monotonic() - self._detected_at)
+        if any(not one.ready_at for one in heartbeats):
             return
+        failed_step = recovery["failed_step"]
         if "load_s" not in recovery:
-            loaded = max(beat.loaded for beat in beats)
+            loaded = max(one.loaded for one in heartbeats)
             recovery["loaded_step"] = loaded if loaded >= 0 else None
-            recovery["load_s"] = max(beat.ready_at for beat in beats) - self._detected
-            recovery["replayed_steps"] = max(0, recovery["failed_step"] - max(0, loaded))
-        if min(beat.step for beat in beats) < recovery["failed_step"]:
+            recovery["load_s"] = max(one.ready_at for one in heartbeats) - self._detected_at
+            # The failed step itself was not completed.
+            recovery["replayed_steps"] = max(0, failed_step - 1 - max(0, loaded))
+        if min(one.step for one in heartbeats) < failed_step:
             return
-        recovery["regained_s"] = time.monotonic() - self._detected
+        recovery["regained_s"] = time.monotonic() - self._detected_at
         self._recovery = None
-        self._write(recovery)
+        self._record(recovery)
         loaded = recovery["loaded_step"]
-        source = f"step {loaded} was loaded" if loaded is not None else "started anew"
-        self.say(
-            f"back at step {recovery['failed_step']} after {recovery['regained_s']:.1f} s: "
-            f"{source} after {recovery['load_s']:.1f} s, "
-            f"{recovery['replayed_steps']} steps made again"
+        source = f"resumed from step {loaded}" if loaded is not None else "started from step 0"
+        replayed = recovery["replayed_steps"]
+        self.log(
+            f"Recovered at step {failed_step} after {recovery['regained_s']:.1f} s: {source} "
+            f"({recovery['load_s']:.1f} s), {replayed} step{'s' if replayed != 1 else ''} replayed"
         )
 
-    def _write(self, recovery: Mapping[str, Any]) -> None:
+    def _record(self, recovery: Mapping[str, Any]) -> None:
         with (self._folder / RECOVERIES).open("a") as file:
             file.write(json.dumps(recovery) + "\n")
 
@@ -180,10 +204,10 @@ class Supervisor:
         folder = self._folder / "hangs" / f"attempt-{self._attempt}"
         folder.mkdir(parents=True, exist_ok=True)
         for rank, stack in hang.stacks.items():
-            text = stack or "no stack: the process does not run\n"
+            text = stack or "no stack: the process is stopped or gone\n"
             (folder / f"rank-{rank}.txt").write_text(text)
-        (folder / "who.txt").write_text(hang.sentence + "\n")
+        (folder / "summary.txt").write_text(hang.message + "\n")
         return folder
 
-    def say(self, sentence: str) -> None:
-        print(f"shardwise: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
+    def log(self, message: str) -> None:
+        print(f"shardwise: {message}", file=sys.stderr, flush=True)  # noqa: T201

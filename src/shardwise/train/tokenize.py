@@ -1,4 +1,4 @@
-"""Text files become tokens, once: the result is kept under a name made of all that decides it."""
+"""Tokenize text files once; the result is cached under a hash of everything that affects it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BATCH_DOCUMENTS = 512
 
 
 class Tokenizer(Protocol):
-    """Text to ids, many documents at a time; `end` closes a document."""
+    """Converts documents to token ids; `end` is the token after a document."""
 
     vocab: int
     end: int | None
@@ -29,7 +29,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """A token is a byte of UTF-8. Documents end with the one byte UTF-8 never uses, 0xFF."""
+    """One token per byte of UTF-8. Documents end with 0xFF, which UTF-8 never uses."""
 
     vocab: int = 256
     end: int | None = 255
@@ -39,7 +39,7 @@ class ByteTokenizer:
 
 
 class FileTokenizer:
-    """A tokenizer.json, read by the tokenizers library."""
+    """A tokenizer.json, read with the tokenizers library."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -51,15 +51,17 @@ class FileTokenizer:
             ) from None
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.exists():
-            raise SpecError(f"data.tokenizer: no file {file}; give a tokenizer.json or 'bytes'")
+            raise SpecError(
+                f"data.tokenizer: {file} does not exist; use a tokenizer.json or 'bytes'"
+            )
         try:
             self._library: Any = Library.from_file(str(file))
         except Exception as error:
             raise SpecError(f"data.tokenizer: cannot read {file}: {error}") from None
         self.vocab: int = self._library.get_vocab_size(with_added_tokens=True)
         names = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>")
-        found = [self._library.token_to_id(name) for name in names]
-        self.end: int | None = next((token for token in found if token is not None), None)
+        ids = [self._library.token_to_id(name) for name in names]
+        self.end: int | None = next((token for token in ids if token is not None), None)
 
     def encode(self, texts: list[str]) -> list[Tokens]:
         dtype = np.uint16 if self.vocab <= 2**16 else np.uint32
@@ -72,9 +74,9 @@ def load_tokenizer(data: DataSettings) -> Tokenizer:
 
 
 def tokenized(data: DataSettings) -> TokenShards:
-    """The tokens of `data.path`, tokenized now if they have not been before."""
+    """The tokens of `data.path`, from the cache or tokenized now."""
     files = find_files(data.path)
-    folder = Path(data.cache) / _name(data, files)
+    folder = Path(data.cache) / _cache_name(data, files)
     if not (folder / INDEX).exists():
         tokenizer = load_tokenizer(data)
         about = {"files": [file.name for file in files], "vocab": tokenizer.vocab}
@@ -83,24 +85,24 @@ def tokenized(data: DataSettings) -> TokenShards:
 
 
 def find_files(paths: tuple[str, ...]) -> list[Path]:
-    """The files behind paths, in a fixed order."""
-    problems, found = [], []
+    """All text files of `paths` and the folders among them, in a fixed order."""
+    problems, files = [], []
     for path in map(Path, paths):
         inside = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES) if path.is_dir() else []
         if path.is_dir() and not inside:
             problems.append(f"data.path: no {', '.join(SUFFIXES)} files in {path}")
         elif not path.exists():
-            problems.append(f"data.path: no file or folder {path}")
+            problems.append(f"data.path: {path} does not exist")
         elif path.is_file() and path.suffix not in SUFFIXES:
-            problems.append(f"data.path: {path} is none of {', '.join(SUFFIXES)}")
-        found += inside or [path]
+            problems.append(f"data.path: {path} is not one of {', '.join(SUFFIXES)}")
+        files += inside or [path]
     if problems:
         raise SpecError(problems)
-    return found
+    return files
 
 
-def _name(data: DataSettings, files: list[Path]) -> str:
-    """Changes when a file, the tokenizer or the way of reading does."""
+def _cache_name(data: DataSettings, files: list[Path]) -> str:
+    """A name that changes when a file, the tokenizer or the text key changes."""
     digest = hashlib.sha256(f"1/{data.tokenizer}/{data.text_key}".encode())
     tokenizer = Path(data.tokenizer)
     if data.tokenizer != "bytes":
@@ -135,7 +137,7 @@ def _encoded(texts: list[str], tokenizer: Tokenizer, closes: bool) -> Iterator[T
 
 
 def read_texts(file: Path, text_key: str) -> Iterator[str]:
-    """Documents of a jsonl or parquet file; of a text file, pieces that end with a line."""
+    """Documents of a jsonl or parquet file; chunks of whole lines of a text file."""
     readers = {".txt": _text_pieces, ".jsonl": _jsonl, ".parquet": _parquet}
     try:
         yield from readers[file.suffix](file, text_key)
@@ -158,7 +160,7 @@ def _jsonl(file: Path, text_key: str) -> Iterator[str]:
                 yield str(json.loads(line)[text_key])
             except (json.JSONDecodeError, KeyError, TypeError):
                 raise SpecError(
-                    f"data.path: line {number} of {file} is no JSON object with a "
+                    f"data.path: line {number} of {file} is not a JSON object with the key "
                     f"{text_key!r}; set data.text_key"
                 ) from None
 
@@ -175,8 +177,8 @@ def _parquet(file: Path, text_key: str) -> Iterator[str]:
         table = parquet.ParquetFile(file)
         if text_key not in table.schema_arrow.names:
             raise SpecError(
-                f"data.path: {file} has no column {text_key!r} but "
-                f"{', '.join(table.schema_arrow.names)}; set data.text_key"
+                f"data.path: {file} has no column {text_key!r}; set data.text_key to one of "
+                f"{', '.join(table.schema_arrow.names)}"
             )
         for batch in table.iter_batches(batch_size=_BATCH_DOCUMENTS, columns=[text_key]):
             yield from (str(text) for text in batch.column(0).to_pylist() if text is not None)

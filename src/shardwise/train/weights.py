@@ -1,4 +1,4 @@
-"""Weights of a local pretrained folder, read tensor by tensor while units are made."""
+"""Read the weights of a local pretrained folder, tensor by tensor, while units are created."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SINGLE = "model.safetensors"
 
 
 def pretrained_fill(model: nn.Module, folder: Path) -> Fill:
-    """Parameters from the folder's safetensors; buffers as the model computes them.
+    """Fill parameters from the folder's safetensors; buffers are computed by the model.
 
-    What the files lack is left unset, which the check of every unit reports by name.
+    A parameter that no file holds stays unset, and the check of its unit reports it by name.
     """
     try:
         from safetensors import safe_open
@@ -36,7 +36,7 @@ def pretrained_fill(model: nn.Module, folder: Path) -> Fill:
             initialise(name, module)
         for key, parameter in module._parameters.items():
             full = f"{name}.{key}" if name else key
-            # Files may be of the model with its head or of the model without.
+            # The files may be of the model with its head or without.
             stored = full if full in files else full.removeprefix(prefix)
             if parameter is None or stored not in files:
                 continue
@@ -46,8 +46,8 @@ def pretrained_fill(model: nn.Module, folder: Path) -> Fill:
             tensor = opened[file].get_tensor(stored)
             if tensor.shape != parameter.shape:
                 raise SpecError(
-                    f"model.pretrained: {stored} in {file.name} is {tuple(tensor.shape)}, the "
-                    f"model's is {tuple(parameter.shape)}"
+                    f"model.pretrained: {stored} has shape {tuple(tensor.shape)} in {file.name}, "
+                    f"but {tuple(parameter.shape)} in the model; use the config.json of the weights"
                 )
             parameter.copy_(tensor)
 
@@ -59,10 +59,12 @@ def _files_of_tensors(folder: Path) -> dict[str, Path]:
         table: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
         missing = sorted({file for file in table.values() if not (folder / file).is_file()})
         if missing:
-            raise SpecError(f"model.pretrained: {folder / missing[0]} is missing")
+            raise SpecError(
+                f"model.pretrained: {folder / missing[0]} is missing; download it again"
+            )
         return {name: folder / Path(file).name for name, file in table.items()}
     if not (folder / SINGLE).exists():
-        raise SpecError(f"model.pretrained: neither {SINGLE} nor {INDEX} in {folder}")
+        raise SpecError(f"model.pretrained: {folder} contains neither {SINGLE} nor {INDEX}")
     from safetensors import safe_open
 
     with safe_open(str(folder / SINGLE), framework="pt") as file:

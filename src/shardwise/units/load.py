@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shardwise.spec.lookup import Model
+from shardwise.progress import progress_line
+from shardwise.spec.dtype import DType
+from shardwise.spec.lookup import Model, ModuleRef
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
@@ -15,6 +17,12 @@ def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
     dtype, autocast = strategy.param_dtype, strategy.autocast
     if isinstance(model, ModelSpec):
         return decoder_units(model, seq_len, dtype, strategy.compile, autocast)
+    source = model.factory if isinstance(model, ModuleRef) else model.name
+    with progress_line(f"Tracing {source} on the meta device …"):
+        return _traced(model, seq_len, dtype, autocast)
+
+
+def _traced(model: Model, seq_len: int, dtype: DType, autocast: bool) -> ModelUnits:
     try:
         from shardwise.units.module import traced_units
     except ModuleNotFoundError as error:

@@ -1,7 +1,8 @@
-"""What went wrong in a checkpoint of many ranks, in one sentence."""
+"""Errors and warnings of torch's distributed checkpoint, as one sentence or none."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,12 +10,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 
 class RankError(Exception):
-    """What went wrong on a rank, in words: errors of stores cannot always travel to others."""
+    """An error of a rank as text; the errors of stores cannot always be sent to other ranks."""
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
-    """Whatever is raised becomes a RankError, which every rank can be told."""
+def as_rank_error() -> Iterator[None]:
+    """Convert any exception into a RankError, which can be sent to every rank."""
     try:
         yield
     except Exception as error:
@@ -22,7 +23,7 @@ def plainly() -> Iterator[None]:
 
 
 def sentence_of(error: BaseException) -> str:
-    """The first cause and the rank it happened on; torch wraps one for each rank."""
+    """The first cause and its rank; torch collects one exception per rank."""
     if not isinstance(error, CheckpointException):
         return _words(error)
     rank, (cause, _) = min(error.failures.items())
@@ -32,3 +33,13 @@ def sentence_of(error: BaseException) -> str:
 def _words(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:400]
+
+
+def ignore_single_process_warning() -> None:
+    """Hide torch's warning that a single process saves or loads without torch.distributed.
+
+    The filter stays: `warnings.catch_warnings` is not safe in the threads that save.
+    """
+    warnings.filterwarnings(
+        "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
+    )

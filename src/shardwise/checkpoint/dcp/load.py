@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
@@ -14,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from shardwise.checkpoint.dcp.failure import sentence_of
+from shardwise.checkpoint.dcp.failure import ignore_single_process_warning, sentence_of
 from shardwise.checkpoint.dcp.reader import CheckpointReader
 from shardwise.checkpoint.format import index, manifest
 from shardwise.checkpoint.format.checksum import crc32
@@ -32,7 +31,7 @@ class Loaded(NamedTuple):
     """What was loaded, and what was passed over on the way to it, each with its reason."""
 
     manifest: Manifest
-    passed_over: list[str]
+    skipped: list[str]
 
 
 class NothingGoodError(Exception):
@@ -50,7 +49,7 @@ Room = Callable[[Manifest, Saved], Mapping[str, torch.Tensor]]
 
 def load_last(place: Place, room: Room) -> Loaded | None:
     """The newest that is whole; None where there is none at all. All ranks call this."""
-    passed_over: list[str] = []
+    skipped: list[str] = []
     for step in reversed(_agreed_steps(place)):
         folder = place.folder(step)
         # The index of a large run is millions of small objects, none of them garbage: collecting
@@ -61,10 +60,10 @@ def load_last(place: Place, room: Room) -> Loaded | None:
                 told, saved = opened
                 why = _load(folder, saved, room(told, saved))
                 if not why:
-                    return Loaded(told, passed_over)
-        passed_over.append(f"{name_of(step)}: {why}")
-    if passed_over:
-        raise NothingGoodError("no checkpoint is whole:\n  " + "\n  ".join(passed_over))
+                    return Loaded(told, skipped)
+        skipped.append(f"{name_of(step)}: {why}")
+    if skipped:
+        raise NothingGoodError("no checkpoint is whole:\n  " + "\n  ".join(skipped))
     return None
 
 
@@ -145,15 +144,14 @@ def _told_by_all(own: tuple[str, str]) -> list[tuple[str, str]]:
 def _load(folder: Folder, saved: Saved, state: Mapping[str, torch.Tensor]) -> str:
     """Why it failed, the same on every rank; nothing where it did not."""
     alone = not dist.is_initialized()
+    ignore_single_process_warning()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that one process loads alone
-            load(
-                dict(state),
-                storage_reader=CheckpointReader(folder, saved),
-                planner=DefaultLoadPlanner(flatten_state_dict=False),
-                no_dist=alone,
-            )
+        load(
+            dict(state),
+            storage_reader=CheckpointReader(folder, saved),
+            planner=DefaultLoadPlanner(flatten_state_dict=False),
+            no_dist=alone,
+        )
     except CheckpointException as error:
         return sentence_of(error)
     return ""

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from shardwise.checkpoint.dcp.failure import plainly
+from shardwise.checkpoint.dcp.failure import as_rank_error
 from shardwise.checkpoint.dcp.raw import bytes_of, read_block
 from shardwise.checkpoint.format.checksum import BLOCK
 from shardwise.checkpoint.format.folder import Folder
@@ -66,7 +66,7 @@ class CheckpointReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        with plainly():
+        with as_rank_error():
             self._read(plan, planner)
         done: Future[None] = Future()
         done.set_result(None)

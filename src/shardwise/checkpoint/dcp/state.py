@@ -1,7 +1,7 @@
-"""What a step leaves behind, as tensors under names that no world size or strategy changes.
+"""The state of a training as named tensors, independent of world size and strategy.
 
-Nothing but tensors is saved: learning rates and the order of the data follow from the step, and
-settings from the run.toml. So nothing has to be unpickled to go on.
+Only tensors are saved: the step determines learning rates and the order of the data, and the
+run.toml the settings. So resuming needs no unpickling.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.checkpoint.format.pieces import Tensor
 
-# What wrappers add to the names of what they wrap.
+# Prefixes that wrappers add to parameter names.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-MODEL, OPTIMIZER, OWN = "model", "optimizer", "rank"
+MODEL, OPTIMIZER, RANK = "model", "optimizer", "rank"
 
 
 def plain_name(name: str) -> str:
@@ -26,56 +26,56 @@ def plain_name(name: str) -> str:
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """By the name each has in the bare model; tied ones once."""
-    return {plain_name(name): p for name, p in _bare(model).named_parameters()}
+    """Parameters by their names in the unwrapped model; tied ones once."""
+    return {plain_name(name): p for name, p in _unwrapped(model).named_parameters()}
 
 
-def _bare(model: nn.Module) -> nn.Module:
+def _unwrapped(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """What only an update changes: parameters, and the optimizer's state of each."""
-    found: dict[str, torch.Tensor] = {}
+    """Tensors that only an update changes: parameters and their optimizer states."""
+    tensors: dict[str, torch.Tensor] = {}
     for name, parameter in parameters_of(model).items():
-        found[f"{MODEL}.{name}"] = parameter.detach()
-        # In an order that does not depend on who made the state: who writes what follows from it.
+        tensors[f"{MODEL}.{name}"] = parameter.detach()
+        # Sorted, since the order decides which rank writes what.
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if isinstance(value, torch.Tensor):
-                found[f"{OPTIMIZER}.{name}.{key}"] = value
-    return found
+                tensors[f"{OPTIMIZER}.{name}.{key}"] = value
+    return tensors
 
 
 def buffers_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Those a model means to keep; a forward may change them."""
-    bare = _bare(model)
-    kept = set(bare.state_dict().keys())
+    """Persistent buffers, which a forward pass may change."""
+    unwrapped = _unwrapped(model)
+    persistent = set(unwrapped.state_dict().keys())
     return {
         f"{MODEL}.{plain_name(name)}": buffer
-        for name, buffer in bare.named_buffers()
-        if name in kept
+        for name, buffer in unwrapped.named_buffers()
+        if name in persistent
     }
 
 
-def own_state(
+def rank_state(
     rank: int, device: torch.device, more: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """What each rank has of its own: its random numbers, and `more`."""
-    found = {**more, "random.cpu": torch.get_rng_state()}
+    """State of one rank alone: its random number generators, and `more`."""
+    tensors = {**more, "random.cpu": torch.get_rng_state()}
     if device.type == "cuda":
-        found["random.cuda"] = torch.cuda.get_rng_state(device)
-    return {f"{OWN}.{rank}.{name}": tensor for name, tensor in found.items()}
+        tensors["random.cuda"] = torch.cuda.get_rng_state(device)
+    return {f"{RANK}.{rank}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def restore_random(own: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(own["random.cpu"])
-    if device.type == "cuda" and "random.cuda" in own:
-        torch.cuda.set_rng_state(own["random.cuda"], device)
+def restore_random(rank_state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(rank_state["random.cpu"])
+    if device.type == "cuda" and "random.cuda" in rank_state:
+        torch.cuda.set_rng_state(rank_state["random.cuda"], device)
 
 
-def own_room(saved: Mapping[str, Tensor], rank: int) -> dict[str, torch.Tensor]:
-    """Tensors to load what this rank once had of its own into."""
-    prefix = f"{OWN}.{rank}."
+def allocate_rank_state(saved: Mapping[str, Tensor], rank: int) -> dict[str, torch.Tensor]:
+    """Empty tensors to load the state of this rank into."""
+    prefix = f"{RANK}.{rank}."
     return {
         name: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
         for name, tensor in saved.items()
@@ -86,9 +86,9 @@ def own_room(saved: Mapping[str, Tensor], rank: int) -> dict[str, torch.Tensor]:
 def make_optimizer_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]
 ) -> None:
-    """Room for the state that was saved, where the optimizer has not made its own yet.
+    """Allocate optimizer states as they were saved, before the optimizer's first step.
 
-    A tensor of the parameter's shape is laid out like it; anything else is a number.
+    A state of the parameter's shape is sharded like it; any other is a number.
     """
     keys: dict[str, list[str]] = {}
     for full in saved:
@@ -102,6 +102,6 @@ def make_optimizer_state(
             optimizer.state[parameter][key] = (
                 torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
                 if like
-                # Fused optimizers count where the parameters are.
+                # Fused optimizers count steps on the device of the parameter.
                 else torch.zeros(tensor.shape, dtype=dtype, device=parameter.device)
             )

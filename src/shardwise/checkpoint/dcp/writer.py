@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from shardwise.checkpoint.dcp.failure import plainly
+from shardwise.checkpoint.dcp.failure import as_rank_error
 from shardwise.checkpoint.dcp.raw import bytes_of, read_block, write_hashed
 from shardwise.checkpoint.format import index
 from shardwise.checkpoint.format.checksum import crc32
@@ -64,7 +64,7 @@ class CheckpointWriter(StorageWriter):
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Before ranks plan: torch keeps what was planned, also if it then fails."""
-        with plainly():
+        with as_rank_error():
             if self._failure is not None:
                 raise self._failure
             if is_coordinator:
@@ -78,7 +78,7 @@ class CheckpointWriter(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         future: Future[list[WriteResult]] = Future()
-        with plainly():
+        with as_rank_error():
             written = [self._write(plan.items, planner)] if plan.items else []
         # Torch hands these to `finish` as they are.
         future.set_result(cast(list[WriteResult], written))
@@ -124,7 +124,7 @@ class CheckpointWriter(StorageWriter):
         ]
         data = index.write_index(tensors, (p for one in written for p in one.pieces))
         about = FileRecord(name=index.NAME, bytes=len(data), head=len(data), crc32=crc32(data))
-        with plainly():
+        with as_rank_error():
             with self._place.create(self._step, index.NAME) as file:
                 file.write(data)
             self._commit([*(one.file for one in written), about])

@@ -52,7 +52,7 @@ class ExportedWeights(NamedTuple):
     # Why the folder does not say which model it is; nothing where it does.
     no_config: str
     # Newer checkpoints that are not whole, each with its reason.
-    passed_over: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
 class NotExportedError(Exception):
@@ -84,15 +84,15 @@ def export_first(
     """
     to = to.resolve()
     check_target(to)
-    passed_over: list[str] = []
+    skipped: list[str] = []
     for folder in folders:
         try:
             exported = _export(folder, to, dtype, shard_size, progress)
         except (UntrustedError, CorruptError) as error:
-            passed_over.append(f"{folder.url.rstrip('/').rpartition('/')[2]}: {error}")
+            skipped.append(f"{folder.url.rstrip('/').rpartition('/')[2]}: {error}")
         else:
-            return exported._replace(passed_over=tuple(passed_over))
-    raise NotExportedError(passed_over)
+            return exported._replace(skipped=tuple(skipped))
+    raise NotExportedError(skipped)
 
 
 def _export(

@@ -169,10 +169,12 @@ def _losses(path: Path) -> list[tuple[int, float]]:
     for line in path.read_bytes().splitlines():
         try:
             told = msgspec.json.decode(line)
-            found[int(told["step"]) + 1] = float(told["loss"])
+            found[int(told["step"])] = float(told["loss"])
         except (msgspec.DecodeError, KeyError, TypeError, ValueError):
             continue  # a killed run can leave half a line
-    return sorted(found.items())
+    # Version 0.1.0 counted steps from 0.
+    offset = 1 if 0 in found else 0
+    return sorted((step + offset, loss) for step, loss in found.items())
 
 
 # ---- files ----------------------------------------------------------------------------------

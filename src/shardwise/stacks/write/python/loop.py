@@ -285,7 +285,7 @@ if broken:
 # The loss first: reading it waits for the device, and the clock must not be read before.
 _LINE = """
 line = {
-    "step": step,
+    "step": step + 1,
     "loss": LOSS,
     "gradient_norm": norm.item(),
     "learning_rate": optimizer.param_groups[0]["lr"],
