@@ -72,7 +72,11 @@ def test_the_screen_of_a_real_snapshot(shared: Path) -> None:
         ("folder", "folder", "no memory.json"),
         ("other.pickle", pickle.dumps({"answer": 42}), "not a memory snapshot"),
         ("cut.pickle", pickle.dumps(training(4))[:200], "cut.pickle"),
-        ("cut.raw.json.gz", gzip.compress(b"[[1, 2, 3, 4]]" * 99)[:30], "truncated"),
+        (
+            "cut.raw.json.gz",
+            gzip.compress(json.dumps([[n, 2, n * n, 4] for n in range(999)]).encode())[:999],
+            "truncated",
+        ),
         ("trace.json", b'{"traceEvents": []}', "neither a raw memory timeline"),
     ],
 )

@@ -211,7 +211,7 @@ def test_what_is_missing_is_said() -> None:
     assert "no event history" in problem
     only_history = read_one({"device_traces": [[event("alloc", A, 5)]]})
     assert (only_history.curve.reserved, only_history.fragmentation) == (None, None)
-    assert "no state at the end" in only_history.problems[0]
+    assert "no final state" in only_history.problems[0]
     disagrees = read_one(snapshot([segment([block(A, 4)])], [event("segment_alloc", A, 400)]))
     assert disagrees.curve.reserved is None
     assert disagrees.peak.reserved_bytes is None
@@ -235,7 +235,7 @@ def test_what_is_no_snapshot_is_one_sentence(data: Any) -> None:
 
 def test_lists_that_unfold_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand times the same segment of a thousand times the same block is a small file."""
-    monkeypatch.setattr("shardwise.observe.memory.snapshot.MOST_ROWS", 10_000)
+    monkeypatch.setattr("shardwise.observe.memory.snapshot.MAX_ROWS", 10_000)
     one = block(A, 0)
     many = {"device": 0, "address": A, "total_size": 0, "blocks": [one] * 1000}
     with pytest.raises(SpecError, match="more than 10,000 blocks and events"):
