@@ -41,6 +41,7 @@ def one(found: Found, part: str, **case: Any) -> Measured:
     return measured
 
 
+@pytest.mark.timing
 def test_a_plan_hardly_grows_with_devices(found: Found) -> None:
     small = one(found, "plan", command="plan", devices=64)
     large = one(found, "plan", command="plan", devices=100_000)
@@ -49,6 +50,7 @@ def test_a_plan_hardly_grows_with_devices(found: Found) -> None:
     assert large["priced"] <= 3 * small["priced"]
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("layers", "accumulate"), [(16, 1), (32, 1), (64, 1), (32, 4), (32, 8)])
 def test_spans_of_a_step(found: Found, layers: int, accumulate: int) -> None:
     # A block gathers, copies out and computes forward, again backward, copies in and reduces: 8.
@@ -57,6 +59,7 @@ def test_spans_of_a_step(found: Found, layers: int, accumulate: int) -> None:
     assert measured["spans"] == accumulate * (8 * layers + 6) + 1
 
 
+@pytest.mark.timing
 def test_what_a_rank_adds_to_a_step(found: Found) -> None:
     rank = one(found, "trainer", what="rank")
     assert rank["agreed_bytes"] == 5 * 8
@@ -66,6 +69,7 @@ def test_what_a_rank_adds_to_a_step(found: Found) -> None:
     assert rank["line_s"] < 5e-3
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_group_holds_a_socket_for_every_other_rank_and_one_to_listen(
     found: Found, ranks: int
@@ -73,6 +77,7 @@ def test_a_group_holds_a_socket_for_every_other_rank_and_one_to_listen(
     assert one(found, "trainer", what="agree", count=ranks)["group_sockets"] == ranks - 1 + 1
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("ranks", [2, 16])
 def test_pieces_of_an_index(found: Found, ranks: int) -> None:
     # Every row count of a 70B can be divided by 16: parameters and two moments in as many pieces,
@@ -82,6 +87,7 @@ def test_pieces_of_an_index(found: Found, ranks: int) -> None:
     assert saved["pieces"] == loaded["pieces"] == piece_count(ranks, ranks) == expected
 
 
+@pytest.mark.timing
 def test_the_index_is_linear_in_pieces(found: Found) -> None:
     few, many = (one(found, "checkpoints", what="save", ranks=ranks) for ranks in (2, 16))
     each = (many["index_bytes"] - few["index_bytes"]) / (many["pieces"] - few["pieces"])
@@ -112,6 +118,7 @@ def test_replicas_add_nothing_but_what_is_their_own() -> None:
     assert piece_count(100_000, 100_000) < 1.5 * piece_count(16_384, 16_384)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("ranks", "calls"), [(64, 500), (512, 500), (64, 5000)])
 def test_ranks_joined(found: Found, ranks: int, calls: int) -> None:
     joined = one(found, "joining", ranks=ranks, calls=calls)
@@ -123,11 +130,13 @@ def test_ranks_joined(found: Found, ranks: int, calls: int) -> None:
     assert joined["transfer_ns"] == 50_000 * (world + nodes) - 5_000 * (world + calls // 2)
 
 
+@pytest.mark.timing
 def test_joining_is_linear(found: Found) -> None:
     few, many = (one(found, "joining", ranks=ranks, calls=500) for ranks in (64, 512))
     assert exponent([64, 512], [few["join_s"], many["join_s"]]) < 1.7
 
 
+@pytest.mark.timing
 def test_reading_is_linear(found: Found) -> None:
     few, many = (one(found, "traces", what="events", count=count) for count in (3, 30))
     assert many["events"] == 10 * few["events"]
@@ -139,6 +148,7 @@ def test_reading_is_linear(found: Found) -> None:
     assert [m["collectives"] for m in ranks] == [84, 84]
 
 
+@pytest.mark.timing
 def test_every_part_has_a_table_and_its_place_on_the_page(found: Found) -> None:
     page = (ROOT / "docs" / "scale.md").read_text()
     assert re.findall(r"<!-- measured: (\w+) -->", page) == list(parts())

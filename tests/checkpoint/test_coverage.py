@@ -104,7 +104,7 @@ def test_boxes_of_many_axes_end_in_time() -> None:
     assert "10 axes" in why
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.parametrize("shape", [(1_000_000,), (1000, 1000)])
 def test_a_million_pieces_take_seconds(shape: tuple[int, ...]) -> None:
     places = itertools.product(*(range(size) for size in shape))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -171,29 +170,25 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_harm_ends_in_a_sentence(name: str) -> None:
     tracemalloc.start()
-    begin = time.monotonic()
     try:
         with pytest.raises(UntrustedError) as raised:
             read_metadata(HOSTILE[name])
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert time.monotonic() - begin < 30
     assert most < 300e6
     assert 5 < len(str(raised.value)) < 300
     assert "\n" not in str(raised.value)
 
 
 def test_a_list_that_all_tensors_share_is_walked_once(genuine: bytes) -> None:
-    """Few bytes that say a million times a million chunks."""
+    """Few bytes that name 400 million chunks: walked each time, the test would not end."""
     metadata: Metadata = pickle.loads(genuine)
     entry = metadata.state_dict_metadata["weight"]
     entry.chunks *= 20_000
     metadata.state_dict_metadata.update({f"w{n}": entry for n in range(20_000)})
-    begin = time.monotonic()
     with pytest.raises(UntrustedError):
         read_metadata(pickle.dumps(metadata))
-    assert time.monotonic() - begin < 20
 
 
 def test_every_flipped_bit_ends_in_a_sentence_or_in_sense(genuine: bytes) -> None:

@@ -62,6 +62,7 @@ def test_a_module_needs_torch_and_says_so(core: Path, tmp_path: Path) -> None:
     assert line.endswith("needs torch; install it with 'pip install shardwise[train]'")
 
 
+@pytest.mark.timing
 def test_estimate_starts_within_twice_the_time_of_its_libraries(core: Path) -> None:
     # A busy machine can spoil one series of rounds, hardly three.
     ratios: list[float] = []

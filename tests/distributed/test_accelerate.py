@@ -15,6 +15,8 @@ from tests.stacks.runs import tiny
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.nightly
+
 SCRIPT = Path(__file__).with_name("accelerate_run.py")
 
 

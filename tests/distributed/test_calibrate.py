@@ -13,8 +13,6 @@ import torch
 from shardwise.spec.lookup import find_cluster
 from tests.command import shardwise
 
-pytestmark = pytest.mark.slow
-
 MODEL = """
 [model]
 name = "small"
@@ -46,6 +44,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, found
 
 
+@pytest.mark.timing
 def test_what_is_written_is_what_was_measured(measured: tuple[Path, dict[str, Any]]) -> None:
     folder, found = measured
     cluster = find_cluster(str(folder / "cluster.toml"))
@@ -66,6 +65,7 @@ def test_what_is_written_is_what_was_measured(measured: tuple[Path, dict[str, An
     assert cluster.device.link_bandwidth == pytest.approx(gathered, rel=1e-3)
 
 
+@pytest.mark.timing
 def test_a_product_takes_what_was_measured(measured: tuple[Path, dict[str, Any]]) -> None:
     """Timed by hand: one process alone is as fast, or faster where two share a core."""
     _, found = measured
@@ -84,6 +84,7 @@ def _seconds(a: torch.Tensor) -> float:
     return time.perf_counter() - begin
 
 
+@pytest.mark.timing
 def test_what_was_written_makes_step_times_of_cpus_known(
     measured: tuple[Path, dict[str, Any]],
 ) -> None:

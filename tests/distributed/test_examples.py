@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 EXAMPLES = ROOT / "examples"
+pytestmark = pytest.mark.nightly
 
 
 def test_tiny_learns_shakespeare(tmp_path: Path, shared: Path) -> None:

@@ -14,6 +14,8 @@ pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.nightly
+
 # Of all examples: a Llama of 4 blocks, untied, in fp32.
 HIDDEN, FFN, VOCAB, LAYERS = 128, 352, 256, 4
 BLOCK = 4 * HIDDEN**2 + 3 * HIDDEN * FFN + 2 * HIDDEN

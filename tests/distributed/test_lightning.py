@@ -17,6 +17,8 @@ from tests.stacks.runs import tiny
 pytest.importorskip("lightning")
 pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.nightly
+
 STEPS = 4
 
 

@@ -77,6 +77,7 @@ def assert_traffic_agrees(folder: Path, step: int, ranks: int, steps: int = 1) -
         assert traced == {op: (steps * calls, steps * n) for op, (calls, n) in counted.items()}
 
 
+@pytest.mark.nightly
 def test_moments_that_repeat_become_a_curve(tmp_path: Path) -> None:
     steps, first, every = 28, 6, 4
     settings = f"[train.profile]\nafter = {first}\nevery = {every}\nkeep = 2"
@@ -169,6 +170,7 @@ def late_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, float
     return dict(zip(CASES, folders, strict=True))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("case", CASES)
 def test_a_late_rank_is_named_with_its_cause(
     late_runs: dict[tuple[str, float], Path], case: tuple[str, float]

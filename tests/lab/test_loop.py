@@ -17,7 +17,7 @@ from shardwise.spec.lookup import find_cluster
 
 REASON = network.available()
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.timing,
     pytest.mark.skipif(REASON is not None, reason=REASON or ""),
 ]
 

@@ -18,7 +18,10 @@ from benchmarks.lab.transfer import transfer_rate
 
 ROOT = Path(__file__).resolve().parents[2]
 REASON = network.available()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
+pytestmark = [
+    pytest.mark.timing,
+    pytest.mark.skipif(REASON is not None, reason=REASON or ""),
+]
 
 # Builds a lab with a process on a host, says so, and waits.
 BUILDER = """

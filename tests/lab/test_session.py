@@ -13,7 +13,7 @@ from benchmarks.lab.session import Session, SessionError
 
 REASON = network.available()
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.timing,
     pytest.mark.skipif(REASON is not None, reason=REASON or ""),
 ]
 

@@ -281,7 +281,7 @@ def test_traces_become_lanes(tmp_path):
     assert told["steps"][0]["spans"] == len(in_a_step) / 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_browser_finds_nothing_wrong(tmp_path):
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
@@ -331,7 +331,7 @@ def test_cutting_takes_memory_along():
     assert timeline.cut((12, 20), begin=2).start_ns.tolist() == [10]
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 def test_many_ranks_make_a_small_page_soon():
     """Seconds of the CPU: others share the machine."""
     found = measure(ranks=64, spans=1000)

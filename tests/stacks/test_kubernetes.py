@@ -85,7 +85,7 @@ def test_what_is_not_in_the_pods_is_told() -> None:
     assert export(tiny()).unsupported == ()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_the_pods_do_trains_on_two_processes(tmp_path: Path) -> None:
     """The containers' own script and environment; only the names of machines are those of here."""
     pytest.importorskip("transformers")

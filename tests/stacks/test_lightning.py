@@ -83,7 +83,7 @@ def test_trackers_that_are_asked_for_are_all_there_are() -> None:
     assert both == f"[{', '.join(expected)}]"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_run_without_minutes_and_trackers_leaves(tmp_path: Path) -> None:
     """One checkpoint, and events of TensorBoard where it is installed."""
     pytest.importorskip("lightning")

@@ -133,7 +133,7 @@ def steps_in(folder: Path) -> list[int]:
     return [json.loads(line)["step"] for file in files for line in file.read_text().splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_nodes_train_stop_before_the_time_is_up_and_go_on(
     tmp_path: Path, slurm: dict[str, str]
 ) -> None:
@@ -160,7 +160,7 @@ def test_two_nodes_train_stop_before_the_time_is_up_and_go_on(
     assert json.loads((folder / "prediction.json").read_text())["cluster"]["devices"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_names_do_nothing(tmp_path: Path, slurm: dict[str, str]) -> None:
     """Folder and model are called as if they were commands; one process on one node."""
     pytest.importorskip("transformers")

@@ -71,7 +71,7 @@ def understood(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_model_has_the_same_parameters(understood: dict[str, Any]) -> None:
     for name, run in RUNS.items():
         expected = estimate_run(run).model["parameters"]
@@ -81,7 +81,7 @@ def test_the_model_has_the_same_parameters(understood: dict[str, Any]) -> None:
         assert understood[name]["theta"] == theta, name
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_flavors_are_used_where_there_are_some(understood: dict[str, Any]) -> None:
     flavors = {name: one["flavor"] for name, one in understood.items()}
     assert flavors["llama_8b"] == "8B"
@@ -92,7 +92,7 @@ def test_flavors_are_used_where_there_are_some(understood: dict[str, Any]) -> No
     assert flavors["llama_2"] == flavors["custom"] == flavors["tied"] == "custom"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_degrees_batches_and_dtypes(understood: dict[str, Any]) -> None:
     for name, run in RUNS.items():
         strategy = run.strategy
@@ -112,7 +112,7 @@ def test_degrees_batches_and_dtypes(understood: dict[str, Any]) -> None:
     assert understood["hybrid"]["parallelism"]["data_parallel_shard_degree"] == 8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_resharding_and_recomputation(understood: dict[str, Any]) -> None:
     reshard = {n: o["parallelism"]["fsdp_reshard_after_forward"] for n, o in understood.items()}
     assert reshard["llama_8b"] == reshard["hybrid"] == "default"
@@ -129,7 +129,7 @@ def test_resharding_and_recomputation(understood: dict[str, Any]) -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["custom", "hybrid", "tied"])
 def test_the_learning_rates_are_ours(understood: dict[str, Any], name: str) -> None:
     """Cosine with and without warm-up, and constant, step by step."""
@@ -139,7 +139,7 @@ def test_the_learning_rates_are_ours(understood: dict[str, Any], name: str) -> N
     assert rates == pytest.approx([train.learning_rate_at(step) for step in range(len(rates))])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_rest(understood: dict[str, Any]) -> None:
     saves = understood["custom"]["checkpoint"]
     assert (saves["enable"], saves["interval"], saves["keep_latest_k"]) == (True, 20, 2)
