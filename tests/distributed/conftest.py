@@ -8,6 +8,8 @@ import pytest
 
 from tests.distributed.workers import Workers
 
+pytest.register_assert_rewrite("tests.distributed.agreement")
+
 
 @pytest.fixture(scope="session")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:

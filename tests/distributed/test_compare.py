@@ -73,6 +73,7 @@ strategy = { kind = "ddp", micro_batch = 2, param_dtype = "fp32" }
 """
 
 
+@pytest.mark.nightly
 def test_tuning_survives_probes_that_hang_and_die(tmp_path: Path) -> None:
     """Of three batches the largest hangs and the next dies; the last one wins."""
     file = tmp_path / "run.toml"

@@ -24,7 +24,11 @@ def examine(file: Path, code: int) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "strategy",
-    ['strategy = "hsdp"', 'strategy = { kind = "ddp" }', 'strategy = "zero2"'],
+    [
+        'strategy = "hsdp"',
+        pytest.param('strategy = { kind = "ddp" }', marks=pytest.mark.nightly),
+        pytest.param('strategy = "zero2"', marks=pytest.mark.nightly),
+    ],
 )
 def test_a_sound_run_passes(tmp_path: Path, strategy: str) -> None:
     # GPT-2 ties its embedding to its head; four nodes of two make hybrid sharding hybrid.

@@ -13,9 +13,11 @@ import pytest
 from tests.command import environment, shardwise
 from tests.distributed.launch import launcher, output_of
 from tests.distributed.runs import losses
+from tests.distributed.workers import Workers
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
+from tests.distributed.train_run import run_toml
 
 LLAMA = """
 [model]
@@ -120,10 +122,9 @@ def write(folder: Path, case: Case) -> Path:
     return file
 
 
-def trained(file: Path) -> list[float]:
+def trained(workers: Workers, file: Path, case: Case) -> list[float]:
     """The losses that the trainer logs."""
-    done = shardwise("train", str(file), "--name", "it", folder=file.parent)
-    assert done.returncode == 0, done.stdout + done.stderr
+    workers.run(run_toml, case.processes, [{"file": str(file)}])
     return losses(file.parent)
 
 
@@ -145,17 +146,19 @@ def scripted(file: Path, case: Case) -> list[float]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_script_trains_to_the_same_losses(tmp_path: Path, name: str) -> None:
+def test_a_script_trains_to_the_same_losses(tmp_path: Path, name: str, workers: Workers) -> None:
     case = CASES[name]
     file = write(tmp_path, case)
-    expected = trained(file)
+    expected = trained(workers, file, case)
     # After the first step, and after every second one.
     assert len(expected) == 4
     assert len(set(expected)) == 4
     assert scripted(file, case) == expected
 
 
-def test_a_script_reads_the_tokens_that_training_left_and_saves(tmp_path: Path) -> None:
+def test_a_script_reads_the_tokens_that_training_left_and_saves(
+    tmp_path: Path, workers: Workers
+) -> None:
     from torch.distributed.checkpoint import FileSystemReader
 
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 40)
@@ -164,7 +167,7 @@ def test_a_script_reads_the_tokens_that_training_left_and_saves(tmp_path: Path) 
     parts = LLAMA + '[data]\npath = "text.txt"\n'
     case = Case(2, 'kind = "zero3"', parts, "checkpoint = { every = 4 }", hidden)
     file = write(tmp_path, case)
-    expected = trained(file)
+    expected = trained(workers, file, case)
     assert scripted(file, case) == expected
     assert sorted(path.name for path in (tmp_path / "trained").glob("step-*")) == [
         "step-4",

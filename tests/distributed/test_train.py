@@ -20,9 +20,11 @@ from shardwise.step import SCHEMA
 from tests.command import COMMAND, environment
 from tests.distributed.launch import torchrun
 from tests.distributed.runs import FOREIGN, lines, losses, train, write
+from tests.distributed.workers import Workers
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
+from tests.distributed.train_run import run_toml
 
 
 def test_a_run_ends_with_prediction_against_measurement(tmp_path: Path) -> None:
@@ -77,21 +79,23 @@ def test_a_run_ends_with_prediction_against_measurement(tmp_path: Path) -> None:
     assert list((folder / "tensorboard").iterdir())
 
 
-def test_every_strategy_learns_the_same(tmp_path: Path) -> None:
+def test_every_strategy_learns_the_same(tmp_path: Path, workers: Workers) -> None:
     """Same seed, same batch: one process or two, replicated or sharded, accumulated or not."""
     cases = [
-        ("single", "1", {"kind": "single", "micro_batch": 8}),
-        ("accumulated", "1", {"kind": "single", "micro_batch": 2}),
-        ("ddp", "2", {"kind": "ddp"}),
-        ("zero1", "2", {"kind": "zero1", "micro_batch": 2}),
-        ("zero3", "2", {"kind": "zero3", "strategy": 'recompute = "full"'}),
-        ("offloaded", "2", {"kind": "zero3", "strategy": "offload = true"}),
+        ("single", 1, {"kind": "single", "micro_batch": 8}),
+        ("accumulated", 1, {"kind": "single", "micro_batch": 2}),
+        ("ddp", 2, {"kind": "ddp"}),
+        ("zero1", 2, {"kind": "zero1", "micro_batch": 2}),
+        ("zero3", 2, {"kind": "zero3", "strategy": 'recompute = "full"'}),
+        ("offloaded", 2, {"kind": "zero3", "strategy": "offload = true"}),
     ]
     found = {}
     for name, processes, fields in cases:
         (tmp_path / name).mkdir()
         settings = {"train": "measure = false\ntrackers = []", **fields}
-        train(write(tmp_path / name, steps=6, log_every=1, **settings), "--nproc", processes)
+        file = write(tmp_path / name, steps=6, log_every=1, **settings)
+        [ranks] = workers.run(run_toml, processes, [{"file": str(file)}])
+        assert [rank["reason"] for rank in ranks] == ["done"] * processes
         found[name] = losses(tmp_path / name)
     for name, seen in found.items():
         assert seen == pytest.approx(found["single"], rel=1e-5), name
@@ -113,12 +117,6 @@ def test_unequal_micro_batches_name_the_rank(tmp_path: Path) -> None:
     assert done.stderr.count("error:") == 1
 
 
-def test_data_that_ends_everywhere_ends_the_run(tmp_path: Path) -> None:
-    file = write(tmp_path, FOREIGN, source="poisoned", accumulate=1, train='non_finite = "skip"')
-    file.write_text(file.read_text().replace("steps = 10", "steps = 40"))
-    assert "after 12 steps" in train(file, "--nproc", "2").stdout
-
-
 def test_a_gradient_that_is_not_finite_stops_all_ranks(tmp_path: Path) -> None:
     file = write(tmp_path, FOREIGN, source="poisoned", accumulate=1)
     done = train(file, "--nproc", "2", code=3)
@@ -128,13 +126,18 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks(tmp_path: Path) -> None:
     assert lines(tmp_path)[-1]["skipped"] == 1
 
 
-def test_or_is_skipped_by_all(tmp_path: Path) -> None:
+def test_or_is_skipped_by_all_and_data_that_ends_everywhere_ends_the_run(
+    tmp_path: Path, workers: Workers
+) -> None:
     file = write(tmp_path, FOREIGN, source="poisoned", accumulate=1, train='non_finite = "skip"')
-    train(file, "--nproc", "2")
+    file.write_text(file.read_text().replace("steps = 10", "steps = 40"))
+    [ranks] = workers.run(run_toml, 2, [{"file": str(file)}])
+    # As many as the source has.
+    assert [(rank["reason"], rank["steps"]) for rank in ranks] == [("data ended", 12)] * 2
     found = lines(tmp_path)
-    assert [line["skipped"] for line in found] == [0, 0, 1, 0, 0, 0]
+    assert [line["skipped"] for line in found] == [0, 0, 1, 0, 0, 0, 0]
     # Its loss is not a number, the losses after it are: no update was made from it.
-    assert ["loss" in line for line in found] == [True, True, False, True, True, True]
+    assert ["loss" in line for line in found] == [True, True, False, True, True, True, True]
     assert found[-1]["loss"] < found[0]["loss"]
 
 
@@ -184,7 +187,8 @@ def test_gpus_that_are_not_here(tmp_path: Path) -> None:
 def started(folder: Path, settings: str = "") -> subprocess.Popen[str]:
     """A long run that has logged a few times."""
     settings = f"measure = false\ntrackers = []\n{settings}"
-    file = write(folder, steps=100_000, log_every=5, train=settings)
+    file = write(folder, FOREIGN, source="equal", accumulate=1, train=settings)
+    file.write_text(file.read_text().replace("steps = 10", "steps = 100_000"))
     running = subprocess.Popen(
         [*COMMAND, "train", str(file), "--nproc", "2", "--name", "it"],
         cwd=folder,
@@ -194,7 +198,7 @@ def started(folder: Path, settings: str = "") -> subprocess.Popen[str]:
         text=True,
     )
     metrics = folder / "runs" / "it" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2):
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline
@@ -206,7 +210,7 @@ def started(folder: Path, settings: str = "") -> subprocess.Popen[str]:
 def test_a_signal_stops_all_ranks_at_one_step(tmp_path: Path, number: int) -> None:
     running = started(tmp_path)
     running.send_signal(number)
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=240)
     assert "Traceback" not in err
     [line] = [line for line in out.splitlines() if line.startswith("Stopped")]
     found = re.fullmatch(
@@ -236,8 +240,8 @@ def test_nobody_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     workers = workers_of(running)
     assert len(workers) == 2
     running.kill()
-    running.communicate(timeout=60)
-    deadline = time.monotonic() + 30
+    running.communicate(timeout=240)
+    deadline = time.monotonic() + 240
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < deadline, "a worker was left behind"
         time.sleep(0.2)
@@ -252,6 +256,6 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
         if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
     ]
     os.kill(victims[0], signal.SIGKILL)
-    _, err = running.communicate(timeout=120)
+    _, err = running.communicate(timeout=240)
     assert "rank 1 was killed by signal 9" in err
     assert running.returncode == 1

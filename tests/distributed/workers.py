@@ -52,6 +52,8 @@ class Reply(NamedTuple):
 
     value: Any = None
     failure: str = ""
+    # Whether the case has left the process group, as a run does at its end.
+    left: bool = False
 
 
 class Rank(NamedTuple):
@@ -120,6 +122,8 @@ class Workers:
         if failures:
             self.close()
             raise RankFailedError("\n".join([f"case {dict(case)}", *failures]))
+        if any(reply.left for reply in replies.values()):
+            self._world = 0
         return [replies[number].value for number in range(world)]
 
     def _start(self, number: int) -> Rank:
@@ -160,11 +164,11 @@ def _end_of(output: Path) -> str:
 def _serve(pipe: Connection, rank: int, output: str) -> None:
     """Run cases until the pipe is closed. This is the whole life of a rank."""
     import torch
+    import torch.distributed as dist
 
     with open(output, "wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    torch.set_num_threads(1)
     gc.freeze()  # what was imported need not be searched again after every case
     joined = ""
     while True:
@@ -174,13 +178,14 @@ def _serve(pipe: Connection, rank: int, output: str) -> None:
             os._exit(0)  # threads of Gloo may still run: no clean-up at exit
         os.environ.clear()
         os.environ.update(request.environment)
+        torch.set_num_threads(1)
         try:
             if request.store != joined:
                 _join(rank, request)
                 joined = request.store
             value = request.function(request.case)
             gc.collect()
-            reply = Reply(value)
+            reply = Reply(value, left=not dist.is_initialized())
         except BaseException:
             reply = Reply(failure=traceback.format_exc())
         pipe.send(reply)

@@ -67,7 +67,13 @@ class Configurations:
             micro_batch=ints([s.micro_batch for s in strategies]),
             accumulate=ints([s.accumulate for s in strategies]),
             param_bytes=ints([DTYPE_BYTES[s.param_dtype] for s in strategies]),
-            reduce_bytes=ints([DTYPE_BYTES[s.reduce_dtype] for s in strategies]),
+            # DDP reduces gradients as they are, in the dtype of the parameters.
+            reduce_bytes=ints(
+                [
+                    DTYPE_BYTES[s.master_dtype if s.kind == "ddp" else s.reduce_dtype]
+                    for s in strategies
+                ]
+            ),
             master_bytes=ints([DTYPE_BYTES[s.master_dtype] for s in strategies]),
             sharded=bools([s.sharded for s in strategies]),
             ddp=bools([s.kind == "ddp" for s in strategies]),

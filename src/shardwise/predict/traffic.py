@@ -87,8 +87,7 @@ def predict_traffic(units: ModelUnits, c: Configurations) -> list[Collective]:
             op="all_reduce",
             group="replicate",
             calls=np.where(ddp, reductions * buckets, 0),
-            bytes=np.where(ddp, reductions * units.numel, 0)
-            * np.minimum(c.reduce_bytes, c.master_bytes),
+            bytes=np.where(ddp, reductions * units.numel, 0) * c.reduce_bytes,
         )
     )
     return [collective for collective in found if collective.calls.any()]

@@ -1,0 +1,22 @@
+"""Train a run.toml on the ranks of `Workers`, as `shardwise train` does on ranks of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from shardwise.spec.record import SpecError
+from shardwise.spec.run import read_run
+from shardwise.train.run import run_training
+
+
+def run_toml(case: dict[str, Any]) -> dict[str, Any]:
+    """Train `case["file"]` into the folder runs/it beside it; how that ended on this rank."""
+    file = Path(case["file"])
+    folder = file.parent / "runs" / "it"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        result = run_training(read_run(file), folder)
+    except SpecError as error:
+        return {"refused": str(error)}
+    return {"reason": result.reason, "steps": result.steps}
