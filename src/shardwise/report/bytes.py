@@ -1,4 +1,4 @@
-"""A bar of bytes, for commands that read or write many."""
+"""A progress bar in bytes, for commands that read or write large files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.progress import (
 
 @contextmanager
 def bytes_bar(total: int | None = None, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """On a terminal, while it lasts; yields what is told of every few bytes more."""
+    """Show a bar on a terminal; yields a function to call with the bytes done since last time."""
     out = Console(stderr=True)
     known = (BarColumn(), TimeRemainingColumn(compact=True)) if total else (SpinnerColumn(),)
     columns = (*known, DownloadColumn(), TransferSpeedColumn())

@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from rich.table import Table as TerminalTable
 
-from shardwise.report.screen import COLOURS
-from shardwise.report.table import Cell, Column, Table, terminal_table
-from shardwise.report.words import TERMS, error_words, percent
+from shardwise.report.table import ERROR, Cell, Column, Table, error_cell, terminal_table
+from shardwise.report.words import TERMS, percent
 from shardwise.spec.quantity import GIB, show_gb, show_seconds
 from shardwise.step import StepProfile, by_operation, relative_error
 
@@ -42,7 +41,7 @@ _COLUMNS = (
     Column("term", "", left=True),
     Column("predicted", "predicted"),
     Column("measured", "measured"),
-    Column("error", "error", lambda error: error_words(error)[0]),
+    ERROR,
 )
 
 
@@ -55,12 +54,11 @@ def comparison_table(predicted: StepProfile, measured: StepProfile) -> TerminalT
         table.add(Cell(heading, style="bold"))
         for row in rows:
             style = "bold" if row.strong else ""
-            tone = "" if row.error is None else COLOURS[error_words(row.error)[1]]
             table.add(
                 Cell(f"  {row.name}", style=style),
                 Cell(row.predicted, style=style),
                 Cell(row.measured, style=style),
-                Cell(row.error, style=tone),
+                error_cell(row.error),
             )
     return terminal_table(table)
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from shardwise.report.screen import COLOURS, screen
-from shardwise.report.table import Cell, Column, Table, terminal_table
-from shardwise.report.words import error_words, percent
+from shardwise.report.screen import screen
+from shardwise.report.table import ERROR, Cell, Column, Table, error_cell, terminal_table
+from shardwise.report.words import percent
 from shardwise.spec.quantity import show_gib, show_seconds
 from shardwise.step import relative_error
 from shardwise.train.contest import Ranking, Score, ranking
@@ -20,7 +20,7 @@ _COLUMNS = (
     Column("slowest_s", "slowest", show_seconds),
     Column("tokens_per_s", "tokens/s", lambda speed: f"{speed:,.0f}"),
     Column("predicted_s", "predicted", show_seconds),
-    Column("error", "error", lambda error: error_words(error)[0]),
+    ERROR,
     Column("peak_bytes", "peak", show_gib),
     Column("failed_rounds", "failed", on_screen=False),
 )
@@ -41,11 +41,10 @@ def _cells(score: Score) -> list[str | float | Cell | None]:
         return [score.name, Cell(None, "failed"), *empty, failed]
     predicted = score.predicted_s
     error = relative_error(predicted, score.median_s) if predicted else None
-    style = "" if error is None else COLOURS[error_words(error)[1]]
     fastest, slowest = score.interval_s
     return [
         *(score.name, score.median_s, fastest, slowest, score.tokens_per_s, predicted),
-        Cell(error, style=style),
+        error_cell(error),
         score.peak_bytes,
         failed,
     ]

@@ -1,6 +1,8 @@
-"""What every screen shares: its width, a table without lines, a bar, and the colours of errors."""
+"""Parts of every screen: a console of 80 columns, borderless tables, bullets, bars, errors."""
 
 from __future__ import annotations
+
+from textwrap import fill
 
 from rich.console import Console
 from rich.table import Table
@@ -14,32 +16,40 @@ COLOURS = {"good": "green", "fair": "yellow", "bad": "red"}
 
 
 def plain_console(stderr: bool = False) -> Console:
-    """As wide as the terminal; names come from files, so no markup is read from them."""
+    """A console as wide as the terminal; markup is off because names come from files."""
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def screen(console: Console | None = None) -> Console:
-    """A console of at most 80 columns; made from `console` where one is given."""
+    """A console of at most 80 columns; `console` itself where one is given."""
     out = console or plain_console()
     out.width = min(WIDTH, out.width)
     return out
 
 
 def plain_table(gap: int = 2) -> Table:
-    """Columns that are apart by `gap`, under bold titles."""
+    """A table without borders: `gap` spaces between columns, bold titles."""
     return Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
 
 
+def bullet(out: Console, sentence: str) -> None:
+    """Print a sentence as an item of a list, wrapped between words."""
+    wrapped = fill(
+        sentence, out.width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+    )
+    out.print(wrapped, soft_wrap=True)
+
+
 def bar(share: float) -> Text:
-    """A share as blocks; more than all of it is red."""
+    """A share as a bar of 20 characters; red above 100 %."""
     filled = min(BAR, round(share * BAR))
     colour = "red" if share > 1 else "cyan"
     return Text("█" * filled, style=colour) + Text("·" * (BAR - filled), style="dim")
 
 
 def show_error(error: float | None) -> Text:
-    """How far a prediction was off, coloured by how bad that is; empty where it is not known."""
+    """A relative prediction error, coloured by its size; empty where it is not known."""
     if error is None:
         return Text("")
-    told, tone = error_words(error)
-    return Text(told, style=COLOURS[tone])
+    words, tone = error_words(error)
+    return Text(words, style=COLOURS[tone])

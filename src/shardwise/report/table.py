@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 from rich import table as rich_table
 from rich.text import Text
 
-from shardwise.report.screen import plain_table
+from shardwise.report.screen import COLOURS, plain_table
+from shardwise.report.words import error_words
 
 Value = str | int | float | bool | None
 
@@ -39,6 +40,14 @@ class Cell(NamedTuple):
     value: Value
     text: str | None = None
     style: str = ""
+
+
+ERROR = Column("error", "error", lambda error: error_words(error)[0])
+
+
+def error_cell(error: float | None) -> Cell:
+    """A relative prediction error for the column `ERROR`, coloured by its size."""
+    return Cell(error, style="" if error is None else COLOURS[error_words(error)[1]])
 
 
 class Row(NamedTuple):

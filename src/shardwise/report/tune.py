@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.text import Text
 
 from shardwise.calibrate.tune import Probe, Stopped, Tuned
-from shardwise.report.screen import COLOURS, screen
-from shardwise.report.table import Cell, Column, Table, terminal_table
-from shardwise.report.words import error_words, percent
+from shardwise.report.screen import screen
+from shardwise.report.table import ERROR, Cell, Column, Table, error_cell, terminal_table
+from shardwise.report.words import percent
 from shardwise.spec.quantity import show_seconds
 from shardwise.step import relative_error
 
@@ -17,7 +17,7 @@ _COLUMNS = (
     Column("name", "configuration", left=True),
     Column("predicted_s", "predicted step", show_seconds),
     Column("measured_s", "measured step", show_seconds),
-    Column("error", "error", lambda error: error_words(error)[0]),
+    ERROR,
     Column("tokens_per_s", "tokens/s", lambda speed: f"{speed:,.0f}"),
 )
 
@@ -30,10 +30,9 @@ def probes_table(tuned: Tuned) -> Table:
             table.add(probe.candidate.name, probe.predicted_s, Cell(None, "failed"))
             continue
         error = relative_error(probe.predicted_s, probe.measured_s)
-        style = "" if error is None else COLOURS[error_words(error)[1]]
         table.add(
             *(probe.candidate.name, probe.predicted_s, probe.measured_s),
-            *(Cell(error, style=style), probe.tokens_per_s),
+            *(error_cell(error), probe.tokens_per_s),
             strong=probe is tuned.best,
         )
     return table

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from textwrap import fill
 
 from rich.console import Console
 from rich.text import Text
@@ -17,7 +16,7 @@ from shardwise.planning.vary import needs_network
 from shardwise.planning.whatif import Point
 from shardwise.predict.time import error_interval
 from shardwise.report.money import cost_cells, cost_columns, cost_words, show_long, tokens_words
-from shardwise.report.screen import bar, screen
+from shardwise.report.screen import bar, bullet, screen
 from shardwise.report.strategy import (
     batch_words,
     blocks_of,
@@ -130,21 +129,8 @@ def print_study(name: str, points: Sequence[Point], budget: Budget) -> None:
     if sentences:
         out.print()
     for sentence in sentences:
-        _bullet(out, sentence)
+        bullet(out, sentence)
     _print_costs(out, name, points, budget)
-
-
-def _bullet(out: Console, sentence: str) -> None:
-    out.print(
-        fill(
-            sentence,
-            out.width,
-            initial_indent="- ",
-            subsequent_indent="  ",
-            break_on_hyphens=False,
-        ),
-        soft_wrap=True,
-    )
 
 
 def accuracy_words(points: Sequence[Point]) -> list[str]:
