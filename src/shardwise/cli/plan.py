@@ -79,7 +79,10 @@ def plan(
     Exits with 1 if nothing fits, or nothing is in time.
     """
     from shardwise.api import plan_run, read_budget, start_command
+    from shardwise.planning.least import devices_for_deadline
     from shardwise.report.plan import print_plan
+    from shardwise.report.screen import screen
+    from shardwise.report.whatif import deadline_words
     from shardwise.spec.run import write_run
 
     if output is not None:
@@ -101,15 +104,20 @@ def plan(
     )
     if output is not None and chosen is not None:
         output.write_text(write_run(chosen), encoding="utf-8")
+    late = found.winner is not None and not found.budget.in_time(found.winner.tokens_per_s)
+    more = devices_for_deadline(found.problem, found.budget) if late else None
     if as_json:
-        print_json(found.to_dict())
+        advice = {"deadline": more.to_dict(found.budget)} if more else {}
+        print_json({**found.to_dict(), **advice})
     else:
         command = start_command(found.problem.cluster, output or Path("run.toml"))
         print_plan(found, top=top, written=str(output) if output else None, command=command)
         if for_stack and chosen is not None:
             _print_for_stack(lowered(for_stack) or "", output)
+        if more is not None:
+            screen().print("\n" + deadline_words(more))
     _tell_of_current(current)
-    if found.winner is None or not found.budget.in_time(found.winner.tokens_per_s):
+    if found.winner is None or late:
         raise typer.Exit(1)
 
 

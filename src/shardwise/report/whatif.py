@@ -121,7 +121,11 @@ def print_study(name: str, points: Sequence[Point], budget: Budget) -> None:
         out.print(sentence, style="dim")
     if name == "devices":
         _print_scaling(out, points)
-    sentences = [f"{point.value}: {point.refused}." for point in points if point.refused]
+    sentences = [
+        f"{point.value}: {point.refused.removeprefix(f'{name}: ')}."
+        for point in points
+        if point.refused
+    ]
     possible = [point for point in points if not point.refused]
     for before, after in pairwise(possible):
         words = _change_words(before, after)
@@ -209,7 +213,9 @@ def _change_words(before: Point, after: Point) -> str:
 
 def difference_words(change: Difference, blocks: int | None = None) -> str:
     """How much faster, the change of MFU, and what changed; nothing that reads as no change."""
-    head = f"{pace(change.speed)}, MFU {percent_points(change.mfu)}"
+    points = percent_points(change.mfu)
+    mfu = "same MFU" if points == percent_points(0.0) else f"MFU {points}"
+    head = f"{pace(change.speed)}, {mfu}"
     causes = [cause for cause in _causes(change, blocks) if cause]
     return f"{head}; {', '.join(causes)}." if causes else f"{head}."
 
