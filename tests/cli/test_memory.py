@@ -118,7 +118,7 @@ def test_a_file_that_asks_for_code_is_one_sentence_and_2(tmp_path: Path) -> None
     done = shardwise("memory", write(tmp_path / "evil.pickle", Evil()))
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
-    assert "asks to run code (STACK_GLOBAL posix.system)" in line
+    assert "posix.system" in line
     assert not (tmp_path / "ran").exists()
 
 

@@ -88,7 +88,8 @@ def _from_json(path: Path) -> Memory:
 
 
 def _json(path: Path) -> Any:
+    text = read_file(path)  # its SpecError is a ValueError too
     try:
-        return json.loads(read_file(path))
+        return json.loads(text)
     except (ValueError, RecursionError):
         raise SpecError(f"memory: {path} is not valid JSON; record it again") from None
