@@ -102,3 +102,9 @@ def test_wrong_input_is_one_sentence_that_names_what_to_change(
     usual = ["whatif", "--model", "gpt2", "--cluster", "2x8xH100-SXM@400Gbps"]
     (sentence,) = refusal(*usual, *words)
     assert named in sentence
+
+
+def test_all_problems_are_told_at_once() -> None:
+    sentences = refusal("whatif", "--vary", "network", "--vary", "memory", "--price", "-1",
+                        "--least", "network", "--for", "mfu=400%")  # fmt: skip
+    assert [sentence.split(":")[0] for sentence in sentences] == ["vary", "vary", "price", "for"]

@@ -41,30 +41,6 @@ def test_runs_are_taken_in_turns_and_a_broken_one_is_a_result(tmp_path: Path) ->
         assert (tmp_path / "runs" / "compare" / name / "runs" / "round-1" / "run.toml").is_file()
 
 
-@pytest.mark.parametrize(
-    ("command", "words", "named"),
-    [
-        ("compare", ["--strategies", "ddp"], "--strategies ddp,zero3"),
-        ("compare", ["--strategies", "ddp,zeroo3"], "zero3"),
-        ("compare", ["--steps", "3"], "at least 8"),
-        ("compare", ["--csv", "--json"], "--json and --csv"),
-        ("tune", ["--batches", "1,a"], "1,2,4"),
-        ("tune", ["--top", "0"], "1 to 100"),
-        ("tune", ["--strategies", "zeroo3"], "zero3"),
-        ("tune", ["-o", "missing/best.toml"], "missing"),
-    ],
-)
-def test_wrong_input_is_one_sentence_before_anything_runs(
-    tmp_path: Path, command: str, words: list[str], named: str
-) -> None:
-    file = write(tmp_path, steps=40)
-    done = shardwise(command, str(file), "--nproc", "2", *words, folder=tmp_path)
-    assert done.returncode == 2
-    (sentence,) = done.stderr.splitlines()
-    assert named in sentence
-    assert not (tmp_path / "runs").exists()
-
-
 MOODY = """
 cluster = "1x2xCPU"
 model = "tests.distributed.sources:moody_model"

@@ -159,3 +159,24 @@ def test_sizes_where_the_batch_is_too_small_are_left_out() -> None:
     job = Job(seq_len=1024, global_batch=8 * 1024)
     problem = Problem(find_model("gpt2"), CLUSTER, job, Strategy(kind="zero3"))
     assert max(found.cluster.devices for found in by_size(problem)) <= 16
+
+
+def sizes_in(value: object, key: str = "") -> list[object]:
+    """Every value of a key that ends in _bytes, however deep."""
+    if isinstance(value, dict):
+        return [size for name, inner in value.items() for size in sizes_in(inner, str(name))]
+    if isinstance(value, list):
+        return [size for inner in value for size in sizes_in(inner, key)]
+    return [value] if key.endswith("_bytes") else []
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster"), [("gpt2-xl", "8xA100-80GB"), ("llama-3-70b", "2xA100-80GB")]
+)
+def test_bytes_of_a_plan_are_integers(model: str, cluster: str) -> None:
+    """One that fits, and one that does not."""
+    job = Job(seq_len=1024)
+    problem = Problem(find_model(model), find_cluster(cluster), job, Strategy(kind="zero3"))
+    found = sizes_in(make_plan(problem).to_dict())
+    assert len(found) > 4
+    assert {type(size) for size in found} == {int}

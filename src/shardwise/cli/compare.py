@@ -12,7 +12,6 @@ from shardwise.cli.output import (
     Format,
     JsonOption,
     MarkdownOption,
-    check_range,
     output_format,
     print_json,
     print_table,
@@ -32,8 +31,8 @@ def compare(
                      "zero3:4 for groups of 4."),
     ] = "ddp,zero2,zero3",
     nproc: ProcessesOption = None,
-    rounds: Annotated[int, typer.Option(help="Runs of each strategy.")] = 3,
-    steps: Annotated[int, typer.Option(help="Steps per run, at least 8.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each strategy.")] = 3,
+    steps: Annotated[int, typer.Option(min=8, help="Steps per run.")] = 20,
     folder: Annotated[Path, typer.Option(help="Folder for all runs.")] = Path("runs/compare"),
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
@@ -50,8 +49,6 @@ def compare(
     from shardwise.spec.run import read_run
 
     form = output_format(as_json, as_csv, as_markdown)
-    check_range("rounds", rounds, 1, 100)
-    check_range("steps", steps, 8)
     described = read_run(run)
     contenders = _contenders(as_probe(described, steps), strategies)
     needs_torch()

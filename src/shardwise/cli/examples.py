@@ -19,6 +19,8 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "whatif": {
         "Other networks": "shardwise whatif run.toml --vary network=100,200,400",
         "Least network for a target": "shardwise whatif run.toml --least network --for mfu=40%",
+        "Devices for a budget": "shardwise whatif run.toml --vary device=A100-80GB,H100-SXM "
+        "--tokens 1T --price A100-80GB=1.6,H100-SXM=2.5 --csv",
     },
     "train": {
         "On this machine": "shardwise train run.toml --nproc 2",

@@ -63,10 +63,3 @@ def check_output(path: Path, suffix: str) -> None:
         raise SpecError(f"output: folder {path.parent} does not exist; create it first")
     if path.is_dir() or (path.exists() and path.suffix != suffix):
         raise SpecError(f"output: {path} exists and is not a {suffix} file; give another path")
-
-
-def check_range(name: str, value: float, least: float, most: float | None = None) -> None:
-    """Refuse an option's number that is out of range."""
-    if value < least or (most is not None and value > most):
-        wanted = f"at least {least:g}" if most is None else f"{least:g} to {most:g}"
-        raise SpecError(f"{name}: {value:g} is out of range; give {wanted}")

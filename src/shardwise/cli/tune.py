@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwise.cli.output import JsonOption, check_output, check_range, print_json
+from shardwise.cli.output import JsonOption, check_output, print_json
 from shardwise.cli.train import ProcessesOption, RunFile
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def tune(
     run: RunFile,
-    top: Annotated[int, typer.Option(help="Configurations to benchmark at most.")] = 5,
+    top: Annotated[
+        int, typer.Option(min=1, max=100, help="Configurations to benchmark at most.")
+    ] = 5,
     strategies: Annotated[
         str, typer.Option(help="Strategies to consider, separated by commas.")
     ] = "ddp,zero2,zero3,hsdp",
@@ -26,8 +28,10 @@ def tune(
         str, typer.Option(help="Micro-batches to consider, as multiples of the run.toml's.")
     ] = "1,2,4",
     nproc: ProcessesOption = None,
-    steps: Annotated[int, typer.Option(help="Steps per benchmark, at least 8.")] = 12,
-    timeout: Annotated[float, typer.Option(help="Seconds until a benchmark is killed.")] = 600,
+    steps: Annotated[int, typer.Option(min=8, help="Steps per benchmark.")] = 12,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds until a benchmark is killed.")
+    ] = 600,
     folder: Annotated[Path, typer.Option(help="Folder for all benchmarks.")] = Path("runs/tune"),
     output: Annotated[
         Path, typer.Option("--output", "-o", help="File for the fastest run, as run.toml.")
@@ -46,9 +50,6 @@ def tune(
     from shardwise.report.tune import print_tuned
     from shardwise.spec.run import read_run, write_run
 
-    check_range("top", top, 1, 100)
-    check_range("steps", steps, 8)
-    check_range("timeout", timeout, 1)
     check_output(output, ".toml")
     described = read_run(run)
     factors = _factors(batches)
@@ -147,6 +148,6 @@ def _factors(text: str) -> list[int]:
         found = []
     if not found or min(found) < 1:
         raise SpecError(
-            f"batches: {text[:60]!r} is not a list of whole numbers; write it like 1,2,4"
+            f"batches: {text[:60]!r} is not a list of whole numbers from 1 on; write it like 1,2,4"
         )
     return found

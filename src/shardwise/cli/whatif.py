@@ -95,26 +95,34 @@ def whatif(
     from shardwise.api import describe_run, read_budget
     from shardwise.planning.least import devices_for_deadline, parse_target
     from shardwise.planning.least import least as find_least
+    from shardwise.planning.money import Budget
     from shardwise.planning.problem import Problem
     from shardwise.planning.whatif import study
     from shardwise.report.whatif import studies_table
-    from shardwise.spec.record import SpecError
+    from shardwise.spec.record import Problems
 
     form = output_format(as_json, as_csv, as_markdown)
+    problems, asked = Problems(), []
+    budget, wanted = Budget(), None
     if not fixed and (strategy or micro_batch or recompute):
-        raise SpecError(
+        problems.found.append(
             "strategy: --strategy, --micro-batch and --recompute need --fixed; without it every "
             "value is planned again"
         )
-    asked = [_read_vary(text) for text in vary or []]
+    for text in vary or []:
+        with problems.collect():
+            asked.append(_read_vary(text))
     if (least is None) != (target is None):
-        raise SpecError(
+        problems.found.append(
             "least: give --least and --for together, such as --least network --for mfu=45%"
         )
-    if not asked and least is None:
-        raise SpecError("vary: give at least one, such as --vary network=100,200,400")
-    budget = read_budget(tokens, price, deadline)
-    wanted = parse_target(target, budget.tokens) if target is not None else None
+    if not vary and least is None and target is None:
+        problems.found.append("vary: give at least one, such as --vary network=100,200,400")
+    with problems.collect():
+        budget = read_budget(tokens, price, deadline)
+    with problems.collect():
+        wanted = parse_target(target, budget.tokens) if target is not None else None
+    problems.raise_if_any()
     described = describe_run(
         model,
         cluster,
