@@ -16,8 +16,9 @@ USABLE, EFFICIENCY = 0.9, 0.75
 
 
 def public_names() -> str:
-    """A block of mkdocstrings for every public name, in the order of the package."""
-    return "\n\n".join(f"::: {home}.{name}" for name, home in shardwise._HOMES.items())
+    """A block of mkdocstrings for every public name but StepProfile, which has its own page."""
+    homes = [home for name, home in shardwise._HOMES.items() if name != "StepProfile"]
+    return "\n\n".join(f"::: {home}" for home in homes)
 
 
 def traffic_table(model: str, cluster: str, micro_batch: str, *strategies: str) -> str:

@@ -39,18 +39,22 @@ def estimate(
 ) -> StepProfile:
     """Predict memory, traffic and time of one configuration.
 
-    model:    a preset ("llama-3-8b"), a Hugging Face config.json or model folder,
-              "package.module:factory", or a ModelSpec
-    cluster:  "4x8xH100-SXM@400Gbps" (nodes x GPUs x device @ network per GPU), a TOML
-              file, or a Cluster
-    strategy: "ddp", "zero1", "zero2", "zero3", "hsdp", "zero3:8" (groups of 8), or a
-              Strategy; its fields, such as micro_batch or recompute, are keywords too
-    run:      a run.toml or RunSpec to start from; the other arguments override it
+    Args:
+        model: A preset ("llama-3-8b"), a Hugging Face config.json or model folder,
+            "package.module:factory", or a ModelSpec.
+        cluster: "4x8xH100-SXM@400Gbps" (nodes x GPUs x device @ network per GPU), a TOML
+            file, or a Cluster.
+        strategy: "ddp", "zero1", "zero2", "zero3", "hsdp", "zero3:8" (groups of 8), or a
+            Strategy. Its fields, such as micro_batch or recompute, are keywords too.
+        run: A run.toml or RunSpec to start from; the other arguments override it.
+        **settings: Fields of Job and Strategy; `precision` sets the dtypes.
 
-    Raises SpecError, which lists every problem of the input. Example:
+    Raises:
+        SpecError: The input is invalid; it lists every problem.
 
-        profile = shardwise.estimate("llama-3-8b", "8xH100-SXM", "zero3", micro_batch=2)
-        profile.memory.verdict, profile.time.step_s, profile.throughput.mfu
+    Examples:
+        >>> profile = shardwise.estimate("llama-3-8b", "8xH100-SXM", "zero3", micro_batch=2)
+        >>> profile.memory.verdict, profile.time.step_s, profile.throughput.mfu
     """
     return estimate_run(describe_run(model, cluster, strategy, run=run, **settings))
 
@@ -85,22 +89,25 @@ def plan(
 ) -> Plan:
     """Search all configurations for the best one; the Plan says which, and why.
 
-    model, cluster: as in `estimate`
-    run:            a run.toml or RunSpec to start from; its strategy is compared with
-    current:        compare with this file instead: a run.toml, or another stack's file
-    objective:      "throughput", "memory" (least memory within 10 % of the fastest),
-                    "sequence" (longest sequence) or "money" (cheapest token)
-    low_precision_reduce: also try reducing gradients in the compute dtype
-    budget:         tokens, price per GPU-hour and deadline; see Budget
-    for_stack:      search only what this stack runs, such as "accelerate" or "deepspeed"
+    Args:
+        model: As in `estimate`.
+        cluster: As in `estimate`.
+        run: A run.toml or RunSpec to start from; the plan is compared with its strategy.
+        current: Compare with the strategy of this file instead: a run.toml, or a
+            configuration of another stack.
+        objective: "throughput", "memory" (least memory within 10 % of the fastest),
+            "sequence" (longest sequence) or "money" (cheapest token).
+        low_precision_reduce: Also try reducing gradients in the compute dtype.
+        budget: Tokens, price per GPU-hour and deadline.
+        for_stack: Search only what this stack can run, such as "accelerate" or "deepspeed".
+        **settings: The job, the dtypes and compilation; the plan chooses everything else.
 
-    A plan chooses the layout, micro-batch, recomputation, prefetch, units and offload. The
-    dtypes and the compilation of the run stay as they are.
+    Raises:
+        SpecError: The input is invalid; it lists every problem.
 
-    Raises SpecError, which lists every problem of the input. Example:
-
-        plan = shardwise.plan("llama-3-8b", "8xH100-SXM", global_batch="1Mi")
-        plan.winner.strategy, plan.winner.tokens_per_s   # winner is None if nothing fits
+    Examples:
+        >>> plan = shardwise.plan("llama-3-8b", "8xH100-SXM", global_batch="1Mi")
+        >>> plan.winner.strategy, plan.winner.tokens_per_s  # winner is None if nothing fits
     """
     found, _ = plan_run(
         model,
@@ -127,15 +134,22 @@ def whatif(
 ) -> dict[str, list[Point]]:
     """Plan again for other networks, memories, devices, sizes or lengths.
 
-    vary: what to vary and its values: network (Gbps), memory (GiB), device, devices,
-          seq_len, global_batch. Each is varied alone.
+    Args:
+        model: As in `estimate`.
+        cluster: As in `estimate`.
+        vary: Values by quantity: network (Gbps), memory (GiB), device, devices, seq_len,
+            global_batch. Each quantity is varied alone.
+        run: A run.toml or RunSpec to start from.
+        **settings: As in `plan`.
 
-    The other arguments are those of `plan`. Returns the points by name; the candidate of
-    a point is its best configuration, or None if nothing fits. Example:
+    Returns:
+        The points by quantity. The candidate of a point is its best configuration, or
+        None if nothing fits.
 
-        points = shardwise.whatif("llama-3-8b", "4x8xH100-SXM@400Gbps",
-                                  vary={"network": [100, 200, 400]})["network"]
-        [(p.value, p.mfu) for p in points]
+    Examples:
+        >>> vary = {"network": [100, 200, 400]}
+        >>> points = shardwise.whatif("llama-3-8b", "4x8xH100-SXM@400Gbps", vary=vary)["network"]
+        >>> [(p.value, p.mfu) for p in points]
     """
     from shardwise.planning.problem import Problem
     from shardwise.planning.whatif import study

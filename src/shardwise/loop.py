@@ -26,16 +26,20 @@ def parallelize(
 ) -> nn.Module:
     """Shard or replicate a model over the processes that torchrun has started.
 
-    model:    any nn.Module with a list of equal blocks; build a large one under
-              torch.device("meta"), and it is initialised here unit by unit
-    strategy: "ddp", "zero1", "zero2", "zero3", "hsdp", "zero3:8", or a Strategy; its
-              fields, such as recompute="full", are keywords too
-    mesh:     a DeviceMesh to use instead of one made from the strategy
-
     Joins the process group if none is initialised. Make the optimizer from the parameters
     of the returned model. To accumulate gradients, run each micro-batch inside
-    `shardwise.micro_batch(model, last=...)`. Raises SpecError if the model cannot be
-    sharded this way.
+    `shardwise.micro_batch(model, last=...)`.
+
+    Args:
+        model: Any nn.Module with a list of equal blocks, on its device. Build a large one
+            under torch.device("meta"): it is then initialised here, unit by unit.
+        strategy: "ddp", "zero1", "zero2", "zero3", "hsdp", "zero3:8", or a Strategy. Its
+            fields, such as recompute="full", are keywords too.
+        mesh: A DeviceMesh to use instead of one made from the strategy.
+        **settings: Fields of Strategy.
+
+    Raises:
+        SpecError: The model cannot be sharded this way; it says why.
     """
     join(local_device() if mesh is None else local_device(mesh.device_type))
     changes = {name: value for name, value in settings.items() if value is not None}

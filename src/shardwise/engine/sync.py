@@ -38,11 +38,12 @@ def is_parallel(model: nn.Module) -> bool:
 def micro_batch(model: nn.Module, *, last: bool = True) -> Iterator[None]:
     """Run the forward and the backward of one micro-batch, reducing gradients when due.
 
-    model: what `parallelize` returned
-    last:  True for the last micro-batch before the optimizer's step
-
     Only needed to accumulate gradients. The forward belongs inside: DDP decides there whether the
     backward will reduce.
+
+    Args:
+        model: What `parallelize` returned.
+        last: True for the last micro-batch before the optimizer's step.
     """
     strategy = strategy_of(model)
     if isinstance(model, FSDPModule):

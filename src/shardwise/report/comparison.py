@@ -35,15 +35,19 @@ class Comparison:
 def compare(*profiles: StepProfile, names: Sequence[str] = ()) -> Comparison:
     """Put StepProfiles side by side: configurations, or a prediction and its measurement.
 
-    profiles: what `estimate` returned, or a run's prediction and measurement
-    names:    one name per profile; without it, the strategy and how the profile is known
+    One predicted and one measured profile are compared term by term, with the prediction error.
 
-    Exactly one predicted and one measured profile are compared term by term, with the error of
-    each. Raises SpecError for fewer than two profiles. Example:
+    Args:
+        profiles: What `estimate` returned, or a run's prediction and measurement.
+        names: One name per profile; by default strategy and kind, such as "zero3 predicted".
 
-        kinds = ("zero2", "zero3")
-        profiles = [shardwise.estimate("llama-3-8b", "8xH100-SXM", kind) for kind in kinds]
-        shardwise.compare(*profiles, names=kinds)
+    Raises:
+        SpecError: There are fewer than two profiles, or not one name for each.
+
+    Examples:
+        >>> kinds = ("zero2", "zero3")
+        >>> profiles = [shardwise.estimate("llama-3-8b", "8xH100-SXM", kind) for kind in kinds]
+        >>> shardwise.compare(*profiles, names=kinds)
     """
     problems = []
     if len(profiles) < 2:
