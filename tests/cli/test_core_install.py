@@ -59,7 +59,8 @@ def test_a_module_needs_torch_and_says_so(core: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
-    assert line.endswith("needs torch; install it with 'pip install shardwise[train]'")
+    assert "needs torch" in line
+    assert "shardwise[train]" in line
 
 
 @pytest.mark.timing

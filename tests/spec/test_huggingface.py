@@ -8,8 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.spec import ModelSpec, SpecError, catalogue
-from shardwise.spec.huggingface import from_config, read_config, to_config
+from shardwise.spec.huggingface import (
+    from_config,
+    read_config,
+    to_config,
+    trains_text,
+    without_formulas,
+)
 from shardwise.spec.lookup import ModuleRef, find_model
+from shardwise.spec.record import SpecWarning
 
 LLAMA = {
     "model_type": "llama",
@@ -74,7 +81,7 @@ def test_a_text_model_inside_a_multimodal_one() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "deepseek_v3"}, "no formulas for model_type 'deepseek_v3'"),
+        ({"model_type": "deepseek_v3"}, "no formulas for model type 'deepseek_v3'"),
         ({"model_type": "lama"}, "did you mean 'llama'"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"hidden_act": "quick_gelu"}, "'quick_gelu' is not modelled"),
@@ -126,3 +133,50 @@ def test_models_are_found_by_name_path_or_factory(tmp_path: Path) -> None:
     assert find_model("package.models:tiny") == ModuleRef(factory="package.models:tiny")
     with pytest.raises(SpecError, match="no file or folder"):
         find_model("missing/config.json")
+
+
+# Model types without formulas: whether transformers builds a causal language model of them.
+WITHOUT_FORMULAS = {
+    "t5": ("T5ForConditionalGeneration", False),
+    "bert": ("BertForMaskedLM", False),
+    "vit": ("ViTForImageClassification", False),
+    "mamba": ("MambaForCausalLM", True),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", True),
+    "gpt_oss": ("GptOssForCausalLM", True),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_FORMULAS)
+def test_a_type_without_formulas_says_whether_torch_would_help(kind: str) -> None:
+    name, causal = WITHOUT_FORMULAS[kind]
+    config = {"model_type": kind, "architectures": [name]}
+    assert trains_text(config) is causal
+    for torch in (False, True):
+        told = without_formulas(config, torch)
+        assert (told == "") is (causal and torch)
+        if told:
+            assert f"'{kind}'" in told
+            assert ("shardwise[hf]" in told) is causal
+            assert ("package.module:factory" in told) is not causal
+
+
+def test_without_architectures_nobody_knows() -> None:
+    assert trains_text({"model_type": "mamba"}) is None
+    assert "shardwise[hf]" in without_formulas({"model_type": "mamba"}, torch=False)
+
+
+@pytest.mark.parametrize("kind", ["llama", "deepseek_v3"])
+def test_a_quantization_config_is_not_ignored_silently(tmp_path: Path, kind: str) -> None:
+    config = {**LLAMA, "model_type": kind, "quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.warns(SpecWarning, match=r"quantization_config \(fp8\)"):
+        find_model(str(tmp_path))
+
+
+def test_only_the_text_of_a_multimodal_model_is_planned_and_it_says_so(tmp_path: Path) -> None:
+    inner = to_config(catalogue.model("gemma-3-27b"))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gemma3", "text_config": inner})
+    )
+    with pytest.warns(SpecWarning, match="text part"):
+        find_model(str(tmp_path))

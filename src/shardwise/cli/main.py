@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterable
 from importlib import import_module
 from keyword import iskeyword
+from typing import TextIO
 
 import typer
 
 from shardwise.cli.examples import epilog
 from shardwise.cli.long import DEBUG, wants_traceback
 from shardwise.cli.usage import UsageError, usage_problem
-from shardwise.spec.record import SpecError
+from shardwise.spec.record import SpecError, SpecWarning
 from shardwise.version import __version__
 
 app = typer.Typer(
@@ -102,6 +104,7 @@ def run() -> None:
     words = os.environ.get("COMP_WORDS", "").split() or sys.argv
     # Registering every command takes longer than the answer of one.
     add_commands(words[1:2] if set(words[1:2]) & set(COMMANDS) else COMMANDS)
+    warnings.showwarning = print_warning
     try:
         # Outside of its standalone mode typer raises usage errors instead of framing them.
         sys.exit(app(standalone_mode=False) or 0)
@@ -117,6 +120,21 @@ def run() -> None:
         for sentence in sentences(error):
             typer.echo(f"error: {sentence}", err=True)
         sys.exit(2 if is_bad_input(error) else 1)
+
+
+def print_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning about the input as a note, and others in one line too."""
+    if not issubclass(category, SpecWarning):
+        typer.echo(f"warning: {message}", err=True)
+    elif os.environ.get("RANK", "0") == "0":
+        typer.echo(f"note: {message}", err=True)
 
 
 def is_bad_input(error: Exception) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 from shardwise.spec.families import FAMILIES
 from shardwise.spec.model import ModelSpec
-from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.spec.record import SpecError, SpecWarning, did_you_mean
 
 _USUAL_KEYS = {
     "layers": "num_hidden_layers",
@@ -96,7 +97,58 @@ class UnknownFamilyError(SpecError):
 
 def read_config(path: Path) -> ModelSpec:
     """The model described by a `config.json` or by the folder that holds one."""
-    return from_config(config_table(path), name=_config_file(path).parent.resolve().name)
+    table = config_table(path)
+    model = from_config(table, name=_config_file(path).parent.resolve().name)
+    warn_of_unused(table)
+    return model
+
+
+def warn_of_unused(config: Mapping[str, object]) -> None:
+    """Warn of parts of a configuration that predictions leave out."""
+    quantized = config.get("quantization_config")
+    if isinstance(quantized, dict):
+        method = str(quantized.get("quant_method", "unknown"))[:40]
+        warnings.warn(
+            f"model: quantization_config ({method}) is ignored: parameters are planned in the "
+            "dtypes of the strategy, not quantized",
+            SpecWarning,
+            stacklevel=2,
+        )
+    if isinstance(config.get("text_config"), dict):
+        kind = str(config.get("model_type"))[:40]
+        warnings.warn(
+            f"model: of the {kind} model only the text part (text_config) is planned",
+            SpecWarning,
+            stacklevel=2,
+        )
+
+
+def trains_text(config: Mapping[str, object]) -> bool | None:
+    """Whether transformers builds it as a causal language model; None where it does not say."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names:
+        return None
+    return any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+
+
+def without_formulas(config: Mapping[str, object], torch: bool) -> str:
+    """What to do about a model type without formulas; `torch` tells whether it is installed.
+
+    Empty where nothing needs to be done: the model can be traced.
+    """
+    kind = str(config.get("model_type"))[:60]
+    start = f"model: there are no formulas for model type '{kind}'"
+    factory = "--model package.module:factory, a function that returns the nn.Module"
+    if trains_text(config) is False:
+        return (
+            f"{start}, and it is not a causal language model "
+            f"({', '.join(map(str, config['architectures']))[:80]}), so transformers cannot build "  # type: ignore[call-overload]
+            f"it for tracing; give {factory}"
+        )
+    if torch:
+        return ""
+    sure = "can" if trains_text(config) else "may be able to"
+    return f'{start}; torch and transformers {sure} trace it instead: pip install "shardwise[hf]"'
 
 
 def config_table(path: Path) -> dict[str, object]:
@@ -129,9 +181,8 @@ def from_config(config: Mapping[str, object], name: str = "custom") -> ModelSpec
     family = str(config["model_type"])
     if family not in FAMILIES:
         raise UnknownFamilyError(
-            f"model: no formulas for model_type '{family}'{did_you_mean(family, FAMILIES)}; known "
-            f"are {', '.join(sorted(FAMILIES))}. Any module can be read with --model "
-            "package.module:factory where torch is installed"
+            f"model: there are no formulas for model type '{family}'"
+            f"{did_you_mean(family, FAMILIES)}; known types are {', '.join(sorted(FAMILIES))}"
         )
     fields: dict[str, object] = {"name": name, "family": family}
     problems = _unmodelled(config, family)

@@ -62,13 +62,19 @@ def find_model(text: str, base: Path | None = None) -> Model:
 
 def find_config(text: str, base: Path | None = None) -> ModelSpec | ConfigRef:
     """A Hugging Face configuration, as formulas where they know its model type."""
-    from shardwise.spec.huggingface import UnknownFamilyError, read_config
+    from shardwise.spec.huggingface import (
+        UnknownFamilyError,
+        config_table,
+        read_config,
+        warn_of_unused,
+    )
 
     # Whoever reads this in the folder of a run finds it there too.
     path = ((base or Path()) / text).resolve()
     try:
         return read_config(path).but(config=str(path))
     except UnknownFamilyError:
+        warn_of_unused(config_table(path))
         return ConfigRef(config=str(path))
 
 

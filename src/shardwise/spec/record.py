@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from shardwise.spec.suggest import did_you_mean
 from shardwise.spec.wording import sentences
 
-__all__ = ["Problems", "Record", "SpecError", "did_you_mean"]
+__all__ = ["Problems", "Record", "SpecError", "SpecWarning", "did_you_mean"]
 
 
 class SpecError(ValueError):
@@ -20,6 +20,10 @@ class SpecError(ValueError):
     def __init__(self, problems: str | Iterable[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         super().__init__("\n".join(self.problems))
+
+
+class SpecWarning(UserWarning):
+    """Part of an input that is not used, although it is valid."""
 
 
 class Record(BaseModel):

@@ -1,9 +1,11 @@
-"""Units of whatever model a run names. The only door from planning to torch, opened on demand."""
+"""The units of any model a run names. The only import of torch from planning, made on demand."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
 from shardwise.progress import progress_line
-from shardwise.spec.dtype import DType
 from shardwise.spec.lookup import Model, ModuleRef
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
@@ -17,19 +19,25 @@ def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
     dtype, autocast = strategy.param_dtype, strategy.autocast
     if isinstance(model, ModelSpec):
         return decoder_units(model, seq_len, dtype, strategy.compile, autocast)
+    problem = _obstacle(model)
+    if problem:
+        raise SpecError(problem)
     source = model.factory if isinstance(model, ModuleRef) else model.name
     with progress_line(f"Tracing {source} on the meta device …"):
-        return _traced(model, seq_len, dtype, autocast)
-
-
-def _traced(model: Model, seq_len: int, dtype: DType, autocast: bool) -> ModelUnits:
-    try:
         from shardwise.units.module import traced_units
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise SpecError(
-            f"model: reading {model.name} needs torch; install it with "
-            "'pip install shardwise[train]'"
-        ) from None
-    return traced_units(model, seq_len, dtype, autocast)
+
+        return traced_units(model, seq_len, dtype, autocast)
+
+
+def _obstacle(model: Model) -> str:
+    """Why a model without formulas cannot be traced, in a sentence; empty where it can."""
+    from shardwise.spec.huggingface import config_table, without_formulas
+
+    torch = find_spec("torch") is not None
+    if isinstance(model, ModuleRef):
+        return (
+            ""
+            if torch
+            else f'model: tracing {model.name} needs torch: pip install "shardwise[train]"'
+        )
+    return without_formulas(config_table(Path(str(model.config))), torch)

@@ -219,7 +219,8 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
     sharding = [_SHARDING[word] for word in words if word in _SHARDING]
     version = whole(settings, "version") or _version(sharding, reading)
     offloaded = flag(settings, "cpu_offload", otherwise=False)
-    wraps = "TRANSFORMER_BASED_WRAP" if "auto_wrap" in words else None
+    # With FSDP2, transformers 5 wraps every block unless told otherwise.
+    wraps = "TRANSFORMER_BASED_WRAP" if "auto_wrap" in words or version == 2 else None
     config: dict[str, object] = {
         "fsdp_version": version,
         "fsdp_offload_params": "offload" in words or offloaded,

@@ -44,7 +44,10 @@ def read(script: Script) -> Imported:
             f"The script creates arguments more than once; the first {call.name} is read."
         )
     found = trainer.read({**defaults, **table}, f"a script with {call.name}")
-    notes = [f"{key} is absent, so TRL's default {value} holds." for key, value in defaults.items()]
+    notes = [
+        f"{key} is absent, so TRL's default {str(value).lower()} holds."
+        for key, value in defaults.items()
+    ]
     # Arguments whose values are unknown are listed once, by the reason.
     unsettled = {sentence.partition(":")[0] for sentence in dropped}
     known = tuple(n for n in found.notes if n.partition(" ")[0] not in unsettled)
