@@ -213,6 +213,8 @@ def test_a_straggler_is_named_with_its_reason(tmp_path: Path, kind: str, share: 
     verdict = verdicts_of(summary)[0]
     assert isinstance(verdict, Straggler)
     assert (verdict.ranks, verdict.reason) == (("rank 2",), kind)
+    # Whenever ranks wait, at least once per step, it is for rank 2.
+    assert verdict.last_to_arrive == verdict.collectives >= plan.steps
     assert verdict.spent_ns - verdict.others_spent_ns == pytest.approx(late * US, rel=0.02)
     assert summary.joined is not None
     assert summary.joined.offset_ns.tolist() == [0, -12_345_000, -24_690_000, -37_035_000]

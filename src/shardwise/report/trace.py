@@ -201,10 +201,10 @@ def _print_last_to_arrive(out: Console, summary: Summary) -> None:
     assert joined is not None
     late = joined.last_to_arrive()
     order = sorted(range(len(summary.ranks)), key=lambda i: -int(late[i]))
-    names = [f"{summary.ranks[i].name} in {late[i]:,}" for i in order[:4] if late[i]]
+    names = [f"{summary.ranks[i].name} {late[i]:,}×" for i in order[:4] if late[i]]
     if names:
-        names[0] += f" of {joined.collectives:,} collectives"
-        out.print(f"Last to arrive: {', '.join(names)}.", style="dim")
+        waited = plural(int(late.sum()), "collective")
+        out.print(f"Last to arrive in {waited} with waiting: {', '.join(names)}.", style="dim")
     unmatched = [f"{summary.ranks[i].name} {n:,}" for i, n in enumerate(joined.unmatched) if n]
     if unmatched:
         more = f" and {len(unmatched) - 4} more ranks" if len(unmatched) > 4 else ""

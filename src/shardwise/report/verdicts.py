@@ -135,7 +135,7 @@ def _straggler(verdict: Straggler, period: str) -> _Words:
     return _Words(
         f"Straggler{'' if one else 's'}: {listed(verdict.ranks)}",
         f"{spent}. {arrive} last in {verdict.last_to_arrive:,} of {verdict.collectives:,} "
-        "collectives",
+        "collectives with waiting",
         fix.replace("the GPU", "the CPU") if verdict.on_cpu else fix,
     )
 
@@ -145,7 +145,7 @@ def _out_of_step(verdict: RanksOutOfStep, _: str) -> _Words:
     return _Words(
         "Ranks wait for each other",
         f"No single rank is consistently late: {verdict.latest_rank} arrives last most often, in "
-        f"{verdict.last_to_arrive:,} of {verdict.collectives:,} collectives",
+        f"{verdict.last_to_arrive:,} of {verdict.collectives:,} collectives with waiting",
         "give every rank the same number of tokens, and every process its own CPU cores",
     )
 

@@ -59,7 +59,7 @@ def waiting(
         saves_ns=_per_step(summary.ranks, [stall.waiting_ns for stall in stalls]),
         latest_rank=summary.ranks[latest].name,
         last_to_arrive=int(late[latest]),
-        collectives=joined.collectives,
+        collectives=int(late.sum()),
     )
 
 

@@ -76,6 +76,7 @@ def _straggler(
     reason: StragglerReason,
     spent: tuple[float, float],
 ) -> Straggler:
+    late = joined.last_to_arrive()
     return Straggler(
         saves_ns=saves_ns,
         ranks=tuple(summary.ranks[i].name for i in few),
@@ -83,8 +84,8 @@ def _straggler(
         on_cpu=summary.ranks[few[0]].on_cpu,
         spent_ns=spent[0],
         others_spent_ns=spent[1],
-        last_to_arrive=int(joined.last_to_arrive()[few].sum()),
-        collectives=joined.collectives,
+        last_to_arrive=int(late[few].sum()),
+        collectives=int(late.sum()),
     )
 
 

@@ -18,7 +18,7 @@ class Verdict:
 
     `saves_ns` is what fixing it saves per step, on the average rank; per trace where no step is
     marked. All times, calls and gathers of verdicts are per step in this sense. `last_to_arrive`
-    counts among the matched `collectives` of the full trace.
+    counts among the `collectives` of the full trace in which a rank waited.
     """
 
     cause: str
