@@ -139,11 +139,11 @@ def test_missed_deadlines() -> None:
     target = Target("days", DAY, 1e11)
     answer = at(problem, "devices", "168")
     found = [
-        Least("devices", target, answer, [answer]),
-        Least("devices", target, None, [at(node, "devices", "8")], "network needed"),
-        Least("devices", target, None, [answer]),
+        (Least("devices", target, answer, [answer]), problem),
+        (Least("devices", target, None, [], "network needed"), node),
+        (Least("devices", target, None, [answer]), problem),
     ]
-    assert_screen("whatif-deadline", "\n".join(deadline_words(one) for one in found))
+    assert_screen("whatif-deadline", "\n".join(deadline_words(*one) for one in found))
 
 
 @given(

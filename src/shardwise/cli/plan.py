@@ -115,7 +115,7 @@ def plan(
         if for_stack and chosen is not None:
             _print_for_stack(lowered(for_stack) or "", output)
         if more is not None:
-            screen().print("\n" + deadline_words(more))
+            screen().print("\n" + deadline_words(more, found.problem))
     _tell_of_current(current)
     if found.winner is None or late:
         raise typer.Exit(1)

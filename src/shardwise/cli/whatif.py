@@ -197,7 +197,7 @@ def _print(
     if found is not None:
         print_least(found, problem, budget)
     if more is not None:
-        screen().print("\n" + deadline_words(more))
+        screen().print("\n" + deadline_words(more, problem))
 
 
 def _read_vary(text: str) -> tuple[str, list[str]]:

@@ -110,8 +110,13 @@ def _speed(point: Point) -> float:
     return point.candidate.tokens_per_s if point.candidate else 0.0
 
 
-def least(problem: Problem, name: str, target: Target, fixed: Strategy | None = None) -> Least:
-    """The least network, memory, batch or number of devices for a target."""
+def least(
+    problem: Problem, name: str, target: Target, fixed: Strategy | None = None, above: int = 0
+) -> Least:
+    """The least network, memory, batch or number of devices for a target.
+
+    `above` is a number of devices or a batch that is known not to be enough.
+    """
     scales = {"network": (1.0, 6400.0, "Gbps"), "memory": (4.0, 2048.0, "GiB")}
     ladders = {"devices": _device_rungs, "global-batch": _batch_rungs}
     if name not in (*scales, *ladders):
@@ -137,7 +142,7 @@ def least(problem: Problem, name: str, target: Target, fixed: Strategy | None = 
         value = first_true(lambda number: meets(f"{number:.4g}{unit}"), low, high)
         found = None if value is None else f"{value:.4g}{unit}"
     else:
-        found = _climb(meets, *ladders[name](problem))
+        found = _climb(meets, *ladders[name](problem), above)
     short = name == "devices" and cluster.nodes == 1 and cluster.network is None
     obstacle: Obstacle | None = "network needed" if short and found is None else None
     answer = None if found is None else points.at(found)
@@ -145,16 +150,21 @@ def least(problem: Problem, name: str, target: Target, fixed: Strategy | None = 
 
 
 def devices_for_deadline(problem: Problem, budget: Budget) -> Least | None:
-    """The least devices of the same kind that meet the deadline; None where there is none."""
+    """How many more devices of the same kind meet a deadline that the cluster misses.
+
+    None where there is no deadline.
+    """
     if budget.tokens is None or budget.deadline_s is None:
         return None
-    return least(problem, "devices", Target("days", budget.deadline_s, budget.tokens))
+    target = Target("days", budget.deadline_s, budget.tokens)
+    return least(problem, "devices", target, above=problem.cluster.devices)
 
 
-def _climb(meets: Callable[[str], bool], unit: int, rungs: Iterable[int]) -> str | None:
-    """The first rung that is enough, then the least multiple of `unit` between it and the last."""
-    low = 0
+def _climb(meets: Callable[[str], bool], unit: int, rungs: Iterable[int], low: int) -> str | None:
+    """The first rung above `low` that is enough, then the least multiple of `unit` below it."""
     for rung in rungs:
+        if rung <= low:
+            continue
         if meets(str(rung)):
             high = rung
             break

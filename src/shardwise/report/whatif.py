@@ -302,16 +302,16 @@ def least_words(found: Least, problem: Problem) -> list[str]:
     ]
 
 
-def deadline_words(found: Least) -> str:
+def deadline_words(found: Least, problem: Problem) -> str:
     """How many devices would meet a missed deadline, as advice."""
     if found.answer is not None and found.answer.candidate is not None:
         candidate, cluster = found.answer.candidate, found.answer.problem.cluster
         took = show_long(found.target.tokens / candidate.tokens_per_s)
         return f"To meet the deadline: {cluster.devices:,} devices ({took}): --cluster {cluster}"
-    if found.obstacle == "network needed" and found.tried:
+    if found.obstacle == "network needed":
         return (
             "No number of devices on one node meets the deadline. "
-            f"{_capital(needs_network(found.tried[-1].problem.cluster))}."
+            f"{_capital(needs_network(problem.cluster))}."
         )
     return f"No cluster size up to {MOST_DEVICES:,} devices meets the deadline."
 

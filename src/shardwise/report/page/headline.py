@@ -14,7 +14,7 @@ from shardwise.report.page.sweeps import best_by_value
 from shardwise.report.plan import nearest_words
 from shardwise.report.strategy import configuration_words, run_words
 from shardwise.report.verdicts import explain, health_words
-from shardwise.report.words import VERDICTS
+from shardwise.report.words import VERDICTS, signed_percent
 from shardwise.spec.catalogue import coefficient
 from shardwise.spec.quantity import show_count, show_gb, show_gib, show_seconds
 from shardwise.step import StepProfile, relative_error
@@ -102,7 +102,7 @@ def _measured(one: Subject, measured: StepProfile) -> Headline:
         error = relative_error(guess.step_s, measured.time.step_s)
         if error is not None:
             tone = "good" if abs(error) < 0.1 else "fair"
-            said += f"; {show_seconds(guess.step_s)} was predicted ({error:+.1%})"
+            said += f"; {show_seconds(guess.step_s)} was predicted ({signed_percent(error, 1)})"
             told = told[1:]
     return Headline(f"{said}.", told, tone)
 
@@ -116,7 +116,11 @@ def against_in_words(one: Subject) -> list[str]:
     if real.time is not None:
         guess = mine.time.step_s if mine is not None and mine.time is not None else None
         error = relative_error(guess, real.time.step_s) if guess else None
-        was = f", predicted {show_seconds(guess)} ({error:+.1%})" if guess and error else ""
+        was = (
+            f", predicted {show_seconds(guess)} ({signed_percent(error, 1)})"
+            if guess and error
+            else ""
+        )
         told.append(f"An undisturbed step took {show_seconds(real.time.step_s)} (measured){was}.")
     if real.memory is not None:
         peak = real.memory.peak_allocated_bytes
@@ -124,7 +128,7 @@ def against_in_words(one: Subject) -> list[str]:
         if mine is not None and mine.memory is not None:
             error = relative_error(mine.memory.peak_allocated_bytes, peak)
             guessed = show_gib(mine.memory.peak_allocated_bytes)
-            was = f", predicted {guessed} ({error:+.1%})" if error is not None else ""
+            was = f", predicted {guessed} ({signed_percent(error, 1)})" if error is not None else ""
         told.append(f"Memory peaked at {show_gib(peak)} (measured){was}.")
     return told
 
