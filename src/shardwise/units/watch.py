@@ -28,13 +28,24 @@ _ATTENTION = "_scaled_dot_product"
 
 
 @dataclass
+class _Elementwise:
+    """One element-wise kernel: bytes of the storages it reads and writes, by their numbers."""
+
+    reads: dict[int, int]
+    writes: dict[int, int]
+    # A change of dtype is a kernel of its own.
+    cast: bool
+
+
+@dataclass
 class _Seen:
     """What one unit was seen to do."""
 
     matmul_flops: float = 0.0
     attention_flops: float = 0.0
-    elementwise_bytes: float = 0.0
     kernels: int = 0
+    # Element-wise operations in the order they ran.
+    elementwise: list[_Elementwise] = field(default_factory=list)
     saved_bytes: float = 0.0
     saved_logit_bytes: float = 0.0
     input_bytes: float = 0.0
@@ -74,6 +85,10 @@ class Watch(TorchDispatchMode):
         self._first_use: dict[str, bool] = {}
         self._fixed = {_key(t) for t in parameters.values()}
         self._live: dict[int, tuple[int, bool]] = {}
+        # A number, from 1, for every storage ever made: keys are used again when one is gone.
+        self._numbers: dict[int, int] = {}
+        self._storages = 0
+        self._saved_numbers: set[int] = set()
         self._live_bytes = [0.0, 0.0]
         self._gradients: set[int] = set()
         self._gradient_elements: dict[str, float] = {}
@@ -194,14 +209,14 @@ class Watch(TorchDispatchMode):
             self._follow(tensor)
         if self.in_backward:
             self._note_moment()
-        else:
-            self._count(func, flops, (args, kwargs, out), tensors)
+        elif not _is_view(func, (args, kwargs), tensors):
+            self._count(func, flops, (args, kwargs), tensors)
         return out
 
     def _count(self, func: Any, flops: float, operands: Any, tensors: list[torch.Tensor]) -> None:
         seen = self._of(self.unit)
-        seen.kernels += 1
         attention = _ATTENTION in func.__name__
+        seen.kernels += attention or flops > 0
         if attention:
             seen.attention_flops += flops
             self._choose(seen, tensors)
@@ -213,13 +228,28 @@ class Watch(TorchDispatchMode):
                 self._choose(seen, tensors)
                 seen.chosen_matmul_flops += flops
         else:
-            leaves = tree_leaves(operands)
-            seen.elementwise_bytes += sum(_size(t) for t in leaves if isinstance(t, torch.Tensor))
+            self._count_elementwise(seen, func, operands, tensors)
         live = (self._live_bytes[0], self._live_bytes[1])
         if self.unit == ROOT and self.order:
             below = self._root_saved_before + sum(self._of(b).saved_bytes for b in self.order)
             live = (live[0] - below, live[1])
         seen.forward_peak = max(seen.forward_peak, live, key=sum)
+
+    def _count_elementwise(
+        self, seen: _Seen, func: Any, operands: Any, made: list[torch.Tensor]
+    ) -> None:
+        """Parameters count with the matmuls; what needs no gradient (masks, tables) not at all."""
+        given = [t for t in tree_leaves(operands) if isinstance(t, torch.Tensor)]
+        if not any(t.requires_grad for t in given):
+            return
+
+        def sizes(tensors: list[torch.Tensor]) -> dict[int, int]:
+            known = [t for t in tensors if _key(t) in self._numbers]
+            return {self._numbers[_key(t)]: _touched(t) for t in known}
+
+        read = sizes([t for t in given if t.requires_grad])
+        cast = func is aten._to_copy.default
+        seen.elementwise.append(_Elementwise(reads=read, writes=sizes(made), cast=cast))
 
     def _choose(self, seen: _Seen, tensors: list[torch.Tensor]) -> None:
         alive = {_key(t): _size(t) for t in tensors}
@@ -236,6 +266,7 @@ class Watch(TorchDispatchMode):
         if key in self._fixed:
             return tensor
         seen.chosen_read_bytes += seen.chosen_alive.pop(key, 0)
+        self._saved_numbers.add(self._numbers.get(key, 0))
         if key not in self._saved:
             self._saved.add(key)
             if self._is_logits(tensor):
@@ -254,6 +285,8 @@ class Watch(TorchDispatchMode):
             return
         size, logits = storage.nbytes(), self._is_logits(tensor)
         self._live[key] = (size, logits)
+        self._storages += 1
+        self._numbers[key] = self._storages
         if self.in_backward and self.unit == ROOT and tuple(tensor.shape) in self._tied_shapes:
             # The head's part of a tied gradient waits for the embedding's before it arrives.
             self._gradients.add(key)
@@ -308,6 +341,7 @@ class Watch(TorchDispatchMode):
         """What `unit` was seen to do, per token."""
         seen = self._of(unit)
         again = seen.matmul_flops_at_last_save
+        kernels, moved = _fused(seen.elementwise, self._saved_numbers)
         moments = [
             Moment(
                 activation_bytes=m.activation_bytes / tokens,
@@ -319,8 +353,8 @@ class Watch(TorchDispatchMode):
         return Stage(
             matmul_flops=seen.matmul_flops / tokens,
             attention_flops=seen.attention_flops / tokens,
-            elementwise_bytes=seen.elementwise_bytes / tokens,
-            kernels=seen.kernels,
+            elementwise_bytes=moved / tokens,
+            kernels=seen.kernels + kernels,
             kept={
                 "none": Kept(
                     activation_bytes=seen.saved_bytes / tokens,
@@ -347,6 +381,58 @@ class Watch(TorchDispatchMode):
         )
 
 
+def _fused(operations: list[_Elementwise], saved: set[int]) -> tuple[int, float]:
+    """Kernels and bytes of element-wise operations, at the grain of the formulas.
+
+    Step times were fitted with the formulas, which take rotary embeddings or the mean square of a
+    norm for one operation each. So a result that autograd does not save and that only element-wise
+    operations read is no traffic, and the operations around it are one kernel.
+    """
+    readers: dict[int, list[int]] = {}
+    for index, operation in enumerate(operations):
+        for number in operation.reads:
+            readers.setdefault(number, []).append(index)
+    kernel = list(range(len(operations)))
+
+    def root(index: int) -> int:
+        while kernel[index] != index:
+            index = kernel[index]
+        return index
+
+    inner: set[int] = set()
+    for index, operation in enumerate(operations):
+        for number in operation.writes:
+            after = [i for i in readers.get(number, []) if i > index]
+            casts = operation.cast or any(operations[i].cast for i in after)
+            if number in saved or not after or casts:
+                continue
+            inner.add(number)
+            for reader in after:
+                kernel[root(reader)] = root(index)
+    touched: dict[tuple[int, int, bool], int] = {}
+    for index, operation in enumerate(operations):
+        for writes, sizes in ((False, operation.reads), (True, operation.writes)):
+            for number, size in sizes.items():
+                if number not in inner:
+                    key = (root(index), number, writes)
+                    touched[key] = max(touched.get(key, 0), size)
+    kernels = len({root(index) for index in range(len(operations))})
+    return kernels, float(sum(touched.values()))
+
+
+def _is_view(func: Any, operands: Any, made: list[torch.Tensor]) -> bool:
+    """Whether an operation runs no kernel: what it returns is the memory it was given."""
+    if func._schema.is_mutable:
+        return False
+    given = {_key(t) for t in tree_leaves(operands) if isinstance(t, torch.Tensor)}
+    return all(_key(tensor) in given for tensor in made)
+
+
+def _touched(tensor: torch.Tensor) -> int:
+    """Bytes of it that a kernel reads or writes: a slice is less, an expansion no more."""
+    return min(tensor.numel() * tensor.itemsize, _size(tensor))
+
+
 def _key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
@@ -361,6 +447,9 @@ def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
         query, key, value = args[:3]
         shapes = (query.shape, _expanded(key, query), _expanded(value, query))
         return float(sdpa_flop_count(*shapes))  # type: ignore[no-untyped-call]
+    if func._overloadpacket is aten._grouped_mm:
+        # Every row meets the matrix of one expert.
+        return 2.0 * float(out.numel()) * float(args[0].shape[-1])
     count = flop_registry.get(func._overloadpacket)
     return float(count(*args, **kwargs, out_val=out)) if count is not None else 0.0
 
