@@ -83,6 +83,7 @@ def plan(
     current: str | Path | None = None,
     objective: Objective = "throughput",
     low_precision_reduce: bool = False,
+    batch_tolerance: float | None = None,
     budget: Budget | None = None,
     for_stack: str | None = None,
     **settings: Unpack[PlanSettings],
@@ -98,6 +99,8 @@ def plan(
         objective: "throughput", "memory" (least memory within 10 % of the fastest),
             "sequence" (longest sequence) or "money" (cheapest token).
         low_precision_reduce: Also try reducing gradients in the compute dtype.
+        batch_tolerance: Share by which a step may differ from `global_batch` where that divides
+            better: 0.05 by default, 0 keeps it exactly.
         budget: Tokens, price per GPU-hour and deadline.
         for_stack: Search only what this stack can run, such as "accelerate" or "deepspeed".
         **settings: The job, the dtypes and compilation; the plan chooses everything else.
@@ -116,6 +119,7 @@ def plan(
         current=current,
         objective=objective,
         low_precision_reduce=low_precision_reduce,
+        batch_tolerance=batch_tolerance,
         budget=budget,
         for_stack=for_stack,
         **settings,
@@ -170,6 +174,7 @@ def plan_run(
     current: str | Path | None = None,
     objective: Objective = "throughput",
     low_precision_reduce: bool = False,
+    batch_tolerance: float | None = None,
     budget: Budget | None = None,
     for_stack: str | None = None,
     **settings: Any,
@@ -178,6 +183,7 @@ def plan_run(
 
     `settings` are those of `describe_run`.
     """
+    from shardwise.planning.batches import BATCH_TOLERANCE
     from shardwise.planning.plan import make_plan
     from shardwise.planning.problem import Problem
     from shardwise.planning.space import Space
@@ -185,7 +191,10 @@ def plan_run(
     described = describe_run(model, cluster, run=run, **settings)
     base = described.strategy
     dtypes = (base.reduce_dtype, base.param_dtype) if low_precision_reduce else ()
-    space = Space(reduce_dtypes=tuple(dict.fromkeys(dtypes)))
+    space = Space(
+        reduce_dtypes=tuple(dict.fromkeys(dtypes)),
+        batch_tolerance=BATCH_TOLERANCE if batch_tolerance is None else batch_tolerance,
+    )
     if for_stack is not None:
         base, space = _within_stack(described, for_stack, space)
     problem = Problem(described.model, described.cluster, described.job, base)

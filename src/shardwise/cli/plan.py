@@ -1,4 +1,4 @@
-"""`shardwise plan`: what to run, and why."""
+"""`shardwise plan`: recommend a configuration, with the reasons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,16 @@ from shardwise.cli.options import (
     StackOption,
     TokensOption,
 )
-from shardwise.cli.output import JsonOption, check_output, print_json
+from shardwise.cli.output import (
+    CsvOption,
+    Format,
+    JsonOption,
+    MarkdownOption,
+    check_output,
+    output_format,
+    print_json,
+    print_table,
+)
 from shardwise.cli.values import lowered
 
 
@@ -51,6 +60,13 @@ def plan(
     cluster: ClusterOption = None,
     seq_len: SeqLenOption = None,
     global_batch: GlobalBatchOption = None,
+    exact_batch: Annotated[
+        bool,
+        typer.Option(
+            "--exact-batch",
+            help="Keep --global-batch exactly; else up to 5% more or less where it divides better.",
+        ),
+    ] = False,
     optimizer: OptimizerOption = None,
     precision: PrecisionOption = None,
     objective: Annotated[
@@ -73,18 +89,22 @@ def plan(
         Path | None, typer.Option("--output", "-o", help="Write the chosen run.toml here.")
     ] = None,
     as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+    as_markdown: MarkdownOption = False,
 ) -> None:
-    """Search for the best configuration, and say why it is the best.
+    """Search for the best configuration and explain the choice.
 
-    Exits with 1 if nothing fits, or nothing is in time.
+    The global batch may differ by up to 5% where that divides better (--exact-batch forbids it).
+    Exit code 1: no configuration fits, or none meets the deadline.
     """
     from shardwise.api import plan_run, read_budget, start_command
     from shardwise.planning.least import devices_for_deadline
-    from shardwise.report.plan import print_plan
+    from shardwise.report.plan import layouts_table, print_plan
     from shardwise.report.screen import screen
     from shardwise.report.whatif import deadline_words
     from shardwise.spec.run import write_run
 
+    form = output_format(as_json, as_csv, as_markdown)
     if output is not None:
         check_output(output, suffix=".toml")
     found, chosen = plan_run(
@@ -100,15 +120,18 @@ def plan(
         for_stack=lowered(for_stack),
         objective=objective.value,
         low_precision_reduce=low_precision_reduce,
+        batch_tolerance=0.0 if exact_batch else None,
         budget=read_budget(tokens, price, deadline),
     )
     if output is not None and chosen is not None:
         output.write_text(write_run(chosen), encoding="utf-8")
     late = found.winner is not None and not found.budget.in_time(found.winner.tokens_per_s)
     more = devices_for_deadline(found.problem, found.budget) if late else None
-    if as_json:
+    if form is Format.json:
         advice = {"deadline": more.to_dict(found.budget)} if more else {}
         print_json({**found.to_dict(), **advice})
+    elif form is not Format.screen:
+        print_table(layouts_table(found, top), form)
     else:
         command = start_command(found.problem.cluster, output or Path("run.toml"))
         print_plan(found, top=top, written=str(output) if output else None, command=command)

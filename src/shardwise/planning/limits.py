@@ -1,4 +1,4 @@
-"""What holds a configuration back, and how much of everything else is left."""
+"""What limits a configuration, and the slack in everything else."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import NamedTuple
 from shardwise.planning.price import price_one, scaled_network
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate
-from shardwise.planning.search import WITH_MORE_MEMORY, Found, Search
+from shardwise.planning.search import MIN_GAIN, WITH_MORE_MEMORY, Found, Search
 from shardwise.step import Bottleneck
 
 # A step this much longer counts as slower.
-NOTICED = 0.05
-# Twice the network has to bring this much for the network to be what limits.
-WORTH = 0.03
+SLOWDOWN_THRESHOLD = 0.05
 # How far from today's network another is looked for.
 MOST_DOUBLINGS = 6
 
@@ -35,7 +33,7 @@ class Limits(NamedTuple):
 
 
 def limits_of(problem: Problem, units: Units, found: Found, winner: Candidate) -> Limits:
-    """Relax one constraint after the other and see what it brings."""
+    """Relax each constraint in turn and price the gain."""
     roomier = found.best(memory=WITH_MORE_MEMORY)
     more_memory = roomier.tokens_per_s / winner.tokens_per_s - 1 if roomier else 0.0
     moves = winner.strategy.devices > 1
@@ -44,10 +42,10 @@ def limits_of(problem: Problem, units: Units, found: Found, winner: Candidate) -
         faster = price_one(problem, units, winner.strategy, scaled_network(problem.cluster, 2.0))
         twice = winner.step_s / faster.step_s - 1
     slack = _network_slack(problem, units, winner) if moves else None
-    if twice >= max(WORTH, more_memory):
+    if twice >= max(MIN_GAIN, more_memory):
         binding: Bottleneck = "bandwidth"
     else:
-        binding = "memory" if more_memory >= WORTH else "compute"
+        binding = "memory" if more_memory >= MIN_GAIN else "compute"
     return Limits(
         binding=binding,
         twice_network=twice,
@@ -62,7 +60,7 @@ def _network_slack(problem: Problem, units: Units, winner: Candidate) -> float |
     def slower(factor: float) -> bool:
         cluster = scaled_network(problem.cluster, 1 / factor)
         step = price_one(problem, units, winner.strategy, cluster).step_s
-        return step > winner.step_s * (1 + NOTICED)
+        return step > winner.step_s * (1 + SLOWDOWN_THRESHOLD)
 
     return first_true(slower, 1.0, 1024.0)
 
@@ -100,7 +98,7 @@ def crossover(search: Search, winner: Candidate) -> Crossover | None:
 
     def choice(power: float) -> Candidate | None:
         network = scaled_network(cluster, 2.0 ** (direction * power))
-        best = search.retimed(network).best()
+        best = search.retimed(network, contenders=True).best()
         changed = best is not None and best.strategy.hybrid != winner.strategy.hybrid
         return best if changed else None
 

@@ -1,29 +1,39 @@
-"""A plan: the configuration to run, its rivals, and why."""
+"""A plan: the recommended configuration, its rivals, and the reasons."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from shardwise.notebook import html_of
-from shardwise.planning.explain import limits_in_words, reasons
-from shardwise.planning.limits import WORTH, Limits, limits_of
+from shardwise.planning.explain import limit_reasons, reasons
+from shardwise.planning.limits import Limits, limits_of
 from shardwise.planning.money import Budget, Cost, SizeChoice, by_size, choose_size
 from shardwise.planning.price import mfu_of, price_one
 from shardwise.planning.problem import Problem, Units
+from shardwise.planning.reasons import (
+    BeyondPositions,
+    FitsOffloaded,
+    LeastMemory,
+    LowPrecisionReduce,
+    Reason,
+    RiskyAlternative,
+)
 from shardwise.planning.rows import Candidate
-from shardwise.planning.search import Found, Nearest, Search
+from shardwise.planning.search import MIN_GAIN, Found, Nearest, Search
 from shardwise.planning.sequence import longest
 from shardwise.planning.space import Space
 from shardwise.predict.fit import Change, ways_to_fit
 from shardwise.predict.time import coefficients_for, error_interval, hardware_of, is_fitted
 from shardwise.spec.catalogue import coefficient
-from shardwise.spec.quantity import show_gib
 from shardwise.spec.record import SpecError
-from shardwise.spec.strategy import Strategy, show_recompute
+from shardwise.spec.strategy import Strategy
 
 Objective = Literal["throughput", "memory", "sequence", "money"]
-# What the objective "memory" may give up in speed.
+# The objective "memory" takes the least memory of those with this share of the best throughput.
 FAST_ENOUGH = 0.9
+# Reducing gradients in low precision is worth a tip from this gain on.
+MIN_REDUCE_GAIN = 0.01
 
 
 class Baseline(NamedTuple):
@@ -41,8 +51,8 @@ class Plan(NamedTuple):
     problem: Problem
     units: Units
     objective: Objective
-    # What the objective found before the search, in a sentence.
-    aim: str
+    # What the objective decided, where it is not throughput.
+    aim: Reason | None
     budget: Budget
     # For money: the best on each part of the cluster, and which part was chosen.
     size_choice: SizeChoice | None
@@ -51,11 +61,12 @@ class Plan(NamedTuple):
     layouts: list[Candidate]
     baselines: list[Baseline]
     rejected: list[Nearest]
+    # The best with less memory than the winner, with less than that, and so on.
     front: list[Candidate]
-    why: list[str]
+    why: list[Reason]
     limits: Limits | None
-    limits_why: list[str]
-    tips: list[str]
+    limits_why: list[Reason]
+    tips: list[Reason]
     ways: list[Change]
     considered: int
     fitting: int
@@ -75,7 +86,7 @@ class Plan(NamedTuple):
         return html_of(self)
 
     def indistinguishable(self) -> int:
-        """How many layouts lie too near to the winner to be told from it."""
+        """How many layouts differ from the winner by less than the error of a comparison."""
         if self.winner is None:
             return 0
         low, high = self.comparison
@@ -93,7 +104,9 @@ class Plan(NamedTuple):
         """What `--json` prints."""
 
         def told(candidate: Candidate) -> dict[str, Any]:
-            return {"mfu": self.mfu(candidate), **candidate.to_dict()}
+            tokens = self.problem.job.tokens_per_step(candidate.strategy)
+            figures = {"mfu": self.mfu(candidate), "tokens_per_step": tokens}
+            return {**figures, **candidate.to_dict()}
 
         return {
             "schema": 1,
@@ -102,7 +115,7 @@ class Plan(NamedTuple):
             "cluster": str(self.problem.cluster),
             "job": self.problem.job.model_dump(mode="json", exclude_none=True),
             "objective": self.objective,
-            "aim": self.aim,
+            "aim": self.aim.to_dict() if self.aim else None,
             **({"size": self.size_choice.to_dict(self.budget)} if self.size_choice else {}),
             "cost": self.cost(self.winner).to_dict() if self.winner else None,
             "winner": told(self.winner) if self.winner else None,
@@ -116,11 +129,10 @@ class Plan(NamedTuple):
                 for b in self.baselines
             ],
             "rejected": [
-                {"layout": str(r.strategy), "least_bytes": round(r.needed_bytes)}
-                for r in self.rejected
+                {**r.layout._asdict(), "least_bytes": round(r.needed_bytes)} for r in self.rejected
             ],
             "pareto": [told(c) for c in self.front],
-            "why": self.why,
+            "why": [reason.to_dict() for reason in (*self.why, *self.limits_why)],
             "binding": self.limits.binding if self.limits else "memory",
             "slack": {
                 "memory_bytes": round(self.limits.free_bytes),
@@ -128,7 +140,7 @@ class Plan(NamedTuple):
             }
             if self.limits
             else None,
-            "tips": self.tips,
+            "tips": [tip.to_dict() for tip in self.tips],
             "would_fit": [way._asdict() for way in self.ways],
             "considered": self.considered,
             "fitting": self.fitting,
@@ -167,17 +179,19 @@ def make_plan(
     current: Strategy | None = None,
     budget: Budget | None = None,
 ) -> Plan:
-    """Search, choose by the objective, and explain.
+    """Search, choose by the objective, and give the reasons.
 
     For `sequence` and `money` the answer has a sequence length or a cluster of its own.
     """
     check(problem)
-    aim = ""
+    aim: Reason | None = None
     size_choice: SizeChoice | None = None
     budget = budget or Budget()
     budget.price_of(problem.cluster.device.name)
     if objective == "sequence":
-        problem, aim = _longest(problem)
+        aim = longest(problem, space)
+        if aim is not None:
+            problem = problem._replace(job=problem.job.but(seq_len=aim.tokens))
     elif objective == "money":
         size_choice = choose_size(by_size(problem, space), budget, problem.cluster.devices)
         if size_choice.chosen is not None:
@@ -186,7 +200,9 @@ def make_plan(
         current = None
     search = Search(problem, space)
     found = search.run()
-    winner = chosen(found, objective)
+    winner = found.best()
+    if objective == "memory" and winner is not None:
+        winner, aim = _least_memory(found)
     units = search.units
     limits = limits_of(problem, units, found, winner) if winner else None
     return Plan(
@@ -200,8 +216,8 @@ def make_plan(
         layouts=found.layouts(),
         baselines=_baselines(problem, units, found, current),
         rejected=found.rejected(),
-        front=[c for c in found.front() if winner and c.needed_bytes < winner.needed_bytes],
-        why=reasons(search, found, winner) if winner else [],
+        front=found.lower_memory(winner) if winner else [],
+        why=reasons(search, found, winner, by_speed=objective != "memory") if winner else [],
         limits=limits,
         limits_why=_limits(problem, objective, winner, limits),
         tips=[
@@ -218,28 +234,24 @@ def make_plan(
     )
 
 
-def _longest(problem: Problem) -> tuple[Problem, str]:
-    found = longest(problem)
-    if found is None:
-        return problem, ""
-    aim = f"The longest sequence is {found.tokens:,} tokens; {found.why_not_longer}"
-    return problem._replace(job=problem.job.but(seq_len=found.tokens)), aim
-
-
-def chosen(found: Found, objective: Objective) -> Candidate | None:
-    best = found.best()
-    if best is None or objective != "memory":
-        return best
-    return found.smallest(FAST_ENOUGH * best.tokens_per_s)
+def _least_memory(found: Found) -> tuple[Candidate, LeastMemory]:
+    fastest = found.fastest()
+    winner = found.smallest(FAST_ENOUGH * fastest)
+    assert winner is not None, "the fastest is fast enough"
+    return winner, LeastMemory(
+        share=FAST_ENOUGH,
+        fastest_tokens_per_s=fastest,
+        throughput=winner.tokens_per_s / fastest - 1,
+    )
 
 
 def _baselines(
     problem: Problem, units: Units, found: Found, current: Strategy | None
 ) -> list[Baseline]:
     baselines = []
-    if "ddp" in found.nearest:
-        nearest = found.nearest["ddp"]
-        best = found.best("ddp")
+    nearest = found.nearest_of("ddp")
+    if nearest is not None:
+        best = found.best(kind="ddp")
         strategy = best.strategy if best else nearest.strategy
         needed = best.needed_bytes if best else nearest.needed_bytes
         baselines.append(Baseline("ddp", strategy, needed, best))
@@ -252,75 +264,63 @@ def _baselines(
 
 def _limits(
     problem: Problem, objective: Objective, winner: Candidate | None, limits: Limits | None
-) -> list[str]:
+) -> list[Reason]:
     if winner is None or limits is None:
         return []
-    first, slack = limits_in_words(problem, winner, limits)
+    binding, slack = limit_reasons(problem, winner, limits)
     # What limits the speed is no answer to other questions.
-    return [slack] if objective in ("memory", "sequence") else [first, slack]
+    return [slack] if objective in ("memory", "sequence") else [binding, slack]
 
 
-def _tips(problem: Problem, units: Units, found: Found, winner: Candidate | None) -> list[str]:
+def _tips(problem: Problem, units: Units, found: Found, winner: Candidate | None) -> list[Reason]:
     """What was not chosen for other reasons and would bring more."""
-    tips = [_daring(problem, found, winner)]
+    tips: list[Reason] = list(_risky_alternative(problem, found, winner))
     positions = getattr(problem.model, "max_positions", None)
     if positions is not None and problem.job.seq_len > positions:
-        tips.append(f"The model was made for sequences of {positions:,}.")
+        tips.append(BeyondPositions(seq_len=problem.job.seq_len, positions=positions))
     if winner is None:
-        return [tip for tip in tips if tip]
+        return tips
     strategy = winner.strategy
     if strategy.sharded and strategy.reduce_dtype == "fp32" and strategy.param_dtype != "fp32":
         low = price_one(problem, units, strategy.but(reduce_dtype=strategy.param_dtype))
         gain = low.tokens_per_s / winner.tokens_per_s - 1
-        if gain > 0.01:
-            tips.append(
-                f"Reducing gradients in {strategy.param_dtype} would bring {gain:.0%}, and change "
-                "the arithmetic: --allow-low-precision-reduce."
-            )
-    if problem.job.global_batch is None:
-        tips.append("With --global-batch, accumulation is searched too.")
-    return [tip for tip in tips if tip]
+        if gain > MIN_REDUCE_GAIN:
+            tips.append(LowPrecisionReduce(dtype=strategy.param_dtype, gain=gain))
+    return tips
 
 
-def _offloaded(problem: Problem, space: Space) -> list[str]:
-    """The fastest that fits when parameters and states live on the host."""
+def _offloaded(problem: Problem, space: Space) -> list[Reason]:
+    """The fastest that fits with parameters and optimizer states in host memory."""
     if problem.cluster.device.is_cpu:
         return []
     best = Search(problem, space.quick()._replace(offload=True)).run().best()
     if best is None:
         return []
-    s = best.strategy
     return [
-        f"Offloaded to the host it fits: {s}, micro-batch {s.micro_batch}, recompute "
-        f"{show_recompute(s.recompute)}, {show_gib(best.needed_bytes)} per device, about "
-        f"{best.step_s:,.3g} s a step (the host's links and memory are assumed, not measured)."
+        FitsOffloaded(strategy=best.strategy, needed_bytes=best.needed_bytes, step_s=best.step_s)
     ]
 
 
-def _daring(problem: Problem, found: Found, winner: Candidate | None) -> str:
+def _risky_alternative(
+    problem: Problem, found: Found, winner: Candidate | None
+) -> Iterator[RiskyAlternative]:
     """What fits if the allocator wastes as little as usual, instead of as much as it may."""
     device = problem.cluster.device
     low, high = coefficient("reserved_over_pools")
     outside = coefficient("outside_allocator")[1] * 2**30
     usual = 2 * (device.capacity - outside) / (low + high)
     if usual <= 0 or found.limit_bytes <= 0:
-        return ""
-    daring = found.best(memory=usual / found.limit_bytes)
-    if daring is None or daring.needed_bytes <= found.limit_bytes:
-        return ""
-    s = daring.strategy
-    what = (
-        f"{s}, micro-batch {s.micro_batch}, recompute {show_recompute(s.recompute)}: "
-        f"{show_gib(daring.needed_bytes)} with pools, if the allocator wastes little."
-    )
-    if winner is None:
-        return f"At risk, but likely to fit: {what}"
-    gain = daring.tokens_per_s / winner.tokens_per_s - 1
-    return f"At risk, but {gain:.0%} faster: {what}" if gain >= WORTH else ""
+        return
+    risky = found.best(memory=usual / found.limit_bytes)
+    if risky is None or risky.needed_bytes <= found.limit_bytes:
+        return
+    gain = risky.tokens_per_s / winner.tokens_per_s - 1 if winner else None
+    if gain is None or gain >= MIN_GAIN:
+        yield RiskyAlternative(strategy=risky.strategy, needed_bytes=risky.needed_bytes, gain=gain)
 
 
 def _ways(problem: Problem, units: Units, found: Found) -> list[Change]:
-    """From the configuration that comes nearest."""
+    """Changes after which the configuration closest to fitting would fit."""
     if not found.nearest:
         return []
     nearest = min(found.nearest.values(), key=lambda n: n.needed_bytes)

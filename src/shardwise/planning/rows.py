@@ -1,4 +1,4 @@
-"""Configurations by the thousand: columns to price, and the strategy behind any of them."""
+"""Thousands of configurations as columns, and the strategy behind any row."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardwise.planning.batches import Batch
+from shardwise.planning.layout import Layout
 from shardwise.planning.space import Recompute
 from shardwise.predict.configurations import Configurations, Floats, Ints
 from shardwise.predict.simulate import Times
@@ -21,6 +23,7 @@ def complexity(strategy: Strategy, recompute: Recompute, accumulates: bool) -> i
         (
             strategy.sharded,
             strategy.hybrid,
+            accumulates,
             strategy.kind == "zero1",
             not isinstance(strategy.reshard_after_forward, bool),
             strategy.sharded and strategy.grad_sync not in usual and accumulates,
@@ -35,6 +38,20 @@ def complexity(strategy: Strategy, recompute: Recompute, accumulates: bool) -> i
     )
 
 
+def _only_accumulated(strategies: Sequence[Strategy]) -> list[bool]:
+    """Whether each is the same run as another one where a step has one micro-batch."""
+
+    def key(strategy: Strategy) -> tuple[object, ...]:
+        return strategy.shard, strategy.replicate, strategy.reshard_after_forward
+
+    usual = [s.grad_sync == ("local" if s.hybrid else "every") for s in strategies]
+    reduced_at_once = {key(s) for s, kept in zip(strategies, usual, strict=True) if kept}
+    return [
+        s.sharded and not kept and key(s) in reduced_at_once
+        for s, kept in zip(strategies, usual, strict=True)
+    ]
+
+
 class Rows(NamedTuple):
     """Rows that share units: which strategy, with which batch and which recomputation."""
 
@@ -42,39 +59,61 @@ class Rows(NamedTuple):
     policies: Sequence[Recompute]
     which: Ints
     policy: Ints
+    complexity: Ints
     columns: Configurations
 
     @classmethod
     def product(
         cls,
         strategies: Sequence[Strategy],
-        sizes: Sequence[tuple[int, int]],
+        sizes: Sequence[Batch],
         policies: Sequence[Recompute],
         allowed: Callable[[Strategy], bool] | None = None,
     ) -> Rows:
-        """Each strategy with each micro-batch and accumulation and each policy, if `allowed`."""
+        """Each strategy with each batch and each policy, if `allowed`.
+
+        What only differs when gradients accumulate is left out where they do not.
+        """
         shape = (len(strategies), len(sizes), len(policies))
         which, size, policy = (axis.ravel() for axis in np.indices(shape))
         columns = Configurations.of(strategies).take(which)
-        pairs = np.asarray(sizes, dtype=np.int64)
-        columns.micro_batch, columns.accumulate = pairs[size, 0], pairs[size, 1]
+        columns.micro_batch = np.asarray([s.micro_batch for s in sizes])[size]
+        columns.accumulate = np.asarray([s.accumulate for s in sizes])[size]
         shares = [p if isinstance(p, float) else float(p == "full") for p in policies]
         columns.full_recompute = np.asarray(shares)[policy]
         columns.selective = np.asarray([p == "selective" for p in policies])[policy]
-        if allowed is not None:
-            expressible = np.asarray(
+        accumulates = (columns.accumulate > 1).astype(int)
+        simplicity = np.asarray(
+            [
+                [[complexity(s, p, many) for many in (False, True)] for p in policies]
+                for s in strategies
+            ]
+        )
+        score = simplicity[which, policy, accumulates]
+        rows = cls(strategies, policies, which, policy, score, columns)
+        expressible = np.asarray(
+            [
                 [
                     [
-                        [allowed(s.but(recompute=p, accumulate=steps)) for steps in (1, 2)]
-                        for p in policies
+                        (steps > 1 or not redundant)
+                        and (allowed is None or allowed(s.but(recompute=p, accumulate=steps)))
+                        for steps in (1, 2)
                     ]
-                    for s in strategies
+                    for p in policies
                 ]
-            )
-            accumulates = (columns.accumulate > 1).astype(int)
-            kept = np.flatnonzero(expressible[which, policy, accumulates])
-            which, policy, columns = which[kept], policy[kept], columns.take(kept)
-        return cls(strategies, policies, which, policy, columns)
+                for s, redundant in zip(strategies, _only_accumulated(strategies), strict=True)
+            ]
+        )
+        return rows.take(np.flatnonzero(expressible[which, policy, accumulates]))
+
+    def take(self, kept: Ints) -> Rows:
+        """These rows only."""
+        return self._replace(
+            which=self.which[kept],
+            policy=self.policy[kept],
+            complexity=self.complexity[kept],
+            columns=self.columns.take(kept),
+        )
 
     @classmethod
     def each(cls, strategies: Sequence[Strategy]) -> Rows:
@@ -82,18 +121,10 @@ class Rows(NamedTuple):
         policies = list(dict.fromkeys(s.recompute for s in strategies))
         policy = np.asarray([policies.index(s.recompute) for s in strategies], dtype=np.int64)
         which = np.arange(len(strategies))
-        return cls(strategies, policies, which, policy, Configurations.of(strategies))
-
-    def complexity(self) -> Ints:
-        """Of every row."""
-        table = np.asarray(
-            [
-                [[complexity(s, p, many) for many in (False, True)] for p in self.policies]
-                for s in self.strategies
-            ]
+        score = np.asarray(
+            [complexity(s, s.recompute, s.accumulate > 1) for s in strategies], dtype=np.int64
         )
-        found: Ints = table[self.which, self.policy, (self.columns.accumulate > 1).astype(int)]
-        return found
+        return cls(strategies, policies, which, policy, score, Configurations.of(strategies))
 
     def strategy(self, row: int) -> Strategy:
         base: Strategy = self.strategies[int(self.which[row])]
@@ -108,7 +139,7 @@ class Candidate(NamedTuple):
     """One configuration and what it takes."""
 
     strategy: Strategy
-    # Of tensors; and with the pools the allocator keeps, which a device must have room for.
+    # Of tensors; and with allocator overhead, which a device must have room for.
     peak_bytes: float
     needed_bytes: float
     tokens_per_s: float
@@ -127,8 +158,8 @@ class Candidate(NamedTuple):
         )
 
     @property
-    def layout(self) -> str:
-        return str(self.strategy)
+    def layout(self) -> Layout:
+        return Layout.of(self.strategy)
 
     def to_dict(self) -> dict[str, Any]:
         strategy = self.strategy.model_dump(mode="json", exclude={"within_node"})
@@ -136,67 +167,111 @@ class Candidate(NamedTuple):
         return {**self._asdict(), **sizes, "strategy": strategy}
 
 
+class Columns(NamedTuple):
+    """What is known of every row of a table, one array per quantity."""
+
+    # Which set of rows it comes from, and which of that set.
+    source: Ints
+    row: Ints
+    layout: Ints
+    complexity: Ints
+    # Distance of the tokens per step from the global batch, as a share of it.
+    deviation: Floats
+    peak_bytes: Floats
+    needed_bytes: Floats
+    tokens_per_s: Floats
+    step_s: Floats
+    compute_s: Floats
+    copy_s: Floats
+    exposed_s: Floats
+    optimizer_s: Floats
+
+
 class Table:
     """Everything that was priced, one row each, from several sets of rows."""
 
-    def __init__(self) -> None:
-        self._sets: list[tuple[Rows, Ints]] = []
-        self._layouts: dict[str, int] = {}
-        self._columns: list[Floats] = []
+    def __init__(self, seq_len: int, sequences_wanted: float | None) -> None:
+        self._seq_len, self._sequences_wanted = seq_len, sequences_wanted
+        self._sources: list[Rows] = []
+        self._layouts: dict[Layout, int] = {}
+        self._parts: list[Columns] = []
 
-    def add(
-        self, rows: Rows, kept: Ints, peak: Floats, needed: Floats, times: Times, seq_len: int
-    ) -> None:
-        c = rows.columns.take(kept)
-        tokens = c.micro_batch * c.accumulate * c.shard * c.replicate * float(seq_len)
-        names = [self._layouts.setdefault(str(s), len(self._layouts)) for s in rows.strategies]
-        layout = np.asarray(names)[rows.which[kept]]
-        whose = np.full(len(kept), len(self._sets))
-        seconds = (
-            *(times.step_s, times.compute_s, times.copy_s),
-            *(times.exposed_communication_s, times.optimizer_s),
+    def add(self, rows: Rows, peak: Floats, needed: Floats, times: Times) -> None:
+        c = rows.columns
+        sequences = c.micro_batch * c.accumulate
+        tokens = sequences * c.shard * c.replicate * float(self._seq_len)
+        wanted = self._sequences_wanted
+        deviation = np.abs(sequences / wanted - 1) if wanted else np.zeros(len(sequences))
+        numbers = {
+            index: self._layouts.setdefault(Layout.of(rows.strategies[index]), len(self._layouts))
+            for index in np.unique(rows.which).tolist()
+        }
+        self._parts.append(
+            Columns(
+                source=np.full(len(needed), len(self._sources)),
+                row=np.arange(len(needed)),
+                layout=np.asarray([numbers[index] for index in rows.which.tolist()]),
+                complexity=rows.complexity,
+                deviation=deviation,
+                peak_bytes=peak,
+                needed_bytes=needed,
+                tokens_per_s=tokens / times.step_s,
+                step_s=times.step_s,
+                compute_s=times.compute_s,
+                copy_s=times.copy_s,
+                exposed_s=times.exposed_communication_s,
+                optimizer_s=times.optimizer_s,
+            )
         )
-        speed = tokens / times.step_s
-        self._sets.append((rows, kept))
-        self._columns.append(
-            np.stack(
-                [
-                    *(whose, np.arange(len(kept)), layout, rows.complexity()[kept]),
-                    *(peak, needed, speed, *seconds),
-                ]
-            ).astype(float)
-        )
+        self._sources.append(rows)
 
     def __len__(self) -> int:
-        return sum(part.shape[1] for part in self._columns)
+        return sum(len(part.row) for part in self._parts)
 
     @property
-    def columns(self) -> Floats:
-        if len(self._columns) > 1:
-            self._columns = [np.concatenate(self._columns, axis=1)]
-        return self._columns[0] if self._columns else np.empty((12, 0))
+    def columns(self) -> Columns:
+        if not self._parts:
+            empty: list[Any] = [np.empty(0) for _ in Columns._fields]
+            return Columns(*empty)
+        if len(self._parts) > 1:
+            joined: list[Any] = [np.concatenate(c) for c in zip(*self._parts, strict=True)]
+            self._parts = [Columns(*joined)]
+        return self._parts[0]
 
     @property
-    def layout(self) -> Floats:
-        return np.asarray(self.columns[2])
-
-    @property
-    def layouts(self) -> list[str]:
+    def layouts(self) -> list[Layout]:
+        """The layouts of its rows, in the order they were added."""
         return list(self._layouts)
 
-    @property
-    def complexity(self) -> Floats:
-        return np.asarray(self.columns[3])
+    def rows_of(self, layout: Layout) -> Ints:
+        """The rows of one layout; none where it was not priced."""
+        number = self._layouts.get(layout, -1)
+        found: Ints = np.flatnonzero(self.columns.layout == number)
+        return found
 
-    @property
-    def needed_bytes(self) -> Floats:
-        return np.asarray(self.columns[5])
+    def placement(self, index: int) -> tuple[int, int, int]:
+        """A key that rows share which differ in nothing but their batch."""
+        columns = self.columns
+        source, row = int(columns.source[index]), int(columns.row[index])
+        rows = self._sources[source]
+        return source, int(rows.which[row]), int(rows.policy[row])
 
-    @property
-    def tokens_per_s(self) -> Floats:
-        return np.asarray(self.columns[6])
+    def policy(self, index: int) -> Recompute:
+        """The recomputation of a row."""
+        rows = self._sources[int(self.columns.source[index])]
+        return rows.policies[int(rows.policy[int(self.columns.row[index])])]
 
     def candidate(self, index: int) -> Candidate:
-        whose, row, _, _, *figures = self.columns[:, index].tolist()
-        rows, kept = self._sets[int(whose)]
-        return Candidate(rows.strategy(int(kept[int(row)])), *figures)
+        columns = self.columns
+        rows = self._sources[int(columns.source[index])]
+        return Candidate(
+            strategy=rows.strategy(int(columns.row[index])),
+            peak_bytes=float(columns.peak_bytes[index]),
+            needed_bytes=float(columns.needed_bytes[index]),
+            tokens_per_s=float(columns.tokens_per_s[index]),
+            step_s=float(columns.step_s[index]),
+            compute_s=float(columns.compute_s[index]),
+            copy_s=float(columns.copy_s[index]),
+            exposed_s=float(columns.exposed_s[index]),
+            optimizer_s=float(columns.optimizer_s[index]),
+        )

@@ -1,35 +1,51 @@
-"""The search: price every configuration of the space, keep what fits, refine the fastest.
+"""The search: price configurations in passes, keep what fits, refine the fastest.
 
-Two passes. The first prices every placement with every batch and every share of recomputation; it
-settles what matters. The second varies what matters less (prefetch, blocks per unit, the dtype of
-reductions) around the fastest of the first.
+1. Every placement with a few micro-batches and every share of recomputation. Full recomputation
+   comes first: micro-batches that do not fit with it are not priced with less of it.
+2. The micro-batches between those, for the fastest placements.
+3. What matters less (prefetch, blocks per unit, the dtype of reductions) around the fastest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
+from shardwise.planning.batches import Batch, batches, between, coarse, sequences_wanted
+from shardwise.planning.layout import Layout
 from shardwise.planning.problem import Problem, Units, peaks, times
 from shardwise.planning.rows import Candidate, Rows, Table
-from shardwise.planning.space import Space, batches, placements
+from shardwise.planning.space import Recompute, Space, placements
 from shardwise.predict.configurations import Floats, Ints
 from shardwise.predict.estimate import usable_bytes
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.spec.strategy import Strategy
+from shardwise.spec.strategy import Kind, Strategy
 
 # Rows beyond the device that are priced all the same: they say what more memory would bring.
 WITH_MORE_MEMORY = 1.25
-# How many of the fastest the second pass starts from.
+# How many of the fastest the last pass starts from.
 REFINED = 24
-# Speeds closer than this are decided by simplicity.
+# Placements whose micro-batch the second pass refines: so many, and none that is this much slower
+# than the fastest.
+REFINED_PLACEMENTS = 32
+REFINED_SHARE = 0.85
+MICRO_BATCHES_BETWEEN = 6
+# Throughputs closer than this are a tie: more headroom wins, then simplicity.
 TIE = 0.025
-# Not sharding at all is so much simpler that it may be this much slower, well within the error of
-# any prediction.
-UNSHARDED_TIE = 0.1
+# A gain below this changes nothing: not the batch, not what limits a run.
+MIN_GAIN = 0.03
+# Not sharding at all is so much simpler that it may be this much slower than what would be chosen
+# otherwise, well within the error of any prediction; never below LEAST_SHARE of the fastest.
+UNSHARDED_TIE = 0.08
+LEAST_SHARE = 0.9
+# Of a tie, those that leave this share of the usable memory free are preferred; tighter ones are
+# compared in steps.
+HEADROOM = 0.2
+HEADROOM_STEP = 0.05
 
 
 class Nearest(NamedTuple):
@@ -38,64 +54,103 @@ class Nearest(NamedTuple):
     strategy: Strategy
     needed_bytes: float
 
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.strategy)
+
 
 class Found(NamedTuple):
     """The outcome of a search."""
 
     table: Table
-    # By layout.
-    nearest: dict[str, Nearest]
+    nearest: dict[Layout, Nearest]
     considered: int
     fitting: int
     limit_bytes: int
 
-    def best(self, layout: str | None = None, memory: float = 1.0) -> Candidate | None:
-        """The simplest of the fastest, of one layout or of all.
+    def best(
+        self, layout: Layout | None = None, *, kind: Kind | None = None, memory: float = 1.0
+    ) -> Candidate | None:
+        """The choice among all rows, or among those of one layout or kind.
 
-        Where nothing needs to be sharded and little is lost, nothing is.
-
-        `memory` is what it may take, as a multiple of what a device can safely give.
+        Of those within TIE of the fastest, more headroom wins, then simplicity. A batch other than
+        the closest needs a gain of MIN_GAIN. Where nothing needs to be sharded and little is lost,
+        nothing is. `memory` is what it may take, as a multiple of the usable memory.
         """
-        eligible = self._within(memory)
-        if layout is not None:
-            if layout not in self.table.layouts:
-                return None
-            eligible &= self.table.layout == self.table.layouts.index(layout)
-        rows = np.flatnonzero(eligible)
+        rows = self._rows(layout, kind, memory)
         if not len(rows):
             return None
-        speed = self.table.tokens_per_s[rows]
-        simplest = self._simplest(rows[speed >= (1 - TIE) * speed.max()])
-        if layout is None and simplest.strategy.sharded:
-            unsharded = self.best("ddp", memory)
-            if unsharded and unsharded.tokens_per_s >= (1 - UNSHARDED_TIE) * float(speed.max()):
-                return unsharded
-        return simplest
+        choice = self._preferred(rows)
+        if layout is None and kind is None and choice.strategy.sharded:
+            return self._unsharded(rows, choice) or choice
+        return choice
+
+    def _unsharded(self, rows: Ints, choice: Candidate) -> Candidate | None:
+        """DDP, where it is nearly as fast as the choice and leaves as much headroom."""
+        columns = self.table.columns
+        room = tightness(columns.needed_bytes[rows], self.limit_bytes) <= self.tightness(choice)
+        roomy = np.intersect1d(rows[room], self._rows(None, "ddp", WITH_MORE_MEMORY))
+        if not len(roomy):
+            return None
+        found = self._preferred(roomy, tie=0.01)
+        least = max(
+            (1 - UNSHARDED_TIE) * choice.tokens_per_s,
+            LEAST_SHARE * float(columns.tokens_per_s[rows].max()),
+        )
+        return found if found.tokens_per_s >= least else None
+
+    def _preferred(self, rows: Ints, tie: float = TIE) -> Candidate:
+        columns = self.table.columns
+        speed = columns.tokens_per_s
+        closest = rows[columns.deviation[rows] <= columns.deviation.min() + 1e-9]
+        if len(closest) and speed[closest].max() * (1 + MIN_GAIN) >= speed[rows].max():
+            rows = closest
+        rows = rows[speed[rows] >= (1 - tie) * speed[rows].max()]
+        order = np.lexsort(
+            (
+                -speed[rows],
+                columns.deviation[rows],
+                columns.complexity[rows],
+                tightness(columns.needed_bytes[rows], self.limit_bytes),
+            )
+        )
+        return self.table.candidate(int(rows[order[0]]))
+
+    def tightness(self, candidate: Candidate) -> int:
+        """Steps of usable memory that a candidate misses of the wanted headroom."""
+        return int(tightness(np.asarray(candidate.needed_bytes), self.limit_bytes))
+
+    def fastest(self) -> float:
+        """Tokens per second of the fastest row that fits; 0 where none does."""
+        rows = self._rows(None, None, 1.0)
+        return float(self.table.columns.tokens_per_s[rows].max()) if len(rows) else 0.0
 
     def smallest(self, at_least: float) -> Candidate | None:
         """The one that takes the least memory of those with at least this many tokens/s."""
-        rows = np.flatnonzero(self._within(1.0) & (self.table.tokens_per_s >= at_least))
+        columns = self.table.columns
+        rows = self._rows(None, None, 1.0)
+        rows = rows[columns.tokens_per_s[rows] >= at_least]
         if not len(rows):
             return None
-        needed = self.table.needed_bytes[rows]
-        return self._simplest(rows[needed <= needed.min() * (1 + TIE)])
-
-    def _simplest(self, rows: Ints) -> Candidate:
-        """Of equally simple ones the fastest."""
-        order = np.lexsort((-self.table.tokens_per_s[rows], self.table.complexity[rows]))
+        needed = columns.needed_bytes[rows]
+        rows = rows[needed <= needed.min() + 1.0]
+        order = np.lexsort((-columns.tokens_per_s[rows], columns.complexity[rows]))
         return self.table.candidate(int(rows[order[0]]))
 
-    def front(self, most: int = 5) -> list[Candidate]:
-        """The fastest of all, then of those that take less memory, and so on down."""
+    def lower_memory(self, winner: Candidate, most: int = 3) -> list[Candidate]:
+        """The fastest with less memory than the winner, with less than that, and so on down."""
         found: list[Candidate] = []
-        memory = 1.0
-        while len(found) < most:
-            candidate = self.best(memory=memory)
-            if candidate is None:
-                break
-            found.append(candidate)
+        needed = winner.needed_bytes
+        while len(found) < most and self.limit_bytes:
             # Steps of a few percent of the device, so that neighbours differ in earnest.
-            memory = min(candidate.needed_bytes / self.limit_bytes - 0.05, memory * 0.85)
+            memory = min(
+                needed / self.limit_bytes - HEADROOM_STEP, 0.85 * needed / self.limit_bytes
+            )
+            rows = self._rows(None, None, memory)
+            if not len(rows):
+                break
+            found.append(self._preferred(rows))
+            needed = found[-1].needed_bytes
         return found
 
     def layouts(self) -> list[Candidate]:
@@ -108,11 +163,26 @@ class Found(NamedTuple):
         misses = [n for n in self.nearest.values() if n.needed_bytes > self.limit_bytes]
         return sorted(misses, key=lambda n: n.needed_bytes)
 
-    def _within(self, memory: float) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        eligible: np.ndarray[tuple[int], np.dtype[np.bool_]] = (
-            self.table.needed_bytes <= self.limit_bytes * memory
-        )
-        return eligible
+    def nearest_of(self, kind: Kind) -> Nearest | None:
+        """The configuration of a kind that takes the least memory."""
+        found = [n for n in self.nearest.values() if n.layout.kind == kind]
+        return min(found, key=lambda n: n.needed_bytes) if found else None
+
+    def _rows(self, layout: Layout | None, kind: Kind | None, memory: float) -> Ints:
+        rows: Ints = np.flatnonzero(self.table.columns.needed_bytes <= self.limit_bytes * memory)
+        if layout is not None:
+            rows = np.intersect1d(rows, self.table.rows_of(layout))
+        if kind is not None:
+            alike = [self.table.rows_of(one) for one in self.table.layouts if one.kind == kind]
+            rows = np.intersect1d(rows, np.concatenate(alike)) if alike else rows[:0]
+        return rows
+
+
+def tightness(needed: Floats, limit: float) -> Ints:
+    """Steps of usable memory that rows miss of the wanted headroom; 0 where they have it."""
+    missing = needed / max(limit, 1) - (1 - HEADROOM)
+    found: Ints = np.ceil(np.maximum(missing, 0.0) / HEADROOM_STEP - 1e-9).astype(np.int64)
+    return found
 
 
 class Search:
@@ -122,81 +192,162 @@ class Search:
         self.problem, self.space = problem, space or Space()
         self.units = Units(problem)
         self.limit = usable_bytes(problem.cluster.device)
-        self.table = Table()
+        self.table = self._empty_table()
         # Rows that were timed, with their peaks.
-        self._kept: list[tuple[Rows, Ints, Floats, Floats]] = []
-        self.nearest: dict[str, Nearest] = {}
+        self._kept: list[tuple[Rows, Floats, Floats]] = []
+        self.nearest: dict[Layout, Nearest] = {}
         self.considered = self.fitting = 0
 
     def run(self) -> Found:
         problem, space = self.problem, self.space
-        sizes = batches(problem.job, problem.cluster, space)
-        accumulates = any(count > 1 for _, count in sizes)
+        sizes = batches(problem.job, problem.cluster, space.micro_batches, space.batch_tolerance)
+        sizes = [size for size in sizes if size.micro_batch <= self._most_sequences()] or sizes[:1]
+        accumulates = any(size.accumulate > 1 for size in sizes)
         chosen = placements(problem.cluster, problem.base, accumulates, space)
         if space.offload:
             chosen = [s.but(offload=True) for s in chosen if s.sharded]
+        first = coarse(sizes, asked=problem.job.global_batch is not None)
         for autocast in (True, False):
             alike = [s for s in chosen if s.autocast == autocast]
             if alike:
-                self._price(Rows.product(alike, sizes, space.recompute, space.allowed))
+                self._price_placements(alike, first)
+        self._price_each(self._more_batches(sizes, first))
+        self._price_each(self._variants(self._fastest()))
+        return self._found(self.table)
+
+    def _found(self, table: Table) -> Found:
+        return Found(table, self.nearest, self.considered, self.fitting, self.limit)
+
+    def _empty_table(self) -> Table:
+        job = self.problem.job
+        return Table(job.seq_len, sequences_wanted(job, self.problem.cluster))
+
+    def _most_sequences(self) -> int:
+        """No micro-batch beyond this fits: every block keeps its input even when it recomputes.
+
+        Half of it is counted, so that nothing that could fit is missed.
+        """
+        units = self.units.of(self.problem.base.but(blocks_per_unit=1))
+        each = units.boundary_bytes * self.problem.job.seq_len * len(units.blocks) / 2
+        return max(1, int(self.limit * WITH_MORE_MEMORY / each)) if each else 2**62
+
+    def _price_placements(self, strategies: Sequence[Strategy], sizes: Sequence[Batch]) -> None:
+        """Every strategy, batch and policy; with less recomputation only what fits with most."""
+        policies, allowed = self.space.recompute, self.space.allowed
+        least = max(policies, key=_share)
+        rows = Rows.product(strategies, sizes, (least,), allowed)
+        needed = self._price(rows)
+        reach = np.zeros(len(strategies), dtype=np.int64)
+        fits = needed <= self.limit * WITH_MORE_MEMORY
+        np.maximum.at(reach, rows.which[fits], rows.columns.micro_batch[fits])
+        # A strategy that must not recompute so much says nothing about its micro-batches.
+        refused = np.setdiff1d(np.arange(len(strategies)), rows.which)
+        reach[refused] = max(size.micro_batch for size in sizes)
+        others = [policy for policy in policies if policy != least]
+        if not others:
+            return
+        rest = Rows.product(strategies, sizes, others, allowed)
+        self._price(rest.take(np.flatnonzero(rest.columns.micro_batch <= reach[rest.which])))
+
+    def _price_each(self, strategies: Iterable[Strategy]) -> None:
         by_units: dict[tuple[bool, int], list[Strategy]] = {}
-        for strategy in self._variants(self._fastest()):
+        for strategy in strategies:
             key = (strategy.autocast, strategy.blocks_per_unit)
             by_units.setdefault(key, []).append(strategy)
-        for strategies in by_units.values():
-            self._price(Rows.each(strategies))
-        return Found(self.table, self.nearest, self.considered, self.fitting, self.limit)
+        for alike in by_units.values():
+            self._price(Rows.each(alike))
 
-    def _price(self, rows: Rows) -> None:
+    def _price(self, rows: Rows) -> Floats:
+        """Memory of every row, and the time of those that fit or nearly do."""
         if not len(rows.which):
-            return
+            return np.empty(0)
         units = self.units.of(rows.strategies[0])
         peak, needed = peaks(units, rows.columns, self.problem)
         self.considered += len(needed)
         self.fitting += int((needed <= self.limit).sum())
-        for index, one in enumerate(rows.strategies):
+        for index in np.unique(rows.which).tolist():
             mine = np.flatnonzero(rows.which == index)
-            if not len(mine):
-                continue
             row = int(mine[needed[mine].argmin()])
-            known = self.nearest.get(str(one))
+            layout = Layout.of(rows.strategies[index])
+            known = self.nearest.get(layout)
             if known is None or needed[row] < known.needed_bytes:
-                self.nearest[str(one)] = Nearest(rows.strategy(row), float(needed[row]))
+                self.nearest[layout] = Nearest(rows.strategy(row), float(needed[row]))
         kept: Ints = np.flatnonzero(needed <= self.limit * WITH_MORE_MEMORY)
         if len(kept):
-            self._kept.append((rows, kept, peak[kept], needed[kept]))
+            self._kept.append((rows.take(kept), peak[kept], needed[kept]))
             self._time(self.table, *self._kept[-1], self.problem.cluster)
+        return needed
 
     def _time(
-        self,
-        table: Table,
-        rows: Rows,
-        kept: Ints,
-        peak: Floats,
-        needed: Floats,
-        cluster: ClusterSpec,
+        self, table: Table, rows: Rows, peak: Floats, needed: Floats, cluster: ClusterSpec
     ) -> None:
-        strategy, states = rows.strategies[0], self.problem.states
-        units, columns = self.units.of(strategy), rows.columns.take(kept)
-        found = times(units, columns, cluster, strategy.param_dtype, states)
-        table.add(rows, kept, peak, needed, found, self.problem.job.seq_len)
+        strategy, states = rows.strategies[int(rows.which[0])], self.problem.states
+        units = self.units.of(strategy)
+        found = times(units, rows.columns, cluster, strategy.param_dtype, states)
+        table.add(rows, peak, needed, found)
 
-    def retimed(self, cluster: ClusterSpec) -> Found:
-        """What the search found, with the times of another network: memory stays as it is."""
-        table = Table()
-        for rows, kept, peak, needed in self._kept:
-            self._time(table, rows, kept, peak, needed, cluster)
-        return Found(table, self.nearest, self.considered, self.fitting, self.limit)
+    def retimed(self, cluster: ClusterSpec, contenders: bool = False) -> Found:
+        """The same rows with the times of another network; memory stays as it is.
+
+        With `contenders`, only the fastest of every layout and policy that fits.
+        """
+        table = self._empty_table()
+        for source, (rows, peak, needed) in enumerate(self._kept):
+            kept = self._contenders[source] if contenders else np.arange(len(needed))
+            if len(kept):
+                self._time(table, rows.take(kept), peak[kept], needed[kept], cluster)
+        return self._found(table)
+
+    @cached_property
+    def _contenders(self) -> list[Ints]:
+        """By set of rows: the fastest of each layout and policy."""
+        columns = self.table.columns
+        best: dict[tuple[int, Recompute], int] = {}
+        for index in np.flatnonzero(columns.needed_bytes <= self.limit).tolist():
+            key = int(columns.layout[index]), self.table.policy(index)
+            if key not in best or columns.tokens_per_s[index] > columns.tokens_per_s[best[key]]:
+                best[key] = index
+        chosen = np.asarray(sorted(best.values()), dtype=np.int64)
+        return [
+            columns.row[chosen[columns.source[chosen] == source]]
+            for source in range(len(self._kept))
+        ]
+
+    def _more_batches(self, sizes: Sequence[Batch], first: Sequence[Batch]) -> Iterable[Strategy]:
+        """The fastest placements with the micro-batches up to the next one of the first pass."""
+        columns = self.table.columns
+        fits = np.flatnonzero(columns.needed_bytes <= self.limit)
+        if not len(fits):
+            return
+        order = fits[np.argsort(-columns.tokens_per_s[fits], kind="stable")]
+        least = REFINED_SHARE * columns.tokens_per_s[order[0]]
+        tried = [size.micro_batch for size in first]
+        seen: set[tuple[int, int, int]] = set()
+        for index in order.tolist():
+            key = self.table.placement(index)
+            if columns.tokens_per_s[index] < least or len(seen) == REFINED_PLACEMENTS:
+                return
+            if key in seen:
+                continue
+            seen.add(key)
+            strategy = self.table.candidate(index).strategy
+            low = strategy.micro_batch
+            high = min((size for size in tried if size > low), default=sizes[-1].micro_batch + 1)
+            for size in between(sizes, low, high, MICRO_BATCHES_BETWEEN):
+                yield strategy.but(micro_batch=size.micro_batch, accumulate=size.accumulate)
 
     def _fastest(self) -> list[Candidate]:
         """Of what fits, and of what nearly does: less prefetch may let it."""
         found: list[Candidate] = []
-        needed, speed = self.table.needed_bytes, self.table.tokens_per_s
+        needed, speed = self.table.columns.needed_bytes, self.table.columns.tokens_per_s
         nearly = (needed > self.limit) & (needed <= self.limit * 1.1)
         for eligible in (needed <= self.limit, nearly):
             rows = np.flatnonzero(eligible)
             order = np.argsort(-speed[rows], kind="stable")[:REFINED]
             found += [self.table.candidate(int(row)) for row in rows[order]]
+        if not self.fitting:
+            smallest = np.argsort(needed, kind="stable")[:REFINED]
+            found += [self.table.candidate(int(row)) for row in smallest]
         return found
 
     def _variants(self, candidates: Iterable[Candidate]) -> Iterable[Strategy]:
@@ -220,3 +371,10 @@ class Search:
                 if text not in tried and changed != strategy and space.allowed(changed):
                     tried.add(text)
                     yield changed
+
+
+def _share(policy: Recompute) -> float:
+    """How much a policy recomputes, from none to full."""
+    if isinstance(policy, float):
+        return policy
+    return {"none": 0.0, "selective": 0.1}.get(policy, 1.0)

@@ -2,51 +2,56 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from shardwise.planning.problem import Problem
+from shardwise.planning.reasons import LongestSequence
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space
 from shardwise.spec.record import SpecError
 
-# What takes the least memory; the rest is searched once the length is known.
-_SMALLEST = Space(recompute=("full",), micro_batches=(1,), prefetch=(0, 1), blocks_per_unit=(1,))
 STEP = 512
 MOST = 2**24
 
 
-class Longest(NamedTuple):
-    """A length, and what keeps it from being longer, in a sentence."""
-
-    tokens: int
-    why_not_longer: str
-
-
-def longest(problem: Problem) -> Longest | None:
+def longest(problem: Problem, space: Space | None = None) -> LongestSequence | None:
     """The longest sequence, a multiple of 512; None where not even that fits."""
     refused: dict[int, str] = {}
+    smallest = _least_memory(space or Space())
 
     def fits(blocks: int) -> bool:
         try:
             job = problem.job.but(seq_len=blocks * STEP)
-            found = Search(problem._replace(job=job), _SMALLEST).run().best()
+            found = Search(problem._replace(job=job), smallest).run().best()
         except SpecError as error:  # the batch is too small, or the model has no more positions
-            refused[blocks] = f"beyond that, {error.problems[0]}."
+            refused[blocks] = error.problems[0]
             return False
-        if found is None:
-            refused[blocks] = "more does not fit."
         return found is not None
 
     low, high = 0, 1
     while high * STEP <= MOST and fits(high):
         low, high = high, high * 2
-    while high - low > 1:
+    searched = high * STEP > MOST
+    while high - low > 1 and not searched:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     if not low:
         return None
-    reason = refused.get(high, "longer ones were not looked at.")
-    positions = getattr(problem.model, "max_positions", None)
-    if positions is not None and low * STEP > positions:
-        reason += f" The model was made for {positions:,}."
-    return Longest(low * STEP, reason)
+    tokens, positions = low * STEP, getattr(problem.model, "max_positions", None)
+    return LongestSequence(
+        tokens=tokens,
+        limited_by="search" if searched else "input" if high in refused else "memory",
+        refused=refused.get(high),
+        positions=positions if positions is not None and tokens > positions else None,
+    )
+
+
+def _least_memory(space: Space) -> Space:
+    """What takes the least memory; the rest is searched once the length is known."""
+    policies = tuple(p for p in space.recompute if p == "full") or space.recompute
+    ahead = tuple(count for count in space.prefetch if count <= 1) or space.prefetch
+    return space._replace(
+        recompute=policies,
+        micro_batches=(1,),
+        batch_tolerance=max(space.batch_tolerance, 1.0),
+        prefetch=ahead,
+        blocks_per_unit=space.blocks_per_unit[:1],
+    )

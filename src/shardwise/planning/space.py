@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from shardwise.planning.batches import BATCH_TOLERANCE
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.spec.job import Job
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 
@@ -16,11 +16,6 @@ RECOMPUTE: tuple[Recompute, ...] = (
     *(0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875),
     "full",
 )
-MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# A step may miss the asked-for batch by this share; otherwise the nearest is taken.
-BATCH_TOLERANCE = 0.02
-# The least share of one sequence per device that is rounded up to one.
-LEAST_BATCH = 0.75
 
 
 def _anything(strategy: Strategy) -> bool:
@@ -35,11 +30,14 @@ class Space(NamedTuple):
     """The values of each setting that are tried; kinds and degrees follow from the cluster."""
 
     recompute: tuple[Recompute, ...] = RECOMPUTE
-    micro_batches: tuple[int, ...] = MICRO_BATCHES
+    # None tries every micro-batch.
+    micro_batches: tuple[int, ...] | None = None
+    # How far a step may be from the global batch, as a share; 0 for exactly that batch.
+    batch_tolerance: float = BATCH_TOLERANCE
     prefetch: tuple[int, ...] = (0, 1, 2)
     forward_prefetch: tuple[int, ...] = (0, 1)
     blocks_per_unit: tuple[int, ...] = (1, 2, 4)
-    # None: reductions stay in the dtype of the base strategy; others change the arithmetic.
+    # Dtypes to reduce gradients in; none stands for that of the base. Others change the arithmetic.
     reduce_dtypes: tuple[str, ...] = ()
     offload: bool = False
     # Whether a resolved strategy may be chosen. A stack that cannot express a strategy refuses it
@@ -49,24 +47,35 @@ class Space(NamedTuple):
     applied: Callable[[Strategy], Strategy] = _unchanged
 
     def quick(self) -> Space:
-        """Without what the second pass varies, which brings a few percent."""
-        return self._replace(prefetch=(1,), forward_prefetch=(0,), blocks_per_unit=(1,))
+        """Without what the last pass varies, which brings a few percent."""
+        return self._replace(
+            prefetch=self.prefetch[:1] if 1 not in self.prefetch else (1,),
+            forward_prefetch=self.forward_prefetch[:1] if 0 not in self.forward_prefetch else (0,),
+            blocks_per_unit=self.blocks_per_unit[:1] if 1 not in self.blocks_per_unit else (1,),
+        )
 
 
 def placements(
     cluster: ClusterSpec, base: Strategy, accumulates: bool, space: Space | None = None
 ) -> list[Strategy]:
-    """Every way to lay the state out over the devices, resolved, the simplest first.
+    """Every way to lay the states out over the devices, resolved, the simplest first.
 
-    `base` gives what a plan does not choose: dtypes and compilation. `space` may change layouts
-    into those that a stack runs.
+    `base` gives what a plan does not choose: dtypes and compilation. Settings have their usual
+    value, or the first of the space that has not got it. The space may change layouts into those
+    that a stack runs.
     """
-    applied = (space or Space()).applied
+    space = space or Space()
+    first = space.quick()
+    usual = {
+        "prefetch": first.prefetch[0],
+        "forward_prefetch": first.forward_prefetch[0],
+        "blocks_per_unit": first.blocks_per_unit[0],
+    }
     found: list[Strategy] = []
     for fields in _fields(cluster, accumulates):
         try:
-            strategy = base.but(**_UNSET, **fields)
-            resolved = applied(strategy.resolve(cluster.devices, cluster.devices_per_node))
+            strategy = base.but(**{**_UNSET, **usual, **fields})
+            resolved = space.applied(strategy.resolve(cluster.devices, cluster.devices_per_node))
         except SpecError:
             continue
         if resolved not in found:
@@ -80,13 +89,11 @@ _UNSET: dict[str, object] = {
     "micro_batch": 1,
     "accumulate": 1,
     "recompute": "none",
-    "prefetch": 1,
-    "forward_prefetch": 0,
-    "blocks_per_unit": 1,
     "offload": False,
     "ddp_bucket_mib": None,
     "reshard_after_backward": None,
 }
+_UNSHARDED: dict[str, object] = {"prefetch": 1, "forward_prefetch": 0, "blocks_per_unit": 1}
 
 
 def _fields(cluster: ClusterSpec, accumulates: bool) -> Iterator[dict[str, object]]:
@@ -95,9 +102,9 @@ def _fields(cluster: ClusterSpec, accumulates: bool) -> Iterator[dict[str, objec
         return {"kind": kind, "shard": shard, **unset, **more}
 
     if cluster.devices == 1:
-        yield placed("single")
+        yield {**placed("single"), **_UNSHARDED}
         return
-    yield placed("ddp")
+    yield {**placed("ddp"), **_UNSHARDED}
     for shard in group_sizes(cluster):
         if accumulates:
             yield placed("zero1", shard)
@@ -126,23 +133,3 @@ def group_sizes(cluster: ClusterSpec) -> list[int]:
             sizes.add(part)
         part //= 2
     return sorted((size for size in sizes if size > 1), reverse=True)
-
-
-def batches(job: Job, cluster: ClusterSpec, space: Space) -> list[tuple[int, int]]:
-    """Micro-batch and accumulation of every way to make the step's batch."""
-    if job.global_batch is None:
-        return [(size, 1) for size in space.micro_batches]
-    least = job.seq_len * cluster.devices
-    wanted = job.global_batch / least
-    if wanted < LEAST_BATCH:
-        most = job.global_batch // job.seq_len
-        raise SpecError(
-            f"job.global_batch: {job.global_batch:,} tokens are fewer than one sequence on every "
-            f"device ({least:,}); raise it, shorten the sequences, or use at most {most:,} devices"
-        )
-    # Rounded up from halves.
-    pairs = [(size, int(wanted / size + 0.5)) for size in space.micro_batches]
-    pairs = [(size, count) for size, count in pairs if count >= 1]
-    off = {pair: abs(pair[0] * pair[1] / wanted - 1) for pair in pairs}
-    allowed = max(BATCH_TOLERANCE, min(off.values()) + 1e-9)
-    return [pair for pair in pairs if off[pair] <= allowed]

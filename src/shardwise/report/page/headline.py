@@ -11,7 +11,8 @@ from shardwise.report.page.bars import badge
 from shardwise.report.page.markup import Markup, element
 from shardwise.report.page.subject import Subject
 from shardwise.report.page.sweeps import best_by_value
-from shardwise.report.plan import nearest_words
+from shardwise.report.plan import nearest_words, step_words
+from shardwise.report.reasons import plan_tips
 from shardwise.report.strategy import configuration_words, run_words
 from shardwise.report.verdicts import explain, health_words
 from shardwise.report.words import VERDICTS, signed_percent
@@ -48,15 +49,12 @@ def _plan(one: Subject) -> Headline:
     plan = one.plan
     assert plan is not None
     if plan.winner is None:
-        told = [f"{nearest_words(plan)} (predicted)."] if plan.rejected else []
+        told = [f"{nearest_words(plan)} (predicted)"] if plan.rejected else []
         told += [f"With {way.options} it would fit." for way in plan.ways[:3]]
-        return Headline("Nothing fits.", [*told, *plan.tips], "bad")
+        return Headline("No configuration fits.", [*told, *plan_tips(plan)], "bad")
     winner = plan.winner
-    low, high = plan.interval
     told = [
-        f"A step takes {show_seconds(winner.step_s)}, nine times of ten between "
-        f"{show_seconds(winner.step_s * (1 + low))} and {show_seconds(winner.step_s * (1 + high))} "
-        "(predicted).",
+        f"Step: {step_words(plan, winner)} (predicted)",
         memory_words(
             tensors=winner.peak_bytes,
             needed=winner.needed_bytes,

@@ -1,4 +1,4 @@
-"""A plan as figures: why, the alternatives, the front of memory and speed, and what-ifs."""
+"""A plan as figures: reasons, alternatives, memory against throughput, and what-ifs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from shardwise.report.page.bars import badge
 from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.markup import Content, Markup, element, fragment, table
 from shardwise.report.page.subject import Subject
-from shardwise.report.plan import ranked
+from shardwise.report.plan import alike_words, ranked
+from shardwise.report.reasons import plan_reasons, plan_tips
 from shardwise.report.strategy import (
     batch_words,
     blocks_of,
@@ -27,10 +28,11 @@ _LAYOUTS = 12
 
 
 def plan_section(plan: Plan) -> Markup | None:
-    """Why it is the best, and what else there is."""
+    """The reasons, the layouts compared, and how many were priced."""
     if plan.winner is None:
         return None
-    reasons = [element("li", sentence) for sentence in (*plan.why, *plan.limits_why, *plan.tips)]
+    sentences = [*plan_reasons(plan), *plan_tips(plan)]
+    reasons = [element("li", sentence) for sentence in sentences]
     shown = ranked(plan, _LAYOUTS)
     rows = [_row(plan, candidate) for candidate in shown]
     rows += [
@@ -40,16 +42,10 @@ def plan_section(plan: Plan) -> Markup | None:
         for b in plan.baselines if b.candidate is None
     ]  # fmt: skip
     alike = plan.indistinguishable()
-    low, high = plan.comparison
-    note = (
-        f"{alike} layouts are indistinguishable: nearer than predictions on one machine can tell "
-        f"apart ({low:+.0%} to {high:+.0%}). "
-        if alike > 1
-        else ""
-    )
+    note = f"{alike_words(plan, alike)} " if alike > 1 else ""
     head: list[Content] = [
         fragment("layout ", badge("predicted")),
-        *("micro-batch", "recompute", "step", "tokens/s", "MFU", "memory"),
+        *("batch", "recompute", "step", "tokens/s", "MFU", "memory"),
     ]
     return fragment(
         element("ul", reasons, class_="reasons"),
@@ -86,7 +82,7 @@ def front_section(plan: Plan) -> Markup | None:
     x = Axis("memory per device", lambda gib: f"{gib:,.0f} GiB", from_zero=True)
     y = Axis("tokens/s", show_count, from_zero=True)
     series = [
-        _points("nothing is faster in less memory", front, 0, True),
+        _points("fastest at this memory", front, 0, True),
         _points("best of another layout", others, 1, False),
         _points("chosen", [plan.winner], 2, False)._replace(strong=True),
     ]

@@ -1,0 +1,259 @@
+"""Why a plan says what it says, as data: each reason carries its numbers, `report/` words it.
+
+Throughputs are relative to the chosen configuration: -0.1 is 10 % slower. Bytes are per device.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from shardwise.planning.layout import Layout
+from shardwise.spec.strategy import Strategy
+from shardwise.step import Bottleneck
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """One reason. Its `kind` in JSON is its class in words."""
+
+    @property
+    def kind(self) -> str:
+        return re.sub(r"(?<!^)(?=[A-Z])", " ", type(self).__name__).lower()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The reason as `--json` prints it; what is not known is absent."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {
+            "kind": self.kind,
+            **{name: _plain(name, value) for name, value in found.items() if value is not None},
+        }
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, Strategy):
+        return value.model_dump(mode="json", exclude={"within_node"})
+    if isinstance(value, Layout):
+        return value._asdict()
+    return round(value) if name.endswith("_bytes") else value
+
+
+# ---- the layout -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleDevice(Reason):
+    """There is one device: nothing can be sharded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatesFit(Reason):
+    """Parameters, gradients and optimizer states fit on every device."""
+
+    state_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoesNotFit(Reason):
+    """The configuration of a layout that needs the least memory, and that it does not fit."""
+
+    strategy: Strategy
+    needed_bytes: float
+    usable_bytes: int
+
+
+Difference = Literal[
+    "replicated", "sharded", "gathered once", "gathered twice", "over all devices", "in groups"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared(Reason):
+    """The best configuration of another layout, what is different about it, and its speed."""
+
+    difference: Difference
+    strategy: Strategy
+    throughput: float
+    # Settings it must take to fit where the chosen one need not.
+    differing: tuple[Literal["recompute", "micro_batch"], ...] = ()
+    # What decided against it, where its speed did not.
+    decided_by: Literal["objective", "headroom", "simplicity"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkCrossover(Reason):
+    """The network per device, in bytes/s, at which the choice changes to `layout`."""
+
+    network: float
+    direction: Literal["below", "above"]
+    layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padding(Reason):
+    """The share of what devices would hold that is padding, if all of them shared one copy."""
+
+    devices: int
+    share: float
+
+
+# ---- recompute ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoRecompute(Reason):
+    """Activations fit without recomputation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recomputes(Reason):
+    """The memory without recomputation, and the share of the step that recomputation takes."""
+
+    strategy: Strategy
+    needed_bytes: float
+    needed_without_bytes: float
+    usable_bytes: int
+    share_of_step: float
+
+
+# ---- the batch ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBatch(Reason):
+    """Tokens per step = data parallel x micro-batch x accumulation x sequence length."""
+
+    tokens: int
+    data_parallel: int
+    micro_batch: int
+    accumulate: int
+    seq_len: int
+    # None where no global batch was given.
+    asked: int | None = None
+
+    @property
+    def deviation(self) -> float:
+        """Relative to what was asked for; 0 where nothing was."""
+        return self.tokens / self.asked - 1 if self.asked else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchGain(Reason):
+    """What the micro-batch gains over a smaller one."""
+
+    micro_batch: int
+    smaller: int
+    gain: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchCapped(Reason):
+    """Without a global batch, larger micro-batches were left out: a step would be too large."""
+
+    limit_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargeBatch(Reason):
+    """A step has more tokens than published runs use."""
+
+    tokens: int
+    limit_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataParallelEnds(Reason):
+    """Every device has one sequence per step: the batch per device cannot shrink any more."""
+
+    devices: int
+    tokens: int
+
+
+# ---- what limits ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitedBy(Reason):
+    """What binds, and the gain from twice the network and from a quarter more memory."""
+
+    binding: Bottleneck
+    # "network", or what connects the devices of one node.
+    link: str
+    devices: int
+    waiting_share: float
+    twice_network: float
+    more_memory: float
+    # What more memory would be used for; None where it changes nothing.
+    with_memory: Strategy | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slack(Reason):
+    """Usable memory that stays free, and how much slower the network could be."""
+
+    free_bytes: float
+    link: str
+    devices: int
+    # The factor at which a step takes 5 % longer; None where no factor in reach does that.
+    network_factor: float | None = None
+
+
+# ---- tips -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RiskyAlternative(Reason):
+    """A configuration that fits if the allocator wastes little; its gain where another fits."""
+
+    strategy: Strategy
+    needed_bytes: float
+    gain: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeyondPositions(Reason):
+    """The sequence is longer than the model was trained for."""
+
+    seq_len: int
+    positions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowPrecisionReduce(Reason):
+    """Reducing gradients in the dtype of the parameters would be faster."""
+
+    dtype: str
+    gain: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitsOffloaded(Reason):
+    """The fastest that fits when parameters and optimizer states live in host memory."""
+
+    strategy: Strategy
+    needed_bytes: float
+    step_s: float
+
+
+# ---- the objective --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongestSequence(Reason):
+    """The longest sequence, and what keeps it from being longer."""
+
+    tokens: int
+    limited_by: Literal["memory", "input", "search"]
+    # What is wrong with a longer one, where it is not memory.
+    refused: str | None = None
+    positions: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeastMemory(Reason):
+    """The least memory among configurations with a share of the best throughput."""
+
+    share: float
+    fastest_tokens_per_s: float
+    throughput: float

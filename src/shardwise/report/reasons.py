@@ -1,0 +1,337 @@
+"""The reasons of a plan in words: one sentence or two for each kind of reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shardwise.planning.layout import Layout
+from shardwise.planning.plan import Plan
+from shardwise.planning.reasons import (
+    BatchCapped,
+    BeyondPositions,
+    Compared,
+    DataParallelEnds,
+    DoesNotFit,
+    FitsOffloaded,
+    LargeBatch,
+    LeastMemory,
+    LimitedBy,
+    LongestSequence,
+    LowPrecisionReduce,
+    MicroBatchGain,
+    NetworkCrossover,
+    NoRecompute,
+    Padding,
+    Reason,
+    Recomputes,
+    RiskyAlternative,
+    SingleDevice,
+    Slack,
+    StatesFit,
+    StepBatch,
+)
+from shardwise.planning.search import TIE
+from shardwise.report.memory_words import shortfall_words, show_memory
+from shardwise.report.strategy import KIND_NAMES, configuration_words, layout_words
+from shardwise.report.words import percent
+from shardwise.spec.quantity import show_count, show_seconds, write_rate
+from shardwise.spec.strategy import Strategy, show_recompute
+
+
+def plan_reasons(plan: Plan) -> list[str]:
+    """Why this layout, what limits it, and what is left."""
+    return [reason_words(reason, plan.units.blocks) for reason in (*plan.why, *plan.limits_why)]
+
+
+def plan_tips(plan: Plan) -> list[str]:
+    """What would bring more, and why it was not chosen."""
+    return [reason_words(tip, plan.units.blocks) for tip in plan.tips]
+
+
+def reason_words(reason: Reason, blocks: int | None = None) -> str:
+    """One reason in words. `blocks` is the model's number of blocks, where it is known."""
+    return _WORDS[type(reason)](reason, blocks)
+
+
+def share_words(share: float) -> str:
+    """A share without its sign: whole percent, one decimal below 1 %."""
+    size = abs(share)
+    return percent(size) if size >= 0.0095 else percent(size, 1)
+
+
+def speed_words(throughput: float) -> str:
+    """A relative throughput: "12% slower", "3% faster", "as fast"."""
+    if abs(throughput) < 0.0005:
+        return "as fast"
+    return f"{share_words(throughput)} {'slower' if throughput < 0 else 'faster'}"
+
+
+def group_words(layout: Layout) -> str:
+    """A layout in a sentence: "ZeRO-3 in groups of 8"."""
+    groups = f" in groups of {layout.shard}" if layout.shard > 1 and layout.replicate > 1 else ""
+    return KIND_NAMES[layout.kind] + groups
+
+
+# ---- the layout -----------------------------------------------------------------------------
+
+
+def _single(reason: SingleDevice, blocks: int | None) -> str:
+    return "One device: there is nothing to shard."
+
+
+def _states_fit(reason: StatesFit, blocks: int | None) -> str:
+    return (
+        f"No sharding needed: model states ({show_memory(reason.state_bytes)} of parameters, "
+        "gradients and optimizer states) fit on every device."
+    )
+
+
+def _does_not_fit(reason: DoesNotFit, blocks: int | None) -> str:
+    why = {
+        "ddp": "model states must be sharded",
+        "zero2": "it keeps all parameters gathered",
+        "zero1": "it keeps all parameters and gradients",
+    }.get(reason.strategy.kind)
+    told = f"{layout_words(reason.strategy)} does not fit: "
+    told += shortfall_words(reason.needed_bytes, reason.usable_bytes)
+    return f"{told}; {why}." if why else f"{told}."
+
+
+def _compared(reason: Compared, blocks: int | None) -> str:
+    layout = layout_words(reason.strategy)
+    what = {
+        "replicated": layout,
+        "sharded": layout,
+        "gathered once": f"{layout} gathers parameters once per step instead of twice, but",
+        "gathered twice": f"{layout} gathers parameters again for the backward and",
+        "over all devices": f"{layout} over all {reason.strategy.devices} devices",
+        "in groups": layout,
+    }[reason.difference]
+    if reason.throughput > 0 and what.endswith(" but"):
+        what = what.removesuffix(", but") + " and"
+    predicted = "predicted " if reason.decided_by in ("headroom", "simplicity") else ""
+    told = f"{what} is {predicted}{speed_words(reason.throughput)}{_differing(reason, blocks)}"
+    if reason.decided_by is not None:
+        told += _DECIDED_BY[reason.decided_by]
+    return f"{told}."
+
+
+_DECIDED_BY = {
+    "objective": ", but needs more memory",
+    "headroom": ", within prediction error, and the recommended one leaves more headroom",
+    "simplicity": ", within prediction error, and the recommended one is simpler",
+}
+
+
+def _differing(reason: Compared, blocks: int | None) -> str:
+    """The settings with which another layout fits."""
+    strategy = reason.strategy
+    parts = {
+        "recompute": _recompute_setting(strategy, blocks),
+        "micro_batch": f"micro-batch {strategy.micro_batch}",
+    }
+    told = ", ".join(parts[name] for name in reason.differing)
+    return f" (with {told})" if told else ""
+
+
+def _recompute_setting(strategy: Strategy, blocks: int | None) -> str:
+    if isinstance(strategy.recompute, str):
+        return "no recompute" if strategy.recompute == "none" else f"{strategy.recompute} recompute"
+    return f"recompute of {show_recompute(strategy.recompute, blocks)}"
+
+
+def _crossover(reason: NetworkCrossover, blocks: int | None) -> str:
+    return (
+        f"{reason.direction.capitalize()} {write_rate(reason.network)} per device, "
+        f"{group_words(reason.layout)} would be recommended."
+    )
+
+
+def _padding(reason: Padding, blocks: int | None) -> str:
+    return (
+        f"Sharded over all {reason.devices} devices, {percent(reason.share)} of the sharded memory "
+        "is padding: some tensors have fewer rows than devices."
+    )
+
+
+# ---- recompute ------------------------------------------------------------------------------
+
+
+def _no_recompute(reason: NoRecompute, blocks: int | None) -> str:
+    return "No recompute: all activations fit."
+
+
+def _recomputes(reason: Recomputes, blocks: int | None) -> str:
+    cost = f"recompute takes {share_words(reason.share_of_step)} of the step"
+    if reason.needed_without_bytes > reason.usable_bytes:
+        short = shortfall_words(reason.needed_without_bytes, reason.usable_bytes)
+        return f"Without recompute it does not fit ({short}); {cost}."
+    saved = reason.needed_without_bytes - reason.needed_bytes
+    return f"Recompute saves {show_memory(saved)}; {cost}."
+
+
+# ---- the batch ------------------------------------------------------------------------------
+
+
+def _step_batch(reason: StepBatch, blocks: int | None) -> str:
+    factors = [
+        f"{reason.data_parallel:,} devices",
+        f"micro-batch {reason.micro_batch:,}",
+        f"{reason.accumulate:,} accumulation steps" if reason.accumulate > 1 else "",
+        f"{reason.seq_len:,} tokens",
+    ]
+    made = " × ".join(factor for factor in factors if factor)
+    if reason.asked and reason.tokens != reason.asked:
+        return (
+            f"Global batch {reason.tokens:,} tokens instead of {reason.asked:,} "
+            f"({reason.deviation:+.1%}): divides evenly ({made})."
+        )
+    return f"Tokens per step: {reason.tokens:,} ({made})."
+
+
+def _micro_batch_gain(reason: MicroBatchGain, blocks: int | None) -> str:
+    return (
+        f"Micro-batch {reason.micro_batch} is {share_words(reason.gain)} faster than "
+        f"{reason.smaller}."
+    )
+
+
+def _batch_capped(reason: BatchCapped, blocks: int | None) -> str:
+    return (
+        "Larger micro-batches were not tried: a step would exceed "
+        f"{show_count(reason.limit_tokens)} tokens, the largest batch of Llama 3 405B. Set "
+        "--global-batch to choose the batch."
+    )
+
+
+def _large_batch(reason: LargeBatch, blocks: int | None) -> str:
+    return (
+        f"Warning: {show_count(reason.tokens)} tokens per step are more than published runs use "
+        f"(up to {show_count(reason.limit_tokens)}, Llama 3 405B). Batches this large may need "
+        "more tokens to reach the same loss."
+    )
+
+
+def _data_parallel_ends(reason: DataParallelEnds, blocks: int | None) -> str:
+    return (
+        f"Data parallelism ends at {reason.devices:,} devices for this batch: each has one "
+        "sequence per step. More devices need a larger batch, shorter sequences, or tensor or "
+        "context parallelism (which shardwise does not run)."
+    )
+
+
+# ---- what limits ----------------------------------------------------------------------------
+
+
+def _limited_by(reason: LimitedBy, blocks: int | None) -> str:
+    binding = f"{reason.link} bandwidth" if reason.binding == "bandwidth" else reason.binding
+    told = f"Limited by {binding}"
+    if reason.binding == "bandwidth":
+        told += f" ({percent(reason.waiting_share)} of the step waits for it)"
+    gains = []
+    if reason.devices > 1:
+        gains.append(f"2x the {reason.link} bandwidth {_gain(reason.twice_network)}")
+    memory = f"25% more memory {_gain(reason.more_memory)}"
+    if reason.binding == "memory" and reason.with_memory is not None:
+        memory += f" ({configuration_words(reason.with_memory, blocks=blocks)})"
+    gains.append(memory)
+    return f"{told}. Gains: {', '.join(gains)}."
+
+
+def _gain(gain: float) -> str:
+    return "no gain" if gain < 0.0005 else f"+{share_words(gain)}"
+
+
+def _slack(reason: Slack, blocks: int | None) -> str:
+    told = f"Headroom: {show_memory(reason.free_bytes)} of usable memory"
+    if reason.network_factor is not None and reason.network_factor > 1.05:
+        told += (
+            f"; {reason.link} bandwidth could be {reason.network_factor:.1f}x lower before steps "
+            "take 5% longer"
+        )
+    return f"{told}."
+
+
+# ---- tips -----------------------------------------------------------------------------------
+
+
+def _risky(reason: RiskyAlternative, blocks: int | None) -> str:
+    faster = f" {share_words(reason.gain)} faster" if reason.gain is not None else " likely to fit"
+    return (
+        f"At risk of running out of memory, but{faster}: "
+        f"{configuration_words(reason.strategy, blocks=blocks)} (needs "
+        f"{show_memory(reason.needed_bytes)}; fits if the allocator wastes little)."
+    )
+
+
+def _beyond_positions(reason: BeyondPositions, blocks: int | None) -> str:
+    return (
+        f"Sequence length {reason.seq_len:,} is longer than the model's {reason.positions:,} "
+        "positions."
+    )
+
+
+def _low_precision_reduce(reason: LowPrecisionReduce, blocks: int | None) -> str:
+    return (
+        f"Reducing gradients in {reason.dtype} would be {share_words(reason.gain)} faster, but "
+        "changes the arithmetic: --allow-low-precision-reduce."
+    )
+
+
+def _offloaded(reason: FitsOffloaded, blocks: int | None) -> str:
+    return (
+        f"Fits with offload to host memory: {configuration_words(reason.strategy, blocks=blocks)}, "
+        f"{show_memory(reason.needed_bytes)} per device, about {show_seconds(reason.step_s)} per "
+        "step (host links and memory are assumed, not measured)."
+    )
+
+
+# ---- the objective --------------------------------------------------------------------------
+
+
+def _longest(reason: LongestSequence, blocks: int | None) -> str:
+    why = {
+        "memory": "Longer ones do not fit.",
+        "input": f"Longer ones are refused: {reason.refused}.",
+        "search": "Longer ones were not searched.",
+    }[reason.limited_by]
+    told = f"Longest sequence length: {reason.tokens:,}. {why}"
+    if reason.positions is not None:
+        told += f" The model has {reason.positions:,} positions."
+    return told
+
+
+def _least_memory(reason: LeastMemory, blocks: int | None) -> str:
+    return (
+        f"Objective: least memory with at least {percent(reason.share)} of the best throughput "
+        f"({show_count(reason.fastest_tokens_per_s)} tokens/s)."
+    )
+
+
+_WORDS: dict[type[Reason], Callable[[Any, int | None], str]] = {
+    SingleDevice: _single,
+    StatesFit: _states_fit,
+    DoesNotFit: _does_not_fit,
+    Compared: _compared,
+    NetworkCrossover: _crossover,
+    Padding: _padding,
+    NoRecompute: _no_recompute,
+    Recomputes: _recomputes,
+    StepBatch: _step_batch,
+    MicroBatchGain: _micro_batch_gain,
+    BatchCapped: _batch_capped,
+    LargeBatch: _large_batch,
+    DataParallelEnds: _data_parallel_ends,
+    LimitedBy: _limited_by,
+    Slack: _slack,
+    RiskyAlternative: _risky,
+    BeyondPositions: _beyond_positions,
+    LowPrecisionReduce: _low_precision_reduce,
+    FitsOffloaded: _offloaded,
+    LongestSequence: _longest,
+    LeastMemory: _least_memory,
+}
+
+# Ties are stated once, under the table.
+TIE_WORDS = f"Within {percent(TIE, 1)} of the fastest, more headroom wins, then simplicity."
