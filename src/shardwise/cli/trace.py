@@ -45,7 +45,7 @@ def trace(
 ) -> None:
     """Analyse profiler traces: main cause of lost time, evidence, suggested fix.
 
-    Give the traces of all ranks: only then can waiting be told from transfer.
+    Give the traces of all ranks: only then can waiting be separated from transfer.
     """
     from shardwise.cli.run_prediction import RunPrediction
     from shardwise.observe.diagnosis.verdicts import health_of, verdicts_of

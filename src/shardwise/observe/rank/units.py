@@ -18,8 +18,8 @@ from shardwise.observe.file.trace import Bools, Ints, Trace
 from shardwise.observe.rank.calls import Calls, launch_rows
 from shardwise.observe.rank.classify import on_device
 from shardwise.observe.rank.flatten_nested import flatten_nested
-from shardwise.timeline.intervals import Intervals, intersection, overlap_length, union
-from shardwise.timeline.spans import Timeline
+from shardwise.timeline.intervals import Intervals, overlap_length, union
+from shardwise.timeline.spans import Kind, Timeline
 
 ROOT = "root"
 GATHER_FORWARD, GATHER_BACKWARD, SCATTER = "gather forward", "gather backward", "scatter"
@@ -28,6 +28,7 @@ _CLOSED_BY = {"pre_forward": "post_forward", "pre_backward": "post_backward_accu
 _ANNOTATION = re.compile(r"FSDP::(?P<what>\w+)(?: \((?P<unit>.*)\)| for (?P<target>.*))?$")
 
 Work = Literal["forward", "backward", "copy"]
+_CPU_KINDS: tuple[Kind, ...] = ("compute", "copy")
 
 
 class Annotation(NamedTuple):
@@ -204,11 +205,9 @@ def _work_of_units(
     periods = _periods(annotations)
     if not periods:
         return {}
-    full_span = Intervals(*(np.asarray([edge], dtype=np.int64) for edge in span))
     rows = np.flatnonzero(on_device(trace))
     if not len(rows):
-        covered = {kind: intersection(timeline.covered(kind), full_span)
-                   for kind in ("compute", "copy")}  # fmt: skip
+        covered = {kind: _clipped(timeline.covered(kind), span) for kind in _CPU_KINDS}
         return {
             (unit, work): overlap_length(period, covered["copy" if work == "copy" else "compute"])
             for (unit, work), period in periods.items()
@@ -229,6 +228,11 @@ def _work_of_units(
         mine = mine[(either if work == "copy" else compute)[mine]]
         times[unit, work] = union(start[mine], end[mine]).length
     return times
+
+
+def _clipped(one: Intervals, span: tuple[int, int]) -> Intervals:
+    """Intervals clipped to `span`; those outside become empty."""
+    return Intervals(np.clip(one.start, *span), np.clip(one.end, *span))
 
 
 def _periods(annotations: list[Annotation]) -> dict[tuple[str, Work], Intervals]:
