@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chart import BOTTOM, COLOURS, LEFT, RIGHT, TOP, WIDTH, Area, Axis, Series, chart
 from benchmarks.memory import REASONS as MEMORY_REASONS
 from benchmarks.memory import STACKS
+from shardwise.report.page.chart import Area, Axis, Series, svg_file
 from shardwise.spec.catalogue import coefficient
 from shardwise.spec.catalogue import figure as figure_of
 
@@ -309,15 +309,15 @@ def figure(points: list[dict[str, Any]]) -> str:
     families = sorted({p["family"] for p in points})
     series = [
         Series(f"{family} family", [(p["measured"], p["predicted"]) for p in points
-                                    if p["family"] == family], True, number)
+                                    if p["family"] == family], "measured", number, line=False)
         for number, family in enumerate(families)
     ]  # fmt: skip
-    return chart(
+    return svg_file(
         f"Tokens/s per device, predicted against measured: {len(points)} held-out runs",
-        Axis("measured", marks, logarithmic=True), Axis("predicted", marks, logarithmic=True),
-        [Series("", [(low, low), (high, high)], False, len(COLOURS) - 1), *series],
+        Axis.labelled("measured", marks, True), Axis.labelled("predicted", marks, True),
+        [Series("", [(low, low), (high, high)], colour=5), *series],
         "Predicted against measured tokens per second: most points lie near the diagonal.",
-        areas=[Area("within 10 %", within)], height=WIDTH - LEFT - RIGHT + TOP + BOTTOM,
+        areas=[Area("within 10 %", within)], square=True,
     )  # fmt: skip
 
 

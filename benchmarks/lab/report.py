@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chart import Axis, Series, chart
 from benchmarks.lab import evaluate
 from benchmarks.lab.calibrated import CALIBRATED_ON, calibrated
 from benchmarks.lab.cases import ROUNDS, STRATEGIES, load
 from benchmarks.lab.experiments import CROSSING, QUESTIONS, of_the_hour, peak_bytes, predict
 from benchmarks.lab.sweep import BATCHES, RATES, Cell
+from shardwise.report.page.chart import Axis, Series, svg_file
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 HERE = Path(__file__).parent
@@ -59,16 +59,23 @@ def answers() -> dict[str, list[dict[str, Any]]]:
 
 def _rates(rates: tuple[float, ...]) -> Axis:
     marks = [(r, f"{r / 1e9:g} Gbit/s" if r >= 1e9 else f"{r / 1e6:.0f} Mbit/s") for r in rates]
-    return Axis("link between the hosts", marks, logarithmic=True)
+    return Axis.labelled("link between the hosts", marks, logarithmic=True)
 
 
 def _lines(result: Mapping[str, Any], batch: int, measured: str, predicted: str) -> list[Series]:
     found = []
     for number, name in enumerate(STRATEGIES):
         cells = [c for c in result["cells"] if (c["strategy"], c["micro_batch"]) == (name, batch)]
-        found.append(Series(name, [(c["rate"], c[predicted]) for c in cells], False, number))
-        found.append(Series(name, [(c["rate"], c[measured]) for c in cells], True, number))
+        found += [
+            _series(name, [(c["rate"], c[key]) for c in cells], kind, number)
+            for kind, key in (("predicted", predicted), ("measured", measured))
+        ]
     return found
+
+
+def _series(name: str, points: list[tuple[float, float]], kind: str, colour: int) -> Series:
+    """Predictions are lines, measurements dots."""
+    return Series(name, points, kind, colour, line=kind == "predicted")
 
 
 def figures(result: Mapping[str, Any]) -> dict[str, str]:
@@ -76,16 +83,16 @@ def figures(result: Mapping[str, Any]) -> dict[str, str]:
     small = min(BATCHES)
     shares = [(share / 100, f"{share} %") for share in (0, 20, 40, 60, 80, 100)]
     drawn = {}
-    drawn["step"] = chart(
+    drawn["step"] = svg_file(
         f"A step against the rate of the link ({small} sequences per rank)",
-        _rates(RATES), Axis("", SECONDS, logarithmic=True),
+        _rates(RATES), Axis.labelled("", SECONDS, logarithmic=True),
         _lines(result, small, "measured_s", "predicted_s"),
         "Step time against link rate for four strategies: every doubling of a slow link nearly "
         "halves the step, and hybrid sharding and ddp lie below zero2 and zero3.",
     )  # fmt: skip
-    drawn["exposed"] = chart(
+    drawn["exposed"] = svg_file(
         f"Waiting for the network, share of a step ({small} sequences per rank)",
-        _rates(RATES), Axis("", shares),
+        _rates(RATES), Axis.labelled("", shares),
         _lines(result, small, "measured_exposed", "predicted_exposed"),
         "Exposed communication against link rate: from about nine tenths of a step at 250 Mbit/s "
         "down to about a third at 4 Gbit/s.",
@@ -94,16 +101,16 @@ def figures(result: Mapping[str, Any]) -> dict[str, str]:
         drawn["crossover"] = _crossover(result["questions"]["crossover"])
     gains = []
     for number, name in enumerate(STRATEGIES):
-        for kind, real in (("predicted", False), ("measured", True)):
+        for kind in ("predicted", "measured"):
             doubled = [
                 (rate, result["doubling"][f"{Cell(rate, name, small).name} doubled"][kind])
                 for rate in RATES[:-1]
             ]
-            gains.append(Series(name, doubled, real, number))
-    drawn["doubling"] = chart(
+            gains.append(_series(name, doubled, kind, number))
+    drawn["doubling"] = svg_file(
         f"Efficiency gained by doubling the link ({small} sequences per rank)",
         _rates(RATES[:-1])._replace(title="from this rate to twice of it"),
-        Axis("", [(s / 100, f"{s} %") for s in (-5, 0, 5, 10, 15, 20, 25)]),
+        Axis.labelled("", [(s / 100, f"{s} %") for s in (-5, 0, 5, 10, 15, 20, 25)]),
         gains, "Efficiency gained by twice the rate, by strategy.",
     )  # fmt: skip
     drawn["right"] = _right(result)
@@ -115,14 +122,14 @@ def _crossover(rows: list[dict[str, Any]]) -> str:
     names = {"full": "full sharding", "hybrid": "hybrid, recomputes"}
     for number, (name, title) in enumerate(names.items()):
         mine = [row for row in rows if row["name"].endswith(name)]
-        for kind, real in (("predicted_s", False), ("measured_s", True)):
-            points = [(r, row[kind]) for r, row in zip(CROSSING, mine, strict=True)]
-            lines.append(Series(title, points, real, number + 2))
+        for kind in ("predicted", "measured"):
+            points = [(r, row[f"{kind}_s"]) for r, row in zip(CROSSING, mine, strict=True)]
+            lines.append(_series(title, points, kind, number + 2))
     marks = [(1.0, "1 s"), (1.2, "1.2 s"), (1.4, "1.4 s"), (1.6, "1.6 s"), (1.8, "1.8 s"),
              (2.0, "2 s")]  # fmt: skip
-    return chart(
+    return svg_file(
         "In the same memory: who is faster depends on the link",
-        _rates(CROSSING), Axis("", marks, logarithmic=True), lines,
+        _rates(CROSSING), Axis.labelled("", marks, logarithmic=True), lines,
         "Step time against link rate: hybrid sharding with recomputation is faster on slow links, "
         "full sharding on fast ones.",
     )  # fmt: skip
@@ -130,19 +137,20 @@ def _crossover(rows: list[dict[str, Any]]) -> str:
 
 def _right(result: Mapping[str, Any]) -> str:
     points = [
-        Series(name, [(c["measured_s"], c["predicted_s"]) for c in result["cells"]
-                      if c["strategy"] == name and not c["calibrated_on"]], True, number)
+        _series(name, [(c["measured_s"], c["predicted_s"]) for c in result["cells"]
+                      if c["strategy"] == name and not c["calibrated_on"]],
+                "measured", number)
         for number, name in enumerate(STRATEGIES)
     ]  # fmt: skip
     others = [row for rows in result["questions"].values() for row in rows]
     points.append(
-        Series("questions", [(r["measured_s"], r["predicted_s"]) for r in others], True, 4)
+        _series("questions", [(r["measured_s"], r["predicted_s"]) for r in others], "measured", 4)
     )
-    points.append(Series("", [(0.25, 0.25), (4.0, 4.0)], False, 5))
+    points.append(Series("", [(0.25, 0.25), (4.0, 4.0)], colour=5))
     count = result["held_out"] + len(others)
-    return chart(
+    return svg_file(
         f"Predicted against measured, {count} configurations never fitted",
-        Axis("measured", SECONDS, logarithmic=True), Axis("predicted", SECONDS, logarithmic=True),
+        Axis.labelled("measured", SECONDS, True), Axis.labelled("predicted", SECONDS, True),
         points, "Predicted against measured step times: all points lie near the diagonal.",
     )  # fmt: skip
 

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import sys
-from html import escape
 from pathlib import Path
+
+from markupsafe import escape
 
 from shardwise.api import describe_run, replay_run
 from shardwise.spec import catalogue

@@ -1,4 +1,4 @@
-"""Lines and points on a plane, as SVG: lines are predicted, filled points measured."""
+"""Charts of lines and points, as part of a page or as an SVG file of their own."""
 
 from __future__ import annotations
 
@@ -6,17 +6,43 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from shardwise.report.page.markup import Markup, element, fragment
+from shardwise.report.page.markup import Content, Markup, element, fragment
 
-WIDTH, HEIGHT = 640, 340
-LEFT, RIGHT, TOP, BOTTOM = 84, 40, 16, 58
 COLOURS = 8
-# More would run into each other.
-_MOST_MARKS = 9
+# Marks of an axis; more would overlap.
+_MOST_MARKS = 10
+
+
+class Frame(NamedTuple):
+    """Size of a drawing and the margins around its plot, in pixels."""
+
+    width: int = 640
+    height: int = 340
+    left: int = 84
+    right: int = 40
+    top: int = 16
+    bottom: int = 58
+
+
+# A file has room for its title above the plot and for its legend on the right.
+_FILE = Frame(height=360, left=64, right=150, top=40, bottom=48)
+# Colours of a file read on light and dark paper: an image cannot know the theme around it.
+_FILE_STYLE = """
+svg { font: 12px system-ui, sans-serif; fill: #808080; color: #808080; }
+.heading { font-size: 14px; font-weight: 600; }
+.grid line { stroke: #80808040; }
+.area { fill-opacity: .35; }
+polyline { fill: none; stroke: currentColor; stroke-width: 2; }
+circle { fill: currentColor; fill-opacity: .75; }
+.predicted circle { display: none; }
+rect { fill: currentColor; }
+.s0 { color: #3b82f6; } .s1 { color: #f59e0b; } .s2 { color: #ef4444; } .s3 { color: #10b981; }
+.s4 { color: #8b5cf6; } .s5 { color: #6b7280; } .s6 { color: #a63a79; } .s7 { color: #197b8c; }
+"""
 
 
 class Series(NamedTuple):
-    """Points (x, y) under a name, and what to say of each."""
+    """Points (x, y) under a name; the legend leaves out a series without one."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -24,54 +50,113 @@ class Series(NamedTuple):
     colour: int = 0
     # Joined by a line, or dots of their own.
     line: bool = True
+    # Tooltips of the points.
     titles: Sequence[str] = ()
     # Drawn larger than the others.
     strong: bool = False
 
 
+class Area(NamedTuple):
+    """A shaded polygon under a name."""
+
+    name: str
+    corners: Sequence[tuple[float, float]]
+
+
 class Axis(NamedTuple):
-    """What is along an axis, and how its values read."""
+    """Title of an axis, and how its values are written."""
 
     title: str
     show: Callable[[float], str]
     logarithmic: bool = False
-    # Marks where values are few and known; chosen otherwise.
+    # Chosen where none are given.
     marks: Sequence[float] = ()
     from_zero: bool = False
 
+    @classmethod
+    def labelled(
+        cls, title: str, marks: Sequence[tuple[float, str]], logarithmic: bool = False
+    ) -> Axis:
+        """An axis with these marks and their labels."""
+        labels = dict(marks)
+        return cls(title, lambda value: labels.get(value, f"{value:g}"), logarithmic, list(labels))
+
 
 def chart(x: Axis, y: Axis, series: Sequence[Series], alt: str) -> Markup:
-    """A figure with its legend; `alt` says in words what it shows."""
+    """A figure of a page, with its legend; `alt` describes it in words."""
     series = [one for one in series if one.points]
     if not series:
         return fragment()
-    across = _Scale(x, [p[0] for one in series for p in one.points], LEFT, WIDTH - RIGHT)
-    up = _Scale(y, [p[1] for one in series for p in one.points], HEIGHT - BOTTOM, TOP)
-    grid = []
-    for mark in across.marks:
-        at = across(mark)
-        grid.append(_line(at, TOP, at, HEIGHT - BOTTOM))
-        grid.append(_text(at, HEIGHT - BOTTOM + 22, x.show(mark), "middle"))
-    for mark in up.marks:
-        at = up(mark)
-        grid.append(_line(LEFT, at, WIDTH - RIGHT, at))
-        grid.append(_text(LEFT - 8, at + 4, y.show(mark), "end"))
-    middle = (LEFT + WIDTH - RIGHT) / 2
+    frame = Frame()
     drawing = element(
         "svg",
         element("title", alt),
-        element("g", grid, class_="grid"),
-        _text(middle, HEIGHT - 6, x.title, "middle"),
-        [_series(one, x, y, across, up) for one in series],
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        _plot(x, y, series, (), frame),
+        viewBox=f"0 0 {frame.width} {frame.height}",
         role="img",
         class_="chart",
     )
     return element("figure", element("figcaption", element("b", y.title), _legend(series)), drawing)
 
 
+def svg_file(
+    title: str,
+    x: Axis,
+    y: Axis,
+    series: Sequence[Series],
+    alt: str,
+    *,
+    areas: Sequence[Area] = (),
+    square: bool = False,
+) -> str:
+    """An SVG file with its title and its legend; `alt` describes it in words."""
+    side = _FILE.width - _FILE.left - _FILE.right
+    frame = _FILE._replace(height=side + _FILE.top + _FILE.bottom) if square else _FILE
+    drawing = element(
+        "svg",
+        element("title", alt),
+        element("style", Markup(_FILE_STYLE)),
+        element("text", title, x=4, y=14, class_="heading"),
+        _text(2, frame.top - 8, y.title, "start"),
+        _plot(x, y, series, areas, frame),
+        _file_legend(series, areas, frame),
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {frame.width} {frame.height}",
+        role="img",
+    )
+    return f"{drawing}\n"
+
+
+def _plot(
+    x: Axis, y: Axis, series: Sequence[Series], areas: Sequence[Area], frame: Frame
+) -> Markup:
+    """Grid, marks, the title of the x axis, areas and series."""
+    left, right = frame.left, frame.width - frame.right
+    top, bottom = frame.top, frame.height - frame.bottom
+    across = _Scale(x, [p[0] for one in series for p in one.points], left, right)
+    up = _Scale(y, [p[1] for one in series for p in one.points], bottom, top)
+    grid = []
+    for mark in across.marks:
+        at = across(mark)
+        grid += [_line(at, top, at, bottom), _text(at, bottom + 22, x.show(mark), "middle")]
+    for mark in up.marks:
+        at = up(mark)
+        grid += [_line(left, at, right, at), _text(left - 8, at + 4, y.show(mark), "end")]
+    shaded = [
+        element("polygon", points=_path([(across(a), up(b)) for a, b in area.corners]),
+                class_="area")
+        for area in areas
+    ]  # fmt: skip
+    return fragment(
+        element("g", grid, class_="grid"),
+        _text((left + right) / 2, frame.height - 6, x.title, "middle"),
+        shaded,
+        [_series(one, x, y, across, up) for one in series],
+    )
+
+
 class _Scale:
-    """From values to pixels."""
+    """Maps values of an axis to pixels."""
 
     def __init__(self, axis: Axis, values: Sequence[float], begin: float, end: float) -> None:
         low, high = min(values), max(values)
@@ -87,7 +172,7 @@ class _Scale:
             self.marks = _powers(low, high) if axis.logarithmic else _round_marks(low, high)
             low, high = min(low, *self.marks), max(high, *self.marks)
         self._low, self._high = self._turn(low), self._turn(high)
-        # Points at the edge stay whole.
+        # Points at the edge are not cut off.
         margin = 10 if axis.marks else 0
         self._begin = begin + math.copysign(margin, end - begin)
         self._end = end - math.copysign(margin, end - begin)
@@ -123,8 +208,7 @@ def _series(
     colour = f"s{one.colour % COLOURS} {one.kind}"
     drawn = []
     if one.line and len(places) > 1:
-        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
-        drawn.append(element("polyline", points=path))
+        drawn.append(element("polyline", points=_path(places)))
     for number, (a, b) in enumerate(places):
         title = one.titles[number] if one.titles else ""
         told = title or f"{one.name}: {y.show(one.points[number][1])}"
@@ -147,6 +231,32 @@ def _legend(series: Sequence[Series]) -> Markup:
         for name, alike in kinds.items()
     ]
     return element("ul", items, class_="legend")
+
+
+def _file_legend(series: Sequence[Series], areas: Sequence[Area], frame: Frame) -> Markup:
+    """Names on the right of the plot; then, where both are drawn, what dots and lines mean."""
+    named = {one.name: f"s{one.colour % COLOURS}" for one in series if one.name}
+    left = frame.width - frame.right + 16
+    rows: list[tuple[Content, str]] = [
+        (element("rect", x=left, y=-9, width=10, height=10, class_=colour), name)
+        for name, colour in named.items()
+    ]
+    rows += [
+        (element("rect", x=left, y=-9, width=10, height=10, fill_opacity=0.35), area.name)
+        for area in areas
+    ]
+    if {one.kind for one in series if one.name} == {"predicted", "measured"}:
+        dash = element("polyline", points=f"{left},-4 {left + 10},-4")
+        rows += [(element("circle", cx=left + 5, cy=-4, r=4), "measured"), (dash, "predicted")]
+    return fragment(
+        element("g", drawn, _text(left + 16, 0, name, "start"),
+                transform=f"translate(0 {frame.top + 10 + 20 * number})")
+        for number, (drawn, name) in enumerate(rows)
+    )  # fmt: skip
+
+
+def _path(places: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float) -> Markup:
