@@ -18,6 +18,9 @@ pytest.importorskip("accelerate")
 yaml = pytest.importorskip("yaml")
 torch = pytest.importorskip("torch")
 
+# The gate does not install accelerate.
+pytestmark = pytest.mark.nightly
+
 
 def launched(run: RunSpec, folder: Path) -> dict[str, str]:
     """The environment in which `accelerate launch` would start the processes."""

@@ -16,6 +16,9 @@ from tests.stacks.runs import large
 torch = pytest.importorskip("torch")
 runtime = pytest.importorskip("deepspeed.runtime.config")
 
+# The gate does not install deepspeed.
+pytestmark = pytest.mark.nightly
+
 
 def parsed(run: RunSpec) -> Any:
     """What DeepSpeed makes of it. This process is alone, so its batch is that of one device."""

@@ -1,4 +1,4 @@
-"""What a shell offers when Tab is pressed: names from the catalogue and words of the options."""
+"""Shell completion: names of the catalogue and values of options."""
 
 from __future__ import annotations
 

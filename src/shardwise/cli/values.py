@@ -1,4 +1,4 @@
-"""Texts of options that may mean more than one thing."""
+"""Values of options that are a number, a word or a flag."""
 
 from __future__ import annotations
 

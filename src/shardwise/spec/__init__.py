@@ -1,4 +1,4 @@
-"""What to train, on what, how: the specs every command speaks."""
+"""Specs of the model, cluster, job and strategy that every command takes."""
 
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.job import Job

@@ -1,4 +1,4 @@
-"""What was measured of a cluster beyond its data sheet: the coefficients of a step's time."""
+"""Measured coefficients of the step time of a cluster, beyond its data sheet."""
 
 from __future__ import annotations
 

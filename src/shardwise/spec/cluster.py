@@ -1,4 +1,4 @@
-"""What to train on: devices, how many, and the network between them."""
+"""The cluster: devices, how many, and the network between them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DeviceSpec(Record):
 
     @property
     def capacity(self) -> int:
-        """Bytes a process can hope for: what the runtime reports, or the nominal size."""
+        """Memory in bytes that the runtime reports, or the nominal size."""
         return self.usable_memory or self.memory
 
     @property
@@ -66,7 +66,7 @@ class DeviceSpec(Record):
         return self.peak.get(dtype)
 
     def known_peak_flops(self, dtype: DType) -> float | None:
-        """The same, unless it only stands in for one that nobody knows."""
+        """The same; None where the catalogue has a placeholder only."""
         return None if self.source.get("peak") == "placeholder" else self.peak_flops(dtype)
 
 

@@ -1,4 +1,4 @@
-"""What a step is asked to do, however it is split over devices."""
+"""The job: sequence length, global batch and optimizer, independent of the strategy."""
 
 from __future__ import annotations
 

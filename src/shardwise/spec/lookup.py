@@ -1,4 +1,4 @@
-"""From what people type to specs: names, shorthands, paths."""
+"""Find models and clusters by name, shorthand or path."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def find_config(text: str, base: Path | None = None) -> ModelSpec | ConfigRef:
         warn_of_unused,
     )
 
-    # Whoever reads this in the folder of a run finds it there too.
+    # Absolute, so that a copy of the run.toml elsewhere finds it too.
     path = ((base or Path()) / text).resolve()
     try:
         return read_config(path).but(config=str(path))

@@ -1,4 +1,4 @@
-"""What to train: the shape of a decoder-only transformer, from which everything else follows."""
+"""The model: sizes and structure of a decoder-only transformer."""
 
 from __future__ import annotations
 

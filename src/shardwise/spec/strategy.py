@@ -1,4 +1,4 @@
-"""How to train: where parameters, gradients and optimizer state live, and when they move."""
+"""The strategy: how parameters, gradients and optimizer states are sharded and moved."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PositiveInt = Annotated[int, Field(ge=1, le=2**20)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 SHORTHANDS = ("single", "ddp", "zero1", "zero2", "zero3", "hsdp")
-# Words for the same thing.
+# Synonyms.
 _ALIASES = {"fsdp": "zero3", "fsdp2": "zero3", "none": "single"}
 _SHORTHAND = re.compile(r"(zero[123]):([0-9]{1,7})")
 
 
-# What a kind decides for itself.
+# Fields that a kind sets.
 PLACEMENT = ("kind", "shard", "replicate", "within_node", "reshard_after_forward",
              "reshard_after_backward", "grad_sync")  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""How long and with which settings a run trains, and from what data: `[train]` and `[data]`."""
+"""The `[train]` and `[data]` sections: steps, optimizer settings, checkpoints and data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ProfileSettings(Record):
     keep: Annotated[Count, Field(ge=0)] = 5
     # One process is enough to see where time goes; all are needed to see who is late.
     ranks: Literal["all", "first"] = "all"
-    # Without shapes nobody knows the bytes of a collective on a CPU.
+    # Without shapes the bytes of a collective on a CPU are unknown.
     shapes: StrictBool = True
     memory: StrictBool = False
 

@@ -1,1 +1,1 @@
-"""Files of other stacks, as the runs that they describe."""
+"""Read files of other stacks as settings of a run."""

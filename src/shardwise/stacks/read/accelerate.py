@@ -1,4 +1,4 @@
-"""The YAML of `accelerate config`, as the run that it describes."""
+"""Read the YAML of `accelerate config` as settings of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPLICATE, SHARD = "parallelism_config_dp_replicate_size", "parallelism_config_d
 
 
 def read(table: Mapping[str, object]) -> Imported:
-    """What the YAML of accelerate settles; the script that it starts settles the rest."""
+    """The settings of the YAML; those of the script that accelerate starts are not in it."""
     reading = _strategy(table)
     if "micro_batch" not in reading.strategy:
         reading.drop("micro_batch: the batch_size of the script's DataLoader is not in this file.")
@@ -58,10 +58,10 @@ def _strategy(table: Mapping[str, object]) -> Reading:
     else:
         known = ("FSDP", "DEEPSPEED", "NO", *_REPLICATED)
         hint = did_you_mean(kind, known) or (
-            "; it is no data parallelism of PyTorch on GPUs or CPUs: write a run.toml for a "
+            "; it is not data parallelism of PyTorch on GPUs or CPUs: write a run.toml for a "
             "cluster of those, or import a file with FSDP, MULTI_GPU or DEEPSPEED"
         )
-        raise SpecError(f"distributed_type: {kind[:40]!r} has no counterpart here{hint}")
+        raise SpecError(f"distributed_type: {kind[:40]!r} has no counterpart in Shardwise{hint}")
     if kind != "DEEPSPEED":
         _read_precision(table, reading)
     _read_unused(table, kind, reading)
@@ -102,12 +102,12 @@ def _read_unused(table: Mapping[str, object], kind: str, reading: Reading) -> No
     """Sections that accelerate itself does not look at, or that have no counterpart."""
     for owner, key in (("FSDP", "fsdp_config"), ("DEEPSPEED", "deepspeed_config")):
         if table.get(key) and kind != owner:
-            reading.drop(f"{key}: it means nothing where distributed_type is {kind}.")
+            reading.drop(f"{key}: it has no effect where distributed_type is {kind}.")
     if table.get("parallelism_config") and kind != "FSDP":
         reading.drop(f"parallelism_config: it is not read where distributed_type is {kind}.")
     for key in ("fp8_config", "megatron_lm_config"):
         if table.get(key):
-            reading.drop(f"{key}: it has no counterpart here.")
+            reading.drop(f"{key}: Shardwise has no counterpart.")
 
 
 def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
@@ -117,7 +117,7 @@ def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
     if given not in PRECISION:
         raise SpecError(f"mixed_precision: {given[:40]!r} is not one of {', '.join(PRECISION)}")
     if given == "fp8":
-        reading.drop("mixed_precision fp8: matmuls are in bf16 here.")
+        reading.drop("mixed_precision fp8: matmuls are planned in bf16.")
     dtype = PRECISION[given]
     sharded = reading.strategy["kind"] not in ("ddp", "single")
     reduce = dtype if sharded else "fp32"
@@ -156,7 +156,7 @@ def _read_fsdp(table: Mapping[str, object], reading: Reading) -> None:
     if reading.strategy["kind"] != "ddp":
         reading.strategy["offload"] = flag(settings, "fsdp_offload_params", otherwise=False)
     elif flag(settings, "fsdp_offload_params", otherwise=False):
-        reading.drop("fsdp_offload_params: without sharding nothing is offloaded here.")
+        reading.drop("fsdp_offload_params: Shardwise offloads sharded states only.")
     recompute = flag(settings, "fsdp_activation_checkpointing", otherwise=False)
     reading.strategy["recompute"] = "full" if recompute else "none"
     _read_units(settings, reading)
@@ -204,11 +204,13 @@ def _read_units(settings: Mapping[str, object], reading: Reading) -> None:
     if policy == "TRANSFORMER_BASED_WRAP":
         layer = settings.get("fsdp_transformer_layer_cls_to_wrap")
         named = f"every {layer}" if layer else "every block that the model names"
-        reading.note(f"fsdp_auto_wrap_policy: {named} is a unit, as every block is here.")
+        reading.note(
+            f"fsdp_auto_wrap_policy: {named} is one FSDP unit, as every block is in Shardwise."
+        )
     elif policy == "NO_WRAP":
         reading.drop(
-            "Without fsdp_auto_wrap_policy the blocks are one unit there; here every block is one, "
-            "which needs less memory."
+            "fsdp_auto_wrap_policy is absent: accelerate makes all blocks one unit; in Shardwise "
+            "each block is a unit, which needs less memory."
         )
     else:
         reading.drop(
@@ -230,7 +232,7 @@ def _read_degrees(table: Mapping[str, object], reading: Reading) -> None:
         size = whole(settings, f"{prefix}{axis}_size") or 1
         others *= size
         if size > 1:
-            reading.drop(f"{axis}_size = {size}: data parallelism is all that is planned here.")
+            reading.drop(f"{axis}_size = {size}: Shardwise plans data parallelism only.")
     _set_degrees(replicate, shard, others, reading)
 
 
@@ -258,7 +260,7 @@ def _set_degrees(replicate: int, shard: int, others: int, reading: Reading) -> N
         for name in ("reshard_after_backward", "offload"):
             reading.strategy.pop(name, None)
         reading.strategy["kind"] = "ddp"
-        # Units and their gathers are not there where nothing is sharded.
+        # Without sharding there are no units and no gathers.
         reading.notes = [note for note in reading.notes if not note.startswith("fsdp_")]
         reading.unsupported = [
             sentence for sentence in reading.unsupported if "fsdp_auto_wrap_policy" not in sentence
@@ -284,7 +286,7 @@ def _read_deepspeed(table: Mapping[str, object], reading: Reading) -> None:
     if precision not in PRECISION:
         raise SpecError(f"mixed_precision: {precision[:40]!r} is not one of {', '.join(PRECISION)}")
     if precision == "fp8":
-        reading.drop("mixed_precision fp8: matmuls are in bf16 here.")
+        reading.drop("mixed_precision fp8: matmuls are planned in bf16.")
         precision = "bf16"
     if settings.get("gradient_accumulation_steps") is None:
         reading.drop("accumulate: gradient_accumulation_steps of the script is not in this file.")

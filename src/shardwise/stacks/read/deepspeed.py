@@ -1,4 +1,4 @@
-"""The JSON of DeepSpeed, as the run that it describes."""
+"""Read the JSON of DeepSpeed as settings of a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ AUTOCAST = {low: TORCH_NAMES[low] for low in ("bf16", "fp16")}
 
 
 def read(table: Mapping[str, object]) -> Imported:
-    """What the JSON of DeepSpeed settles; "auto" is left to whoever calls it."""
+    """The settings of the JSON; a caller decides what "auto" stands for."""
     reading = Reading("a DeepSpeed configuration")
     zero = section(table, "zero_optimization")
     list_unknown(reading, table, known_keys.DEEPSPEED)
@@ -63,15 +63,15 @@ def read(table: Mapping[str, object]) -> Imported:
     _read_train(table, reading)
     for key in ("pipeline", "tensor_parallel", "sequence_parallel_size", "expert_parallel"):
         if table.get(key):
-            reading.drop(f"{key}: data parallelism is all that is planned here.")
+            reading.drop(f"{key}: Shardwise plans data parallelism only.")
     for key in _QUANTIZED:
         if flag(zero, key, otherwise=False):
-            reading.drop(f"{key}: nothing is quantized here.")
+            reading.drop(f"{key}: Shardwise quantizes nothing.")
     if zero.get("zenflow"):
-        reading.drop("zenflow: the optimizer's step is not delayed here.")
+        reading.drop("zenflow: Shardwise does not delay the optimizer step.")
     for key in _WITHOUT_COUNTERPART:
         if table.get(key) not in (None, False, 1, 1.0) or table.get(key) is True:
-            reading.drop(f"{key}: it has no counterpart here.")
+            reading.drop(f"{key}: Shardwise has no counterpart.")
     if table.get("activation_checkpointing"):
         reading.drop(
             "activation_checkpointing: it configures what the script may or may not call; set "
@@ -100,14 +100,12 @@ def _read_stage(zero: Mapping[str, object], reading: Reading) -> None:
         )
     mics = zero.get("mics_shard_size", -1)
     if isinstance(mics, int) and mics > 0 and kind != "zero3":
-        reading.drop("mics_shard_size: it means nothing below stage 3.")
+        reading.drop("mics_shard_size: it has no effect below stage 3.")
     elif isinstance(mics, int) and mics > 0:
         reading.strategy["shard"] = mics
         reading.note(f"mics_shard_size becomes shard = {mics}, replicated over the other devices.")
     if kind == "zero3":
-        reading.note(
-            "stage3_* sizes: units take their place, a block each, one gathered ahead of its use."
-        )
+        reading.note("stage3_* sizes: Shardwise gathers units of one block each, one unit ahead.")
 
 
 def _read_batch(table: Mapping[str, object], reading: Reading) -> None:
@@ -212,17 +210,17 @@ def _read_offload(zero: Mapping[str, object], reading: Reading) -> None:
     if not used:
         return
     if reading.strategy["kind"] == "ddp":
-        reading.drop("offload: without ZeRO nothing is offloaded here.")
+        reading.drop("offload: Shardwise offloads sharded states only.")
         return
     reading.strategy["offload"] = True
     reading.note(f"{' and '.join(names[part] for part in used)} becomes offload = true.")
     if len(used) == 1:
         reading.drop(
-            "offload: here parameters, gradients and optimizer state are offloaded together, not "
+            "offload: Shardwise offloads parameters, gradients and optimizer states together, not "
             f"only the {'optimizer' if 'optimizer' in used else 'parameters'}."
         )
     if "nvme" in used.values():
-        reading.drop("offload: to the host's memory here, not to NVMe.")
+        reading.drop("offload: Shardwise offloads to host memory, not to NVMe.")
 
 
 def _read_train(table: Mapping[str, object], reading: Reading) -> None:
@@ -247,7 +245,9 @@ def _read_optimizer(optimizer: Mapping[str, object], reading: Reading) -> None:
     kinds = {theirs.lower(): ours for ours, (theirs, _) in reversed(OPTIMIZERS.items())}
     kind = kinds.get(name.lower())
     if kind is None:
-        reading.drop(f"optimizer {name[:40]}: not known here; set job.optimizer, else it is adamw.")
+        reading.drop(
+            f"optimizer {name[:40]}: unknown to Shardwise; set job.optimizer, else it is adamw."
+        )
         return
     if kind == "adam" and flag(settings, "adam_w_mode", otherwise=True):
         kind = "adamw"
@@ -272,7 +272,9 @@ def _read_scheduler(scheduler: Mapping[str, object], reading: Reading) -> None:
     name, settings = plain(scheduler.get("type", "")), section(scheduler, "params")
     schedules = {"WarmupLR": "constant", "WarmupCosineLR": "cosine"}
     if name not in schedules:
-        reading.drop(f"scheduler {name[:40]}: not known here; set train.schedule and warmup_steps.")
+        reading.drop(
+            f"scheduler {name[:40]}: unknown to Shardwise; set train.schedule and warmup_steps."
+        )
         return
     for key, value in settings.items():
         if value == "auto":
@@ -289,5 +291,5 @@ def _read_scheduler(scheduler: Mapping[str, object], reading: Reading) -> None:
     if final is not None:
         reading.train["final_learning_rate"] = final
     if str(settings.get("warmup_type", "log")) != "linear":
-        reading.drop("scheduler: the warm-up is linear here, not logarithmic.")
+        reading.drop("scheduler: Shardwise warms up linearly, not logarithmically.")
     reading.note(f"scheduler {name} becomes train.schedule = {schedules[name]}.")

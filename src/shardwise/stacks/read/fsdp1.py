@@ -1,4 +1,4 @@
-"""FSDP1 in the words of FSDP2: what each of its settings becomes."""
+"""Settings of FSDP1 as settings of FSDP2."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ PREFETCH: dict[str, tuple[int, str]] = {
 OBSOLETE: dict[str, str] = {
     "use_orig_params": "always so in FSDP2, whose parameters are the model's own",
     "limit_all_gathers": "FSDP2 needs no such limit, because it frees memory without waiting",
-    "sync_module_states": "every rank starts from one seed or one checkpoint here",
-    "device_id": "each process takes its own device here",
+    "sync_module_states": "in Shardwise every rank starts from one seed or one checkpoint",
+    "device_id": "in Shardwise each process takes its own device",
     "param_init_fn": "train.meta_init builds on the meta device and fills unit by unit",
 }
 # What has no counterpart, and what happens instead.
 LOST: dict[str, str] = {
-    "ignored_modules": "every parameter is sharded here",
-    "ignored_states": "every parameter is sharded here",
-    "ignored_parameters": "every parameter is sharded here",
-    "process_group": "groups follow from shard and replicate here",
+    "ignored_modules": "Shardwise shards every parameter",
+    "ignored_states": "Shardwise shards every parameter",
+    "ignored_parameters": "Shardwise shards every parameter",
+    "process_group": "in Shardwise groups follow from shard and replicate",
 }
 _PREFETCH_DEFAULT = Symbol("BackwardPrefetch.BACKWARD_PRE")
 # In the order of FullyShardedDataParallel's own arguments.
@@ -160,9 +160,11 @@ def _prefetch(settings: dict[str, Any], reading: Reading) -> None:
 def _units(policy: Any, calls: int, reading: Reading) -> None:
     name, layers = _policy(policy)
     if name in ("transformer_auto_wrap_policy", "ModuleWrapPolicy") and layers:
-        reading.note(f"auto_wrap_policy: every {layers} is a unit, as every block is here.")
+        reading.note(
+            f"auto_wrap_policy: every {layers} is one FSDP unit, as every block is in Shardwise."
+        )
     elif policy is None and calls > 1:
-        reading.note("Modules are wrapped one by one; here every block is a unit.")
+        reading.note("Modules are wrapped one by one; in Shardwise every block is one FSDP unit.")
     elif policy is None:
         reading.drop(
             "Without an auto_wrap_policy the whole model is one unit there; here every block is "

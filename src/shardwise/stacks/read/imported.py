@@ -105,7 +105,9 @@ def list_unknown(
     choices = tuple(known)
     for key in table:
         if key not in choices:
-            reading.drop(f"{where}{key[:60]}: not known here{did_you_mean(key, choices) or '.'}")
+            reading.drop(
+                f"{where}{key[:60]}: unknown to Shardwise{did_you_mean(key, choices) or '.'}"
+            )
 
 
 def section(table: Mapping[str, object], key: str) -> Mapping[str, object]:

@@ -1,4 +1,4 @@
-"""The keys of other stacks' files: those that are read here, and those that change no plan."""
+"""The keys of other stacks' files: those that are read, and those that change no plan."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ZERO = (
     "stage", "zero_hpz_partition_size", "mics_shard_size", "offload_optimizer", "offload_param",
     "cpu_offload", "cpu_offload_params", "cpu_offload_param", "zero_quantized_weights",
     "zero_quantized_gradients", "zero_quantized_nontrainable_weights", "zenflow",
-    # Sizes and orders for which units stand here.
+    # Sizes and orders that units replace.
     "allgather_bucket_size", "allgather_partitions", "reduce_bucket_size", "reduce_scatter",
     "overlap_comm", "contiguous_gradients", "sub_group_size", "round_robin_gradients",
     "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
@@ -87,7 +87,7 @@ PRECISION = (
 )  # fmt: skip
 
 TRAINER = (
-    # Read, or told to be lost.
+    # Read, or listed as unsupported.
     "accelerator_config", "adam_beta1", "adam_beta2", "adam_epsilon", "auto_find_batch_size",
     "bf16", "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "deepspeed", "fp16", "fsdp",
     "fsdp_config", "gradient_accumulation_steps", "gradient_checkpointing",

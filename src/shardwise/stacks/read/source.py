@@ -1,4 +1,4 @@
-"""What a Python script settles before it runs, read from its text. Nothing of it is executed."""
+"""Calls and values of a Python script, read from its text. Nothing of it is executed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Call(NamedTuple):
     keywords: dict[str, Any]
     # Whether some keywords come from a dictionary that is only known at run time.
     more: bool = False
-    # Where what is called comes from, such as torch.compile; "" where only running it tells.
+    # The full name of the function, such as torch.compile; "" if only known at run time.
     origin: str = ""
 
     def get(self, key: str, position: int | None = None) -> Any:
@@ -55,7 +55,7 @@ class Call(NamedTuple):
         return None
 
 
-# What gives a name a value that only running it tells.
+# Statements that bind a name to a value known at run time only.
 _CHANGES = (ast.AugAssign, ast.NamedExpr, ast.For, ast.AsyncFor, ast.comprehension)
 _NUMBERS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -202,7 +202,7 @@ class Script:
                 keywords |= found.keywords
             else:
                 more = True
-        # Behind what a star spreads, nobody knows which argument is which.
+        # After a starred argument, positions are unknown.
         placed = itertools.takewhile(lambda part: not isinstance(part, ast.Starred), node.args)
         args = tuple(self.value(argument, depth + 1) for argument in placed)
         called = self.value(node.func, depth + 1)
@@ -265,11 +265,11 @@ def shown(value: object) -> str:
 
 
 def why_not(value: object) -> str:
-    """Why a value is not taken over: only running the script tells it, or it is not known here."""
+    """Why a value is not used: it is known at run time only, or Shardwise does not know it."""
     if value == DIFFERS:
         return "it differs from call to call"
     settled = isinstance(value, (bool, int, float, str, bytes)) or (
         isinstance(value, Symbol) and value.path.startswith("torch.")
     )
-    ending = "is not a value that is known here" if settled else "is decided when the script runs"
+    ending = "is not a value that Shardwise knows" if settled else "is decided when the script runs"
     return f"{shown(value)} {ending}"

@@ -1,4 +1,4 @@
-"""A training script that shards by itself: FSDP1, FSDP2 or DDP, and the loop around it."""
+"""Read a training script that calls FSDP1, FSDP2 or DDP itself, and the loop around it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _RECOMPUTE = ("apply_activation_checkpointing", "checkpoint_wrapper",
 
 
 def read(text: str) -> Imported:
-    """What a script settles about its strategy, without running it."""
+    """The settings of a script, read without running it."""
     script = Script(text)
     if torchtitan.is_torchtitan(script):
         return torchtitan.read(script)
@@ -134,7 +134,9 @@ def _fully_shard(script: Script, calls: list[Call], reading: Reading) -> None:
         reading.strategy["kind"] = "zero3"
         reading.drop(f"reshard_after_forward: {why_not(value)}; read as true.")
     if len(calls) == 1:
-        reading.note("One call of fully_shard in a loop, or of the root alone, is all there is.")
+        reading.note(
+            "The script calls fully_shard once: in a loop over blocks, or on the root alone."
+        )
     first = calls[0]
     _others_of_fully_shard(calls, reading)
     policy = first.get("mp_policy")
@@ -149,15 +151,17 @@ def _fully_shard(script: Script, calls: list[Call], reading: Reading) -> None:
     elif offload is not None:
         reading.drop(f"offload_policy: {why_not(offload)}.")
     if script.uses("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"):
-        reading.drop("The script chooses what is prefetched itself; here prefetch counts units.")
+        reading.drop(
+            "The script chooses what to prefetch; set strategy.prefetch, which counts units."
+        )
 
 
 def _others_of_fully_shard(calls: list[Call], reading: Reading) -> None:
     for call in calls:
         list_unknown(reading, call.keywords, _FULLY_SHARD, "fully_shard.")
         for name, why in (
-            ("ignored_params", "every parameter is sharded here"),
-            ("shard_placement_fn", "parameters are sharded along their first dimension here"),
+            ("ignored_params", "Shardwise shards every parameter"),
+            ("shard_placement_fn", "Shardwise shards parameters along their first dimension"),
         ):
             if call.get(name) is not None:
                 reading.drop(f"{name}: {why}.")
@@ -170,7 +174,7 @@ def _ddp(calls: list[Call], reading: Reading) -> None:
         list_unknown(reading, call.keywords, _DDP, "DistributedDataParallel.")
     for name in ("mixed_precision", "process_group", "device_mesh", "bucket_cap_mb_list"):
         if calls[0].get(name) is not None:
-            reading.drop(f"{name}: it has no counterpart here.")
+            reading.drop(f"{name}: Shardwise has no counterpart.")
     if calls[0].more:
         reading.drop("Some settings of DDP come from a dictionary made when the script runs.")
     bucket = calls[0].get("bucket_cap_mb")
@@ -180,11 +184,15 @@ def _ddp(calls: list[Call], reading: Reading) -> None:
         reading.strategy["ddp_bucket_mib"] = bucket
         reading.note(f"bucket_cap_mb becomes ddp_bucket_mib = {bucket}.")
     if calls[0].get("gradient_as_bucket_view") is not True:
-        reading.note("Gradients lie beside DDP's buckets there; here they live in them.")
+        reading.note(
+            "The script's DDP keeps gradients beside buckets; Shardwise keeps them in the buckets."
+        )
     if calls[0].get("find_unused_parameters") is True:
-        reading.drop("find_unused_parameters: every parameter must take part in a step here.")
+        reading.drop(
+            "find_unused_parameters: every parameter must receive a gradient in Shardwise."
+        )
     if calls[0].get("static_graph") is True:
-        reading.drop("static_graph: not set here.")
+        reading.drop("static_graph: Shardwise does not set it.")
 
 
 def _precision(script: Script, reading: Reading) -> None:
@@ -200,8 +208,8 @@ def _precision(script: Script, reading: Reading) -> None:
         reading.strategy |= {"param_dtype": low, "reduce_dtype": "fp32"}
         if sharded:
             reading.drop(
-                f"autocast computes in {low} on parameters gathered in fp32 there; here they are "
-                f"gathered in {low}, half the bytes."
+                f"autocast: the script gathers parameters in fp32 and computes in {low}; Shardwise "
+                f"gathers them in {low}, half the bytes."
             )
         else:
             reading.note(f"autocast becomes param_dtype = {low}.")
@@ -373,7 +381,7 @@ def _sets_rates(script: Script) -> bool:
 
 
 def _decay_of_groups(call: Call, reading: Reading) -> bool:
-    """Whether groups of parameters have a weight decay of their own; here matrices share one."""
+    """Whether parameter groups have weight decays of their own; Shardwise uses one for matrices."""
     groups = call.get("params", 0)
     if not isinstance(groups, tuple):
         return False

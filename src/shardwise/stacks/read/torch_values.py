@@ -48,17 +48,17 @@ def read_mixed_precision(value: Any, reading: Reading) -> None:
 def _others(policy: Call, reading: Reading) -> None:
     """What else a policy says."""
     if policy.get("keep_low_precision_grads") not in (None, False):
-        reading.drop("keep_low_precision_grads: gradients are kept in the master's dtype here.")
+        reading.drop("keep_low_precision_grads: Shardwise keeps gradients in the master dtype.")
     if policy.get("output_dtype") is not None:
-        reading.drop("output_dtype: outputs keep the dtype in which they are computed here.")
+        reading.drop("output_dtype: Shardwise keeps outputs in the dtype they are computed in.")
     for name in ("cast_forward_inputs", "cast_root_forward_inputs"):
         if policy.get(name) not in (None, True):
-            reading.note(f"{name}: a model here is given tokens, which are not cast.")
+            reading.note(f"{name}: models take token ids, which are not cast.")
     list_unknown(reading, policy.keywords, _POLICY_FIELDS, f"{policy.name}.")
 
 
 def _dtype(value: Any, key: str, otherwise: str | None, reading: Reading) -> str | None:
-    """The dtype that a script names; None where only running it tells."""
+    """The dtype that a script names; None where it is known at run time only."""
     if value is None:
         return otherwise
     if isinstance(value, Symbol) and value.last in DTYPES:
@@ -75,7 +75,7 @@ def read_mesh(value: Any, reading: Reading) -> None:
     sizes = shape if isinstance(shape, tuple) else ()
     if not all(isinstance(size, int) and size > 0 for size in sizes) or len(sizes) not in (1, 2):
         fixed = sizes and all(isinstance(size, int) for size in sizes)
-        why = "has no counterpart here" if fixed else "is decided when the script runs"
+        why = "has no counterpart in Shardwise" if fixed else "is decided when the script runs"
         said = " x ".join(map(shown, sizes)) if sizes else shown(shape)
         reading.drop(f"The mesh of {said} {why}; shard and replicate follow from the cluster.")
         return

@@ -21,22 +21,22 @@ from shardwise.stacks.read.imported import (
 # The words of its `fsdp` option, as accelerate says them.
 _SHARDING = {name.lstrip("_").lower(): name for name in fsdp1.SHARDING}
 _WORDS = (*_SHARDING, "offload", "auto_wrap")
-# What has no field here, or another meaning.
+# Arguments without a counterpart, or with another meaning, and what to do.
 _LOST = {
     "warmup_ratio": "set train.warmup_steps, which counts steps",
     "num_train_epochs": "set train.steps, which counts steps",
     "optim_args": "set the optimizer's settings in [train]",
-    "ddp_find_unused_parameters": "every parameter must take part in a step here",
+    "ddp_find_unused_parameters": "every parameter must receive a gradient in Shardwise",
     "auto_find_batch_size": "shardwise plan finds the batch instead",
-    "label_smoothing_factor": "the loss is a plain cross entropy here",
-    "neftune_noise_alpha": "nothing is added to embeddings here",
-    "use_liger_kernel": "the model's own kernels run here",
+    "label_smoothing_factor": "the loss is plain cross entropy in Shardwise",
+    "neftune_noise_alpha": "Shardwise adds no noise to embeddings",
+    "use_liger_kernel": "Shardwise runs the model's own kernels",
     "parallelism_config": "set shard and replicate yourself",
-    "accelerator_config": "it has no counterpart here",
-    "use_peft": "every parameter is trained here; LoRA is not planned",
-    "load_in_4bit": "the model is not quantized here",
-    "load_in_8bit": "the model is not quantized here",
-    "activation_offloading": "activations stay on the device here",
+    "accelerator_config": "Shardwise has no counterpart",
+    "use_peft": "Shardwise trains every parameter; LoRA is not planned",
+    "load_in_4bit": "Shardwise does not quantize the model",
+    "load_in_8bit": "Shardwise does not quantize the model",
+    "activation_offloading": "activations stay on the device in Shardwise",
 }
 # Tokens per sequence, by the names that TRL has had for it.
 _SEQ_LEN = ("max_length", "max_seq_length")
@@ -70,7 +70,7 @@ def read(table: Mapping[str, object], what: str = "TrainingArguments") -> Import
     else:
         launched = _launched(table, reading)
         inside = accelerate.read({**launched, "mixed_precision": low[0] if low else None})
-    # What DeepSpeed leaves to the Trainer is told here.
+    # Values that DeepSpeed leaves to the Trainer are among the arguments.
     automatic = (f"{theirs}: auto" for theirs, key in _AUTO.items() if table.get(key) is not None)
     reading.take(inside, but=("micro_batch", "accumulate", *automatic))
     reading.notes = [_in_its_words(note) for note in reading.notes if not _of_batch(note)]
@@ -132,7 +132,7 @@ def _optimizer(table: Mapping[str, object], reading: Reading) -> None:
         return
     kind = _OPTIMIZERS.get(str(name)) if isinstance(name, str) else None
     if kind is None:
-        reading.drop(f"optim: {quoted(name)} is not known here; set job.optimizer.")
+        reading.drop(f"optim: {quoted(name)} is unknown to Shardwise; set job.optimizer.")
         return
     reading.job["optimizer"] = kind
     reading.note(f"optim {name} becomes job.optimizer = {kind}.")
@@ -176,7 +176,7 @@ def _batch(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _deepspeed(given: object, low: str | None) -> Imported:
-    """Its own bf16 and fp16 decide; "auto" is what the Trainer is told."""
+    """Its own bf16 and fp16 decide; "auto" takes those of the Trainer."""
     if not isinstance(given, dict):
         raise SpecError(f"deepspeed: the settings are in {quoted(given)}; import that file")
     settings = dict(given)
@@ -208,14 +208,14 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
     words = _words(table.get("fsdp"))
     if not words:
         if table.get("fsdp_config"):
-            reading.drop("fsdp_config: it means nothing where fsdp is absent.")
+            reading.drop("fsdp_config: it has no effect where fsdp is absent.")
         return {"distributed_type": "MULTI_GPU"}
     settings = {
         key.removeprefix("fsdp_"): value for key, value in section(table, "fsdp_config").items()
     }
     list_unknown(reading, settings, known_keys.TRAINER_FSDP, "fsdp_config.")
     if flag(settings, "xla", otherwise=False):
-        reading.drop("fsdp_config.xla: PyTorch's own FSDP is planned here, on GPUs or CPUs.")
+        reading.drop("fsdp_config.xla: Shardwise plans PyTorch's own FSDP, on GPUs or CPUs.")
     sharding = [_SHARDING[word] for word in words if word in _SHARDING]
     version = whole(settings, "version") or _version(sharding, reading)
     offloaded = flag(settings, "cpu_offload", otherwise=False)

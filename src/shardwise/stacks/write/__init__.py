@@ -1,1 +1,1 @@
-"""A run as the file of another stack, and what that cannot say."""
+"""Write a run as a file of another stack, with the settings that it cannot express."""

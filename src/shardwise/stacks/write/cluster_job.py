@@ -1,4 +1,4 @@
-"""What the jobs of all schedulers share: one launcher on each node, and its environment."""
+"""Parts that the jobs of all schedulers share: names, folders and environment variables."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Variable(NamedTuple):
 
 
 def gpu_variables(run: RunSpec) -> tuple[Variable, ...]:
-    """Of torch and NCCL; none where there are no GPUs."""
+    """Variables of torch and NCCL; none without GPUs."""
     if run.cluster.device.is_cpu:
         return ()
     return (
-        Variable("NCCL_DEBUG", "WARN", "NCCL tells what goes wrong, and nothing else."),
+        Variable("NCCL_DEBUG", "WARN", "NCCL prints warnings only."),
         Variable(
             "PYTORCH_ALLOC_CONF",
             "expandable_segments:True",
-            "The allocator grows its blocks instead of leaving gaps between them.",
+            "Less fragmentation: the allocator grows segments instead of adding new ones.",
         ),
     )
 
@@ -53,7 +53,7 @@ def runs_folder(run: RunSpec) -> PurePosixPath:
 
 
 def saves(run: RunSpec) -> bool:
-    """Whether there is something to go on from; it is unless told otherwise."""
+    """Whether the run saves checkpoints, which is the default."""
     return run.train is None or run.train.checkpoint.save
 
 

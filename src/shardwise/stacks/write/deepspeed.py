@@ -28,7 +28,7 @@ _RULES = (
     Rule(("kind",), "as parameters stay gathered, DeepSpeed runs {kind}"),
     Rule(
         ("param_dtype", "master_dtype"),
-        "DeepSpeed computes in fp32, bf16 or fp16 with fp32 master weights; here in {param_dtype}",
+        "DeepSpeed computes in fp32, bf16 or fp16 with fp32 master weights; it uses {param_dtype}",
     ),
     Rule(("reduce_dtype",), "DeepSpeed reduces gradients in {reduce_dtype}"),
     Rule(
@@ -156,7 +156,7 @@ def _precision(run: RunSpec) -> dict[str, Any]:
     if low not in AUTOCAST or strategy.master_dtype != "fp32":
         return {}
     if not strategy.sharded:
-        # Parameters stay in fp32, as under DDP here.
+        # Parameters stay in fp32, as Shardwise keeps them under DDP.
         return {"torch_autocast": {"enabled": True, "dtype": AUTOCAST[low]}}
     return {
         low: {"enabled": True},

@@ -47,7 +47,7 @@ data:
 
 
 _VOLUME_CLAIM = """\
-# Checkpoints, logs and the cache of tokens: pods that come later go on from here.
+# Checkpoints, logs and the token cache; pods that replace others resume from here.
 apiVersion: v1
 kind: PersistentVolumeClaim
 metadata:
@@ -61,14 +61,14 @@ spec:
 """
 
 _SERVICE = """\
-# Gives each pod a name that the others can find.
+# Gives each pod a DNS name.
 apiVersion: v1
 kind: Service
 metadata:
   name: {name}
 spec:
   clusterIP: None
-  # They must find each other before any of them is ready.
+  # Pods must resolve each other before any of them is ready.
   publishNotReadyAddresses: true
   selector:
     job-name: {name}
@@ -77,8 +77,8 @@ spec:
       port: {port}
 """
 
-# Index 0 gives its own name, by which torch knows that the store is to be here. The others wait: an
-# image may take longer to come than torch has patience.
+# Index 0 passes its own name, so that torch hosts the store in this pod. The others wait for it:
+# pulling an image may take longer than torch's time-out.
 _MEET = """\
 if [ "$JOB_COMPLETION_INDEX" = 0 ]; then
   export PET_RDZV_ENDPOINT="$HOSTNAME:$PORT"
@@ -94,7 +94,7 @@ def _job(run: RunSpec) -> str:
     many = nodes > 1
     words = f"run.toml --nproc {run.cluster.devices_per_node} --name {name}"
     script = (_MEET if many else "") + (
-        "# In place of the shell, so that it hears SIGTERM.\n"
+        "# exec replaces the shell, so that the launcher gets SIGTERM.\n"
         f"exec shardwise train {words}{' --resume' if saves(run) else ''}\n"
     )
     subdomain = f"      subdomain: {name}\n" if many else ""
@@ -107,25 +107,25 @@ spec:
   completionMode: Indexed
   completions: {nodes}
   parallelism: {nodes}
-  # The launcher in each pod starts processes again by itself; what counts here are pods that it
-  # has given up. One index that fails for good is the end of all.
+  # The launcher in each pod restarts processes itself; these limits count failed pods. If one index
+  # fails for good, the job fails.
   backoffLimitPerIndex: 5
   maxFailedIndexes: 0
   podFailurePolicy:
     rules:
-      # What would happen again: input that cannot be meant, numbers that are not finite.
+      # Would fail again: invalid input, numbers that are not finite.
       - action: FailJob
         onExitCodes:
           containerName: train
           operator: In
           values: [2, 3]
-      # Saved and stopped by SIGTERM (128 + 15), on all pods together when one was asked.
+      # Saved and stopped by SIGTERM (128 + 15); all pods stop together.
       - action: Ignore
         onExitCodes:
           containerName: train
           operator: In
           values: [143]
-      # Evicted, preempted, or on a node that went away.
+      # Evicted, preempted, or its node was lost.
       - action: Ignore
         onPodConditions:
           - type: DisruptionTarget
@@ -133,7 +133,7 @@ spec:
     spec:
       restartPolicy: Never
 {subdomain}\
-      # After SIGTERM: the step at work and a save must fit.
+      # After SIGTERM the current step and a save must fit.
       terminationGracePeriodSeconds: {GRACE_S}
       containers:
         - name: train
@@ -160,7 +160,7 @@ spec:
         - name: run
           configMap:
             name: {name}
-        # Processes of one pod talk through shared memory; the 64 MiB of a container are too few.
+        # NCCL and data loaders use shared memory; the default of 64 MiB is too small.
         - name: shm
           emptyDir:
             medium: Memory
@@ -195,7 +195,7 @@ def _resources(run: RunSpec) -> str:
           resources:
             limits:
               {vendor}: {run.cluster.devices_per_node}
-              # Where nodes have InfiniBand or EFA, add the resource of its device plugin.
+              # With InfiniBand or EFA, add the resource of its device plugin.
 """
 
 

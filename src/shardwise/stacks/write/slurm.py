@@ -19,7 +19,7 @@ from shardwise.stacks.write.quoting import comment
 
 NAME = "run.sbatch"
 DEFAULT_TIME = "24:00:00"
-# Seconds before the end of the job at which it is told to save: one step and one save must fit.
+# Seconds before the time limit at which the job is signalled: one step and one save must fit.
 WARNING_S = 300
 
 
@@ -82,17 +82,17 @@ def _request(run: RunSpec, target: Target) -> str:
 set -uo pipefail
 
 RUN=${{1:-{shlex.quote(target.run_file)}}}
-# The number stays when Slurm starts the job again, which then finds what it has saved.
+# Slurm keeps the job ID when it requeues the job, so the run finds its checkpoints.
 NAME={job_name(run)}-$SLURM_JOB_ID
 """
 
 
 _REQUEUE = f"""\
-# After a node fails or the job is preempted, Slurm starts it again, under the same number.
+# Slurm requeues the job after a node failure or preemption, with the same job ID.
 #SBATCH --requeue
 #SBATCH --open-mode=append
-# So many seconds before the time is up the launchers hear SIGUSR1: after the step they are in, the
-# run is saved and they exit with 138. A step and a save must fit.
+# Before the time limit the launchers get SIGUSR1: they finish the step, save, and exit with 138.
+# One step and one save must fit into these seconds.
 #SBATCH --signal=USR1@{WARNING_S}
 """
 
@@ -108,16 +108,16 @@ def _environment(run: RunSpec) -> str:
         lines += [f"# {variable.why}", f"export {variable.name}={variable.value}"]
     if not run.cluster.device.is_cpu:
         lines += [
-            "# Where nodes have several networks, name the one that all reach each other by:",
+            "# If nodes have several networks, name the one that connects them:",
             "# export NCCL_SOCKET_IFNAME=ib0",
-            "# TORCH_NCCL_ASYNC_ERROR_HANDLING stays as torch sets it: a process whose collective",
-            "# fails ends, and its launcher starts all of them again.",
+            "# TORCH_NCCL_ASYNC_ERROR_HANDLING keeps torch's default: a process whose collective",
+            "# fails exits, and its launcher restarts all processes.",
         ]
     return "\n".join(lines) + "\n"
 
 
 _MEET = """\
-# The launchers meet on the first node, at a port that jobs on the same node do not share.
+# Rendezvous on the first node, at a port that other jobs on that node do not use.
 FIRST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export PET_NNODES=$SLURM_NNODES
 export PET_RDZV_ENDPOINT=$FIRST:$((20000 + SLURM_JOB_ID % 20000))
@@ -129,7 +129,7 @@ def _start(run: RunSpec) -> str:
     name = '--name "$NAME"' + (" --resume" if saves(run) else "")
     return f"""\
 # --cpu-bind=none: a launcher's processes use all cores of the node, not those of one task.
-# --kill-on-bad-exit=0, --wait=0: who is done saving first does not end those who still save.
+# --kill-on-bad-exit=0, --wait=0: a launcher that has saved does not end those still saving.
 srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=0 \\
   shardwise train "$RUN" --nproc {run.cluster.devices_per_node} {name}
 CODE=$?
@@ -137,7 +137,7 @@ CODE=$?
 
 
 _AGAIN = """\
-# Saved because the time was nearly up: queue for more. scancel and preemption send SIGTERM (143).
+# Saved before the time limit: requeue. scancel and preemption send SIGTERM (143).
 if [ "$CODE" -eq 138 ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi

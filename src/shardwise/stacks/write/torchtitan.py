@@ -207,7 +207,7 @@ def _training(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
         "local_batch_size": strategy.micro_batch,
         "global_batch_size": strategy.micro_batch * strategy.accumulate * strategy.devices,
         "steps": train.steps,
-        # A norm of 0 would be the end of all gradients there.
+        # torchtitan would clip to a norm of 0; Shardwise does not clip then.
         "max_norm": train.clip_norm or float("inf"),
         "dtype": _DTYPES.get(strategy.master_dtype, "float32"),
         "mixed_precision_param": _DTYPES.get(strategy.param_dtype, "bfloat16"),

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go beside its own file, as other stacks are told."""
+"""Trackers of a run besides its own metrics file."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from shardwise.spec.train import Tracker, TrainSettings
 
 
 def trackers_of(train: TrainSettings) -> tuple[Tracker, ...]:
-    """Those that are asked for; unset, TensorBoard, as in `shardwise train` where it is there."""
+    """The configured trackers; by default TensorBoard."""
     return ("tensorboard",) if train.trackers is None else train.trackers
