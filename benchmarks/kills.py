@@ -227,7 +227,10 @@ def measure(folder: Path, count: int, seed: int, torchrun: bool) -> list[Ended]:
 def summary(runs: list[Ended]) -> dict[str, Any]:
     kills = [kill for run in runs for kill in run.kills]
     timed = [kill for kill in kills if kill.settled and (kill.recovery_s or 0) > 0]
-    two, four = ([k.recovery_s for k in timed if k.processes == n] for n in (2, 4))
+    two, four = (
+        [k.recovery_s for k in timed if k.processes == n and k.recovery_s is not None]
+        for n in (2, 4)
+    )
     return {
         "kills": len(kills),
         "recovered": sum(kill.recovery_s is not None for kill in kills),

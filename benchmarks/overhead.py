@@ -130,7 +130,7 @@ def fabric(total: int) -> Callable[[int], None]:
     """Lightning Fabric around the same fully_shard calls."""
     import torch
     from lightning.fabric import Fabric
-    from lightning.fabric.strategies import ModelParallelStrategy
+    from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
     from torch.distributed.fsdp import fully_shard
     from torch.nn.functional import cross_entropy
 

@@ -60,7 +60,7 @@ def contestant(name: str, rounds: int, folder: Path) -> Contestant:
     from shardwise.train.batches import Layout, SyntheticBatches
     from shardwise.train.loop import Training, train
     from shardwise.train.optimizer import make_optimizer
-    from shardwise.train.profile import StepProfiler, moments_of
+    from shardwise.train.profile import StepProfiler, windows_of
     from shardwise.units.build import build_module
 
     torch.manual_seed(0)
@@ -84,10 +84,10 @@ def contestant(name: str, rounds: int, folder: Path) -> Contestant:
     )
     profiler = None
     if name == "profiled":
-        moments = moments_of(chosen)
+        windows = windows_of(chosen)
         assert chosen.profile is not None
-        assert moments is not None
-        profiler = StepProfiler(chosen.profile, moments, folder, training.device)
+        assert windows is not None
+        profiler = StepProfiler(chosen.profile, windows, folder, training.device)
     step_s: list[float] = []
     profiler_s: list[float] = []
 
@@ -205,7 +205,7 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
         "during_analysis": statistics.median(slowed) if slowed else None,
         "during_analysis_spread": _quartiles(slowed) if slowed else None,
         "during_analysis_rounds": len(busy),
-        "moments": len(profiled),
+        "windows": len(profiled),
         "profiled_step_ratio": of_steps(1),
         "writing_step_ratio": of_steps(2),
     }
@@ -265,7 +265,7 @@ def main() -> None:
     print(
         f"a profiled step takes {result['profiled_step_ratio']:.2f} times as long, the one in "
         f"which traces are written {result['writing_step_ratio']:.2f} times; of "
-        f"{result['moments']} moments"
+        f"{result['windows']} windows"
     )
 
 

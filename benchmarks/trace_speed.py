@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -56,6 +57,7 @@ def ours() -> float:
 
 
 def floor() -> float:
+    inflate: Any
     try:
         from isal import igzip as inflate
     except ImportError:

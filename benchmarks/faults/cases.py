@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.faults import plant
 from benchmarks.faults.damage import DAMAGES, evil_mark
@@ -239,7 +239,7 @@ def _state(folder: Path) -> tuple[dict[str, bytes], list[tuple[int, float]]]:
     return _files(folder, 30), losses
 
 
-def _recoveries(folder: Path) -> list[dict[str, object]]:
+def _recoveries(folder: Path) -> list[dict[str, Any]]:
     file = folder / "runs" / "it" / "recoveries.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 

@@ -185,7 +185,7 @@ def _hook() -> None:
         file.write = write
         return file
 
-    LocalPlace.create = create  # type: ignore[method-assign]
+    LocalPlace.create = create  # type: ignore[method-assign, assignment]
 
 
 def _raise() -> None:

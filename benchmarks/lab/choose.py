@@ -75,7 +75,7 @@ def plan() -> dict[str, Any]:
             best = one.best.case._replace(name=f"{one.name}, best cell")
             cases += [Case(one.name, one.rate, _table(one.strategy)), best]
     kept = measure_cases(cases) if cases else {}
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for one in choices:
         if one.same is not None:
             mine, other = seen[one.same].step_s, seen[one.best].step_s
@@ -145,7 +145,7 @@ def show_plan(result: Mapping[str, Any]) -> None:
 def tuned() -> dict[str, Any]:
     """Probes of every rate, and how far the winner is from the best cell of the sweep."""
     seen, _ = calibrate()
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as place, hosts(HOSTS, None, "tune") as made:
         folder = Path(place)
         with Session(made, RANKS_PER_HOST, folder / "session") as session:
@@ -171,7 +171,7 @@ def tuned() -> dict[str, Any]:
                         {"name": p.candidate.name, "predicted_s": p.predicted_s,
                          "measured_s": p.measured_s} for p in found.probes
                     ],
-                    "reason": found.reason,
+                    "stopped": found.stopped,
                     "winner": found.best.candidate.name,
                     "best": max(speeds, key=lambda name: speeds[name]),
                     "regret": max(speeds.values()) / speeds[found.best.candidate.name] - 1,

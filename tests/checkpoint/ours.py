@@ -67,10 +67,11 @@ def _write(
     header = json.dumps(table).encode()
     header += b" " * (-len(header) % 8)
     head = len(header).to_bytes(8, "little") + header
-    for name, offsets, part, begin in begins:
+    for name, corner, part, begin in begins:
         crc = crc32_of_blocks(part.tobytes())
-        place = (path.name, len(head) + begin, part.nbytes)
-        pieces.append(Piece(name, tuple(offsets), part.shape, *place, crc))
+        at = len(head) + begin
+        piece = Piece(name, tuple(corner), part.shape, path.name, at, part.nbytes, crc)
+        pieces.append(piece)
     path.write_bytes(head + data)
     size = len(head) + len(data)
     return FileRecord(name=path.name, bytes=size, head=len(head), crc32=crc32(head))

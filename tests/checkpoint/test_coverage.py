@@ -57,8 +57,8 @@ def test_it_is_what_counting_every_element_finds(
                 sizes[axis] = data.draw(st.integers(0, size - offsets[axis]))
         boxes[one] = (tuple(offsets), tuple(sizes))
     counts = np.zeros([2 * size for size in shape], dtype=int)
-    for offsets, sizes in boxes:
-        counts[tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))] += 1
+    for corner, extent in boxes:
+        counts[tuple(slice(o, o + s) for o, s in zip(corner, extent, strict=True))] += 1
     expected = np.zeros_like(counts)
     expected[tuple(slice(size) for size in shape)] = 1
     assert (problems(shape, boxes) == []) == bool((counts == expected).all())

@@ -122,7 +122,7 @@ def test_shards_are_no_larger_than_asked_for_and_indexed(tmp_path: Path) -> None
     assert len(done.files) == 3
     table = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert table["metadata"]["total_size"] == done.bytes
-    found = {}
+    found: dict[str, Any] = {}
     for number, file in enumerate(done.files, 1):
         assert file == f"model-{number:05d}-of-00003.safetensors"
         held = load_file(tmp_path / "out" / file)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-from shardwise.checkpoint.dcp.load import Loaded, NothingGoodError, load_last  # noqa: E402
-from shardwise.checkpoint.dcp.save import SaveError, Saver  # noqa: E402
-from shardwise.checkpoint.format.manifest import Manifest  # noqa: E402
-from shardwise.checkpoint.format.pieces import Saved  # noqa: E402
-from shardwise.checkpoint.format.place import LocalPlace  # noqa: E402
+pytest.importorskip("torch")
+import torch
+
+from shardwise.checkpoint.dcp.load import Loaded, NothingGoodError, load_last
+from shardwise.checkpoint.dcp.save import SaveError, Saver
+from shardwise.checkpoint.format.manifest import Manifest
+from shardwise.checkpoint.format.pieces import Saved
+from shardwise.checkpoint.format.place import LocalPlace
 
 
 def state(step: int) -> dict[str, torch.Tensor]:

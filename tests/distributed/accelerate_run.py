@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -26,7 +27,7 @@ def main() -> None:
         accelerator.state.distributed_type = DistributedType.FSDP
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
     config = LlamaConfig(**sizes, num_attention_heads=4, vocab_size=64)
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from shardwise.checkpoint.dcp import state
 from shardwise.checkpoint.dcp.load import NothingGoodError, load_last
@@ -28,6 +29,8 @@ CPU = torch.device("cpu")
 
 class Block(nn.Module):
     """Shapes that no number of processes divides."""
+
+    seen: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +119,8 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
+    plain = tensor.detach()
+    return plain.to_local() if isinstance(plain, DTensor) else plain
 
 
 def digest(tensor: torch.Tensor) -> str:

@@ -47,7 +47,7 @@ def main() -> None:
     trainer.callbacks.append(counts)
     trainer.fit(module)
     parameters = dict(module.model.named_parameters())
-    sharded = {
+    sharded: dict[str, Any] = {
         name: [list(p.placements[-1:] if len(p.placements) > 1 else p.placements), p.to_local()]
         for name, p in parameters.items()
         if isinstance(p, DTensor)

@@ -29,7 +29,7 @@ def launch(folder: Path, cluster: str, strategy: dict[str, Any]) -> tuple[dict[s
     variables = dict(word.split("=", 1) for word in words if "=" in word and "/" not in word)
     command = [word for word in words if word.partition("=")[0] not in variables]
     command[2:2] = ["--main_process_port", "0"]
-    settings = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **variables}
+    settings: dict[str, Any] = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **variables}
     [found] = results(output_of(command, folder, **settings))
     return found, " ".join(written.unsupported)
 

@@ -78,8 +78,8 @@ def written(
 ) -> tuple[Path, dict[str, Ranks]]:
     """What two processes found while they saved in every way, and the folder they saved in."""
     folder = tmp_path_factory.mktemp("written")
-    fail = {"do": "fail", "background": False, "small_on": 1}
-    cases = {
+    fail: dict[str, Any] = {"do": "fail", "background": False, "small_on": 1}
+    cases: dict[str, dict[str, Any]] = {
         "two steps": {"do": "save", "steps": [1, 2]},
         "overtaken": {"do": "overtake"},
         "overtaken, loaded": {"do": "load", "place": str(folder / "overtaken")},
@@ -124,7 +124,7 @@ def swap(place: Path) -> None:
     aside.rename(other)
 
 
-def take_an_older(name: str) -> Callable[[Path], None]:
+def take_an_older(name: str) -> Callable[[Path], object]:
     return lambda place: shutil.copy(place / "step-00000001" / name, place / "step-00000002" / name)
 
 
@@ -272,7 +272,7 @@ def test_torch_reads_the_files_by_itself(two_steps: tuple[Path, dict[str, Any]])
 
     place, digests = two_steps
     reader = HuggingFaceStorageReader(str(place / "step-00000002"))
-    known = reader.read_metadata().state_dict_metadata
+    known: dict[str, Any] = reader.read_metadata().state_dict_metadata
     room = {name: torch.empty(entry.size, dtype=entry.properties.dtype)
             for name, entry in known.items()}  # fmt: skip
     load(room, storage_reader=reader, no_dist=True)

@@ -29,14 +29,15 @@ MODELS = {
 Settings = dict[str, Any]
 Example = tuple[str, str, Settings]
 
-TWO: list[Example] = [
+GRID: list[Example] = [
     (model, kind, {"accumulate": k, "grad_sync": sync, "param_dtype": dtype})
     for model in ("gpt2", "llama")
     for kind in ("ddp", "zero1", "zero2", "zero3")
     for k, sync in ((1, None), (3, "every"), (3, "last"))
     for dtype in ("fp32", "bf16")
 ]
-TWO += [
+TWO = [
+    *GRID,
     ("llama", "zero3", {"blocks_per_unit": 2}),
     ("llama", "zero3", {"recompute": "full"}),
     ("llama", "zero3", {"accumulate": 2, "reshard_after_backward": False}),
@@ -84,9 +85,23 @@ PEAKS: list[tuple[str, Settings]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("processes", "example"), [(2, one) for one in TWO] + [(4, one) for one in FOUR], ids=str
-)
+def cases(processes: int, examples: list[Example]) -> list[Any]:
+    """For pytest; the second family of the full grid is left to nightly.
+
+    test_pairwise.py combines either family with every setting.
+    """
+    return [
+        pytest.param(
+            processes,
+            example,
+            id=f"{processes}-{' '.join(map(str, example))}",
+            marks=[pytest.mark.nightly] if example[0] == "gpt2" and example in GRID else [],
+        )
+        for example in examples
+    ]
+
+
+@pytest.mark.parametrize(("processes", "example"), cases(2, TWO) + cases(4, FOUR))
 def test_the_engine_does_what_is_predicted(
     processes: int, example: Example, workers: Workers
 ) -> None:

@@ -137,7 +137,7 @@ def scripted(file: Path, case: Case) -> list[float]:
     (folder / "hide" / "sitecustomize.py").write_text(f"HIDDEN = {case.hidden}\n{HIDE}")
     path = os.pathsep.join([str(folder / "hide"), environment()["PYTHONPATH"]])
     start = (sys.executable,) if case.processes == 1 else launcher(case.processes)
-    settings = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
+    settings: dict[str, Any] = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
     shown = output_of([*start, "train.py"], folder, **settings)
     text = (folder / "trained" / "metrics.jsonl").read_text()
     lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
@@ -173,6 +173,7 @@ def test_a_script_reads_the_tokens_that_training_left_and_saves(
         "step-4",
         "step-6",
     ]
-    saved = FileSystemReader(tmp_path / "trained" / "step-6").read_metadata().state_dict_metadata
+    reader = FileSystemReader(tmp_path / "trained" / "step-6")
+    saved: dict[str, Any] = reader.read_metadata().state_dict_metadata
     assert saved["model.lm_head.weight"].size == (256, 64)
     assert "optimizer.state.lm_head.weight.exp_avg" in saved

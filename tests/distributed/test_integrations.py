@@ -24,7 +24,7 @@ PARAMETERS = LAYERS * BLOCK + 2 * VOCAB * HIDDEN + HIDDEN
 TENSORS = 9 * LAYERS + 3
 
 
-def run(example: str, folder: Path, *words: str, **variables: str) -> dict[str, Any]:
+def run(example: str, folder: Path, *words: str, **variables: Any) -> dict[str, Any]:
     script = (str(ROOT / "tests/distributed/integrations_run.py"), str(ROOT / "examples" / example))
     shown = torchrun(2, *script, *words, folder=folder, **variables)
     assert "Collectives per step" in shown

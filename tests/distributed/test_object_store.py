@@ -93,7 +93,7 @@ def copy(store: Any, name: str, names: set[str] | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def saved(store: Any, workers: Workers) -> dict[str, Ranks]:
-    cases = {
+    cases: dict[str, dict[str, Any]] = {
         "run": {"do": "save", "steps": [1, 2]},
         "few": {"do": "save", "steps": [1, 2, 3, 4], "keep": 2, "background": True},
     }

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def training(*words: str) -> tuple[str, ...]:
     return ("train", "run.toml", "--name", "it", *words)
 
 
-def planted(folder: Path, fault: str) -> dict[str, str]:
+def planted(folder: Path, fault: str) -> dict[str, Any]:
     return {plant.FAULT: fault, plant.MARK: str(folder / "mark")}
 
 
@@ -156,8 +157,8 @@ def test_a_rank_that_hangs_after_long_steps_is_named_and_killed(tmp_path: Path) 
     )  # fmt: skip
     (tmp_path / "run.toml").write_text(text)
     done = shardwise(
-        *training("--nproc", "2"), folder=tmp_path, **{plant.STEP_S: "0.4"},
-        **planted(tmp_path, "sleep@mid-step:1"),
+        *training("--nproc", "2"), folder=tmp_path,
+        **{**planted(tmp_path, "sleep@mid-step:1"), plant.STEP_S: "0.4"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     [recovery] = map(json.loads, (tmp_path / "runs/it/recoveries.jsonl").read_text().splitlines())

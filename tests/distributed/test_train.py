@@ -81,7 +81,7 @@ def test_a_run_ends_with_prediction_against_measurement(tmp_path: Path) -> None:
 
 def test_every_strategy_learns_the_same(tmp_path: Path, workers: Workers) -> None:
     """Same seed, same batch: one process or two, replicated or sharded, accumulated or not."""
-    cases = [
+    cases: list[tuple[str, int, dict[str, Any]]] = [
         ("single", 1, {"kind": "single", "micro_batch": 8}),
         ("accumulated", 1, {"kind": "single", "micro_batch": 2}),
         ("ddp", 2, {"kind": "ddp"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.command import shardwise
 from tests.screens import assert_screen
 
 
-def trace(path: Path, kernels: dict[str, list[float]], step: float = 1000.0) -> Path:
+def trace(path: Path, kernels: Mapping[str, Sequence[float]], step: float = 1000.0) -> Path:
     """Three steps; of each kernel one call a step, its length per step given in microseconds."""
     events: list[dict[str, Any]] = []
     for number in range(3):

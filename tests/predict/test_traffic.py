@@ -61,7 +61,7 @@ def test_bytes_by_hand() -> None:
 
 def test_hybrid_bytes_by_hand() -> None:
     units = bare_units(2, rows=8, columns=3, root_rows=8)
-    found = traffic(units, resolve("zero3:4", 8, node_size=4, param_dtype="fp32"))
+    found = traffic(units, resolve("zero3:4", 8, 4, param_dtype="fp32"))
     whole = 3 * 8 * 3
     assert found[RS] == (3, 4 * whole)
     # Across replicas only each device's shard is reduced.

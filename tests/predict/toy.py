@@ -19,7 +19,7 @@ def bare_units(blocks: int, rows: int = 64, columns: int = 16, root_rows: int = 
     return ModelUnits(name="toy", seq_len=1, root=root, blocks=(block,) * blocks)
 
 
-def resolve(text: str, devices: int, node_size: int | None = None, **settings: Any) -> Strategy:
+def resolve(text: str, devices: int, node_size: int | None = None, /, **settings: Any) -> Strategy:
     strategy = Strategy.read({**parse_strategy(text), **settings})
     return strategy.resolve(devices, node_size or devices)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import tomllib
 from importlib.resources import files
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_an_unknown_model_gets_a_suggestion() -> None:
 
 def test_coefficients_have_unit_interval_and_source() -> None:
     text = files("shardwise.spec.catalogue").joinpath("coefficients.toml").read_text()
-    entries = {}
+    entries: dict[str, Any] = {}
     for name, entry in tomllib.loads(text).items():
         # Fitted coefficients stand in a table for each family of devices.
         nested = all(isinstance(value, dict) for value in entry.values())

@@ -310,7 +310,7 @@ def test_tokens_are_read_as_the_trainer_reads_them(
     assert run.data is not None
     with pytest.raises(FileNotFoundError):
         next(names_of(run)["micro_batches"](0, 1))
-    folder = Path(run.data.cache) / tokenize._name(run.data, [Path("text.txt")])
+    folder = Path(run.data.cache) / tokenize._cache_name(run.data, [Path("text.txt")])
     write_shards(folder, [tokens], {"vocab": 2**16}, shard_tokens=400)
     given = names_of(run)["micro_batches"](1, 4)
     batches = TokenBatches(run.data, Layout(1, 4, 2, 3, 32), 2**16, seed=0)

@@ -58,7 +58,7 @@ def test_which_steps_are_profiled(train: dict[str, Any], expected: str) -> None:
 
 
 def test_a_run_that_starts_in_its_middle_keeps_its_windows() -> None:
-    train = {"steps": 40, "profile": {"after": 10, "every": 10}}
+    train: dict[str, Any] = {"steps": 40, "profile": {"after": 10, "every": 10}}
     whole, later = schedule(**train), schedule(start=17, **train)
     assert later[:23] == "." * 23
     assert later[23:] == whole[23:]
@@ -136,7 +136,7 @@ def test_shares_are_means_over_ranks_of_the_marked_steps() -> None:
         }
 
     marked = {**part(9, 0, 991), "overlap": 0.5, "steps": [part(50, 25, 25), part(70, 15, 15)]}
-    unmarked = {**part(20, 60, 20), "overlap": None, "steps": []}
+    unmarked: dict[str, Any] = {**part(20, 60, 20), "overlap": None, "steps": []}
     found = shares({"ranks": [marked, unmarked]}, 123)
     assert found == pytest.approx(
         {

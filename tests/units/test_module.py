@@ -12,11 +12,12 @@ from shardwise.spec.lookup import ModuleRef
 from shardwise.units.decoder import decoder_units
 from tests.units.reduced import build, reduced
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
+pytest.importorskip("torch")
+import torch
+from torch import nn
 
-from shardwise.units.blocks import find_blocks, owners  # noqa: E402
-from shardwise.units.module import module_units, traced_units  # noqa: E402
+from shardwise.units.blocks import find_blocks, owners
+from shardwise.units.module import module_units, traced_units
 
 
 class Tower(nn.Module):

@@ -8,7 +8,8 @@ from shardwise.spec import ModelSpec
 from shardwise.units.decoder import decoder_units
 from tests.units.reduced import build, reduced
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch
 
 BATCH, SEQ = 2, 160
 FAMILIES = [

@@ -79,7 +79,7 @@ def fit(
     if not observations:
         raise SpecError("calibrate: no run was given")
     needs_scipy()
-    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+    from scipy.optimize import least_squares
 
     start = coefficients_for(cluster(observations[0])) or CPU
     names = list(FREEDOM)

@@ -63,11 +63,11 @@ def join(device: torch.device) -> None:
         return
     # torchrun keeps one store for all attempts, with the addresses of processes that have died.
     # On several machines they count attempts each for itself, and must share none.
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))  # type: ignore[attr-defined]
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     dist.init_process_group(
         backend,
         device_id=device_id,
-        store=dist.PrefixStore(f"attempt-{attempt}", store),  # type: ignore[attr-defined]
+        store=dist.PrefixStore(f"attempt-{attempt}", store),
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
     )
@@ -100,7 +100,7 @@ def make_mesh(strategy: Strategy, device_type: str) -> DeviceMesh | None:
     if not dist.is_initialized():
         # One process, started by nobody: a group of its own.
         backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
-        store = dist.HashStore()  # type: ignore[attr-defined]
+        store = dist.HashStore()
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
     if strategy.kind == "ddp":
         return init_device_mesh(device_type, (replicate,), mesh_dim_names=(REPLICATE,))

@@ -39,7 +39,7 @@ SMALL = snapshot(
     external_annotations=[{"name": "step 1", "stage": "START", "time_us": 5, "device": 0}],
 )  # fmt: skip
 STEPS = training(5, leak=100, names=True, optimizer=True)
-ODD = [
+ODD: list[Any] = [
     None, -1, 0, 1, True, 1 << 49, 1 << 50, 1 << 70, 1.5, math.nan, math.inf, "", "x", "\x1b[2J",
     "\ud800", [], {}, [[]], "inactive", "alloc", "free_requested", "segment_free",
 ]  # fmt: skip
