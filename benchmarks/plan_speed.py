@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shardwise.planning.batches import Batch
 from shardwise.planning.rows import Rows
 from shardwise.planning.space import RECOMPUTE, placements
 from shardwise.predict.cost import durations, rules
@@ -39,7 +40,7 @@ def simulations_per_s(model: str, rounds: int) -> float:
     cluster = find_cluster("64x8xH100-SXM@400Gbps")
     base = Strategy(kind="zero3")
     chosen = [s for s in placements(cluster, base, False) if s.sharded]
-    rows = Rows.product(chosen, [(size, 1) for size in (1, 2, 3, 4, 6, 8)], RECOMPUTE)
+    rows = Rows.product(chosen, [Batch(size, 1) for size in (1, 2, 3, 4, 6, 8)], RECOMPUTE)
     units = load_units(find_model(model), 4096, base)
     k, hardware = coefficients_for(cluster), hardware_of(cluster, "bf16")
     assert k is not None

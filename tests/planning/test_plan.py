@@ -276,7 +276,7 @@ def test_a_device_without_room_for_its_own_context_fits_nothing(tmp_path: Path) 
 
 def test_a_batch_that_does_not_divide_evenly_costs_nothing() -> None:
     """Audit A1: 512,000 tokens are 31.25 sequences on each of 16 devices."""
-    asked = {"model": "gpt2", "cluster": "2x8xH100-SXM@400Gbps", "seq_len": 1024}
+    asked: dict[str, Any] = {"model": "gpt2", "cluster": "2x8xH100-SXM@400Gbps", "seq_len": 1024}
     odd, even = (plan(**asked, global_batch=batch) for batch in (512_000, 2**19))
     assert winner(odd).strategy.kind == "ddp"
     assert winner(odd).strategy.micro_batch >= 16
