@@ -99,7 +99,7 @@ def plan(
     """
     from shardwise.api import plan_run, read_budget, start_command
     from shardwise.planning.least import devices_for_deadline
-    from shardwise.report.plan import layouts_table, print_plan
+    from shardwise.report.plan import plan_table, print_plan
     from shardwise.report.screen import screen
     from shardwise.report.whatif import deadline_words
     from shardwise.spec.run import write_run
@@ -131,7 +131,7 @@ def plan(
         advice = {"deadline": more.to_dict(found.budget)} if more else {}
         print_json({**found.to_dict(), **advice})
     elif form is not Format.screen:
-        print_table(layouts_table(found, top), form)
+        print_table(plan_table(found, top), form)
     else:
         command = start_command(found.problem.cluster, output or Path("run.toml"))
         print_plan(found, top=top, written=str(output) if output else None, command=command)

@@ -72,6 +72,17 @@ def _known(budget: Budget) -> list[str]:
     return [name for name, given in known.items() if given]
 
 
+def added_cost_columns(budget: Budget) -> tuple[Column, ...]:
+    """Cost columns for the end of a table that has no room for them on a screen."""
+    columns = cost_columns(budget) if budget.given else ()
+    return tuple(column._replace(on_screen=False) for column in columns)
+
+
+def added_cost_cells(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> list[Cell]:
+    """Cells of `added_cost_columns` at a speed."""
+    return cost_cells(budget, tokens_per_s, cluster) if budget.given else []
+
+
 def cost_cells(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> list[Cell]:
     """Cells of `cost_columns` at a speed."""
     cost, met = budget.cost(tokens_per_s, cluster), budget.in_time(tokens_per_s)

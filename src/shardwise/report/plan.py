@@ -12,7 +12,14 @@ from shardwise.planning.reasons import LeastMemory, RiskyAlternative, StepBatch
 from shardwise.planning.rows import Candidate
 from shardwise.report.estimate import not_compared, print_ways
 from shardwise.report.memory_words import memory_words, shortfall_words, show_memory
-from shardwise.report.money import cost_words, size_words, sizes_table, tokens_words
+from shardwise.report.money import (
+    added_cost_cells,
+    added_cost_columns,
+    cost_words,
+    size_words,
+    sizes_table,
+    tokens_words,
+)
 from shardwise.report.reasons import (
     TIE_WORDS,
     plan_tips,
@@ -122,15 +129,22 @@ def _configuration(plan: Plan, strategy: Strategy) -> str:
     return configuration_words(strategy, seq_len=seq_len, blocks=blocks)
 
 
+def plan_table(plan: Plan, top: int) -> Table:
+    """The table of `--csv` and `--markdown`: costs by size for money, else layouts."""
+    if plan.size_choice is not None and plan.size_choice.sizes:
+        chosen = plan.problem.cluster.devices
+        return sizes_table(plan.size_choice.sizes, plan.budget, chosen)
+    return layouts_table(plan, top)
+
+
 def layouts_table(plan: Plan, top: int) -> Table:
     """The recommended configuration, the best of other layouts, and the baselines."""
     table = Table(
         (
             Column("rank", "", left=True),
             Column("layout", "layout", left=True),
-            Column("micro_batch", "micro-batch", on_screen=False),
+            Column("micro_batch", "batch"),
             Column("accumulate", "accumulation", on_screen=False),
-            Column("batch", "batch"),
             Column("recompute", "recompute", left=True),
             Column("blocks_per_unit", "blocks per unit", on_screen=False),
             Column("prefetch", "prefetch", on_screen=False),
@@ -140,6 +154,7 @@ def layouts_table(plan: Plan, top: int) -> Table:
             Column("tokens_per_s", "tokens/s", show_count),
             Column("mfu", "MFU", percent),
             Column("needed_bytes", "GiB", lambda size: f"{size / GIB:,.1f}"),
+            *added_cost_columns(plan.budget),
         )
     )
     shown = ranked(plan, top)
@@ -168,18 +183,21 @@ def _add(
     candidate: Candidate | None,
     needed: float,
 ) -> None:
+    cluster = plan.problem.cluster
     step = Cell(candidate.step_s) if candidate else Cell(None, "does not fit")
     table.add(
         rank,
         shorthand(strategy),
-        *(strategy.micro_batch, strategy.accumulate, batch_words(strategy)),
-        recompute_cell(strategy, plan.units.blocks),
+        Cell(strategy.micro_batch, batch_words(strategy)),
+        strategy.accumulate,
+        Cell(strategy.recompute, recompute_cell(strategy, plan.units.blocks)),
         *(strategy.blocks_per_unit, strategy.prefetch, strategy.forward_prefetch),
         plan.problem.job.tokens_per_step(strategy),
         step,
         candidate.tokens_per_s if candidate else None,
         plan.mfu(candidate) if candidate else None,
         round(needed),
+        *(added_cost_cells(plan.budget, candidate.tokens_per_s, cluster) if candidate else ()),
         strong=candidate is plan.winner,
     )
 

@@ -14,7 +14,7 @@ from shardwise.spec.quantity import show_seconds
 from shardwise.step import relative_error
 
 _COLUMNS = (
-    Column("name", "configuration", left=True),
+    Column("name", "strategy x micro-batch", left=True),
     Column("predicted_s", "predicted step", show_seconds),
     Column("measured_s", "measured step", show_seconds),
     ERROR,

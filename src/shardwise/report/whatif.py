@@ -15,7 +15,15 @@ from shardwise.planning.problem import Problem
 from shardwise.planning.vary import needs_network
 from shardwise.planning.whatif import Point
 from shardwise.predict.time import error_interval
-from shardwise.report.money import cost_cells, cost_columns, cost_words, show_long, tokens_words
+from shardwise.report.money import (
+    added_cost_cells,
+    added_cost_columns,
+    cost_cells,
+    cost_columns,
+    cost_words,
+    show_long,
+    tokens_words,
+)
 from shardwise.report.screen import bar, bullet, screen
 from shardwise.report.strategy import (
     batch_words,
@@ -73,17 +81,13 @@ def studies_table(studies: Sequence[Study], budget: Budget, title: str = "value"
             Column("needed_bytes", "GiB", lambda size: f"{size / GIB:,.1f}"),
             Column("binding", "limited by", left=True),
             Column("fitted", "fitted", lambda fitted: "yes" if fitted else "no", on_screen=False),
-            *(column._replace(on_screen=False) for column in _cost_columns(budget)),
+            *added_cost_columns(budget),
         )
     )
     for name, points in studies:
         for point in points:
             table.add(name, point.value, *_point_cells(point, budget))
     return table
-
-
-def _cost_columns(budget: Budget) -> tuple[Column, ...]:
-    return cost_columns(budget) if budget.given else ()
 
 
 def _point_cells(point: Point, budget: Budget) -> list[Cell | str | float | None]:
@@ -100,7 +104,7 @@ def _point_cells(point: Point, budget: Budget) -> list[Cell | str | float | None
         *(c.step_s, low, high, c.tokens_per_s, point.mfu, round(c.needed_bytes)),
         Cell(point.binding, limit_words(point)),
         point.fitted,
-        *(cost_cells(budget, c.tokens_per_s, cluster) if budget.given else ()),
+        *added_cost_cells(budget, c.tokens_per_s, cluster),
     ]
 
 
