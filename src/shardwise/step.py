@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from shardwise.notebook import html_of
 from shardwise.spec.quantity import show_count, show_gib, show_seconds
 from shardwise.spec.record import SpecError
+from shardwise.spec.wording import value_sentence
 
 SCHEMA = 1
 
@@ -156,9 +157,8 @@ def read_profile(told: object, where: str) -> StepProfile:
         _check(profile)
         return profile
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise SpecError(f"{where}: {place}: {first['msg']}") from None
+        place = ".".join(str(part) for part in error.errors(include_url=False)[0]["loc"])
+        raise SpecError(f"{where}: {place}: {value_sentence(error)}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise SpecError(f"{where}: is not a StepProfile: {error}") from None
 

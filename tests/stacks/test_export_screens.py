@@ -90,6 +90,17 @@ def test_figures_are_those_of_the_strategy_in_the_stack(run: Path) -> None:
     assert (run.parent / "ds.json").read_text() == printed["text"]
 
 
+def test_a_plan_for_a_stack_is_exported_as_it_is(run: Path) -> None:
+    done = shardwise("plan", "b.toml", "--for", "deepspeed", "-o", "p.toml", "--json",
+                     folder=run.parent)  # fmt: skip
+    planned = json.loads(done.stdout)
+    assert planned["for_stack"] == "deepspeed"
+    done = shardwise("export", "p.toml", "--to", "deepspeed", "--json", folder=run.parent)
+    written = json.loads(done.stdout)
+    assert written["changed"] == {}
+    assert written["predicted"]["run"] == written["predicted"]["stack"]
+
+
 def test_scheduler_options_belong_to_slurm(run: Path) -> None:
     done = shardwise("export", "b.toml", "--to", "accelerate", "--time", "1:00", folder=run.parent)
     assert done.returncode == 2

@@ -111,6 +111,19 @@ def test_groups_are_not_tried_where_a_stack_has_none() -> None:
     assert StackLimits(run, "python").allowed(run.strategy)
 
 
+@pytest.mark.parametrize("stack", ["accelerate", "deepspeed"])
+def test_smaller_clusters_are_tried_as_the_stack_runs_them(stack: str) -> None:
+    found, run = plan_run(
+        "llama-3.2-1b", "2x4xA100-40GB@10Gbps", seq_len=2048, global_batch="256Ki",
+        objective="money", for_stack=stack,
+    )  # fmt: skip
+    assert found.size_choice is not None
+    assert {size.cluster.devices for size in found.size_choice.sizes} >= {4, 8}
+    assert run is not None
+    assert run.strategy.devices == run.cluster.devices
+    assert changed_fields(run.strategy, export_run(run, stack).applied) == {}
+
+
 def test_values_are_narrowed_to_those_of_the_stack() -> None:
     limits = StackLimits(large(), "accelerate")
     assert limits.choices("recompute", ("none", "selective", 0.5, "full")) == ("none", "full")

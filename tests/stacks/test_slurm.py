@@ -146,7 +146,7 @@ def test_two_nodes_train_stop_before_the_time_is_up_and_go_on(
         time.sleep(0.05)
     for task in (tmp_path / "tasks").read_text().split():
         os.kill(int(task), signal.SIGUSR1)
-    said = job.communicate(timeout=90)
+    said = job.communicate(timeout=300)
     assert job.returncode == 138, said
     assert (tmp_path / "requeued").read_text() == f"requeue {slurm['SLURM_JOB_ID']}\n"
     stopped = len(steps_in(tmp_path))
@@ -172,7 +172,7 @@ def test_names_do_nothing(tmp_path: Path, slurm: dict[str, str]) -> None:
         train={"folder": name, "steps": 2},
     )
     job = started(run, tmp_path, {**slurm, "SLURM_NNODES": "1"})
-    said = job.communicate(timeout=90)
+    said = job.communicate(timeout=300)
     assert job.returncode == 0, said
     assert not list(tmp_path.rglob("*pwned*")) or [p.name for p in tmp_path.glob("*pwned*")] == [
         name

@@ -10,6 +10,8 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "--cluster 64x8xH100-SXM@400Gbps --global-batch 4M --tokens 1T --price 2.5",
         "Compare with the current setup": "shardwise plan --model llama-3-8b --cluster 8xH100-SXM "
         "--current accelerate.yaml",
+        "What accelerate can run": "shardwise plan --model llama-3-8b --cluster 8xH100-SXM "
+        "--for accelerate -o run.toml",
     },
     "estimate": {
         "One configuration": "shardwise estimate --model llama-3-8b --cluster 8xA100-80GB "
@@ -50,6 +52,8 @@ EXAMPLES: dict[str, dict[str, str]] = {
     },
     "export": {
         "For accelerate": "shardwise export run.toml --to accelerate -o accelerate.yaml",
+        "TrainingArguments for transformers": "shardwise export run.toml --to trainer "
+        "-o trainer.json",
         "As a plain PyTorch script": "shardwise export run.toml --to python -o train.py",
     },
     "import": {

@@ -129,7 +129,7 @@ def plan(
     more = devices_for_deadline(found.problem, found.budget) if late else None
     if form is Format.json:
         advice = {"deadline": more.to_dict(found.budget)} if more else {}
-        print_json({**found.to_dict(), **advice})
+        print_json({**found.to_dict(), "for_stack": lowered(for_stack), **advice})
     elif form is not Format.screen:
         print_table(plan_table(found, top), form)
     else:
@@ -139,24 +139,24 @@ def plan(
             _print_for_stack(lowered(for_stack) or "", output)
         if more is not None:
             screen().print("\n" + deadline_words(more, found.problem))
-    _tell_of_current(current)
+    _print_unsupported(current)
     if found.winner is None or late:
         raise typer.Exit(1)
 
 
 def _print_for_stack(stack: str, output: Path | None) -> None:
     """Say whose figures these are, and how to write the plan for the stack."""
-    typer.echo(f"Planned for {stack}: every configuration is one that {stack} runs as shown.")
+    typer.echo(f"Planned for {stack}, which runs every configuration above as shown.")
     written = output or Path("run.toml")
-    first = "" if output else f"Write it with -o {written}, then: "
-    typer.echo(f"{first}shardwise export {written} --to {stack}")
+    first = "Export it:" if output else f"Write it with -o {written}, then export it:"
+    typer.echo(f"{first} shardwise export {written} --to {stack}")
 
 
-def _tell_of_current(current: Path | None) -> None:
-    """What of another stack's file could not be carried over, and so is not in the comparison."""
+def _print_unsupported(current: Path | None) -> None:
+    """Print settings of another stack's file that the comparison leaves out."""
     if current is None or current.suffix == ".toml":
         return
     from shardwise.stacks.read.imports import import_file
 
-    for loss in import_file(current).unsupported:
-        typer.echo(f"note: {current.name}: {loss}", err=True)
+    for sentence in import_file(current).unsupported:
+        typer.echo(f"note: {current.name}: {sentence}", err=True)

@@ -28,8 +28,13 @@ class StackLimits:
         self._typical = self.applied(start.resolve(*size))
 
     def _applied(self, strategy: Strategy) -> Strategy:
-        """The strategy as the stack runs it."""
-        return applied_strategy(self._run._replace(strategy=strategy), self.stack)
+        """The strategy as the stack runs it, on as many devices as its degrees multiply to."""
+        cluster = self._run.cluster
+        if strategy.devices != cluster.devices:
+            per_node = min(cluster.devices_per_node, strategy.devices)
+            cluster = cluster.but(nodes=strategy.devices // per_node, devices_per_node=per_node)
+        run = self._run._replace(strategy=strategy, cluster=cluster)
+        return applied_strategy(run, self.stack)
 
     def allowed(self, strategy: Strategy) -> bool:
         """Whether the stack runs this strategy unchanged."""
