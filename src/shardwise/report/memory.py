@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.observe.memory.record import Curve, Fragmentation, Holder, Memory, StepSource
+from shardwise.observe.memory.record import Curve, Fragmentation, Holder, Memory, Peak, StepSource
 from shardwise.observe.memory.text import printable
 from shardwise.observe.memory.verdict import (
     HEADROOM,
@@ -158,10 +158,11 @@ def _fix(memory: Memory, verdict: MemoryVerdict) -> str:
         if one_owner_dominates(memory):
             return f"No suggested fix: only a smaller {memory.holders[0].place} lowers the peak."
         return "No suggested fix: no single cause dominates."
+    if memory.fragmentation is not None and verdict.cause == "fragmentation":
+        return f"Suggested fix: {_fragmentation_fix(memory.fragmentation, memory.peak)}."
     size = show_gib(verdict.bytes or 0)
     fixes: dict[Cause, str] = {
         "leak": f"free what {memory.leak.place} keeps: {size} more every step",
-        "fragmentation": _fragmentation_fix(memory),
         "loss": "use a chunked or fused cross-entropy, which keeps no copies of the logits",
         "optimizer_step": f"pass fused=True to the optimizer: its step takes {size} temporarily",
         "not_recorded": "record earlier, or with larger max_entries: most was not recorded",
@@ -171,10 +172,9 @@ def _fix(memory: Memory, verdict: MemoryVerdict) -> str:
     return f"Suggested fix: {fixes[verdict.cause]}."
 
 
-def _fragmentation_fix(memory: Memory) -> str:
-    found, reserved = memory.fragmentation, memory.peak.reserved_bytes
-    assert found is not None
-    evidence = f"{percent((found.unused_at_peak_bytes or 0) / (reserved or 1))} unused"
+def _fragmentation_fix(found: Fragmentation, peak: Peak) -> str:
+    share = (found.unused_at_peak_bytes or 0) / (peak.reserved_bytes or 1)
+    evidence = f"{percent(share)} unused"
     if found.retries:
         evidence = "1 retry" if found.retries == 1 else f"{found.retries:,} retries"
     if found.expandable:
