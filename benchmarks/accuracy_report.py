@@ -227,8 +227,8 @@ def _memory(m: dict[str, Any]) -> list[str]:
                 *(row(kind, group) for kind, group in sorted(m["kinds"].items())),
             ],
         ),
-        f"Of {m['ran']} published runs that can be described, {m['false_oom']} are refused as "
-        f'"does not fit" and {m["at_risk"]} called "at risk" '
+        f"{m['ran']} published runs can be described. The verdict refuses {m['false_oom']} of them "
+        f'("does not fit") and calls {m["at_risk"]} "at risk" '
         f"({m['unseen_at_risk']} of the {m['unseen']} that no figure was calibrated on). Of "
         f"{m['did_not_fit']} configurations "
         f"published as having crashed or run out of memory, {m['did_not_fit_caught']:.0%} are "
@@ -246,8 +246,8 @@ def _memory(m: dict[str, Any]) -> list[str]:
         f"fullest fitted run took {m['calibration']['fullest']:.1%}.",
         "",
         "The data cannot tell how often a run near the limit fails: published runs are those that "
-        "ran, all failures are from one source and far from the limit, and no source gives the "
-        "memory outside the allocator, which is assumed.",
+        "ran, all failures are from one source and none needs between 88 % and 101 % of a device, "
+        "and no source gives the memory outside the allocator, which is assumed.",
         "",
         "No published run that reports its reserve was there to fit on. The reserve follows from "
         "how torch's allocator works (a pool per stream) and from a ratio found in other runs, of "

@@ -11,6 +11,7 @@ import pytest
 from shardwise.api import describe_run, estimate_run, replay_run
 from shardwise.timeline.breakdown import breakdown
 from shardwise.timeline.chrome import write_chrome
+from tests.units.reduced import reduced
 
 CASES: list[dict[str, Any]] = [
     {"strategy": "zero3", "recompute": "full"},
@@ -42,6 +43,22 @@ def test_it_tells_what_the_estimate_tells(settings: dict[str, Any]) -> None:
     assert 0 <= timeline.memory_ns.min() <= timeline.memory_ns.max() <= end
     gathers = sum(c.calls for c in profile.traffic if c.op == "all_gather")
     assert (timeline.lane == timeline.lanes.index("all-gather")).sum() == gathers
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("recompute", ["none", "full", 0.5])
+@pytest.mark.parametrize("layers", [1, 4])
+def test_small_models_peak_alike_on_the_timeline_and_in_the_estimate(
+    layers: int, recompute: Any, accumulate: int
+) -> None:
+    """With few blocks the forward itself can be the peak."""
+    model = reduced("llama", layers=layers, vocab=300)
+    settings = {"recompute": recompute, "accumulate": accumulate, "seq_len": 512}
+    run = describe_run(model, "1x2xH100-SXM", "zero3", **settings)
+    timeline = replay_run(run)
+    assert timeline is not None
+    peak = estimate_run(run).known_memory.peak_allocated_bytes
+    assert int(timeline.memory_bytes.max()) == pytest.approx(peak, rel=1e-6)
 
 
 def test_the_file_opens_as_a_trace(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from shardwise.predict.configurations import Bools, Configurations, Floats
 from shardwise.units.unit import ModelUnits
 
 PHASES = (
+    "forward",
     "end of forward",
     "loss backward",
     "steady backward",
@@ -73,6 +74,7 @@ def predict_memory(units: ModelUnits, c: Configurations, optimizer_states: int =
     """
     step = Step(units, c, optimizer_states)
     phases = {
+        "forward": step.largest(step.forward),
         "end of forward": step.largest(step.end_of_forward),
         "loss backward": step.largest(step.loss_backward),
         "steady backward": step.largest(step.steady_backward),

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.observe.rank.summary import RankSummary
+from shardwise.report.memory_words import show_memory
 from shardwise.report.page.markup import Markup, element, fragment
 from shardwise.report.page.subject import Subject
 from shardwise.timeline.spans import KINDS, Timeline
@@ -24,6 +25,8 @@ from shardwise.timeline.spans import KINDS, Timeline
 MOST_SPANS = 400_000
 MOST_OF_ONE = 60_000
 MOST_MEMORY = 4_000
+# Peaks closer than this are one.
+_SAME_PEAK = 0.005
 # Ticks of the clock over the longest step: finer than any screen can zoom.
 _TICKS = 2**30
 
@@ -112,7 +115,7 @@ def _measured(subject: Subject, of: str, remarks: list[str]) -> Iterator[Step]:
     joined = subject.traced.summary.joined
     ranks = subject.traced.summary.ranks
     resting = _resting(subject)
-    merged = 0
+    merged = curve_peak = 0
     for number, rank in enumerate(ranks):
         if rank.timeline is None:
             continue
@@ -123,9 +126,11 @@ def _measured(subject: Subject, of: str, remarks: list[str]) -> Iterator[Step]:
         cut = rank.timeline.cut(window, begin)
         if rank.on_cpu:
             cut = replace(cut, memory_bytes=cut.memory_bytes + resting)
+        curve_peak = max(curve_peak, int(cut.memory_bytes.max(initial=0)))
         thinned = thin(cut, MOST_OF_ONE)
         merged += len(cut) - len(thinned)
         yield Step(f"{of}{rank.name}", "measured", thinned, window[1] - window[0])
+    remarks += _other_peak(subject, of, curve_peak)
     if merged:
         remarks.append(f"{of}{merged:,} spans too short to see were joined with their neighbours.")
     if resting and any(r.on_cpu and r.timeline is not None and len(r.timeline.memory_ns)
@@ -134,6 +139,19 @@ def _measured(subject: Subject, of: str, remarks: list[str]) -> Iterator[Step]:
             f"{of}A CPU's profiler counts what is allocated while it runs; parameters and states "
             "that were there before, as weighed by the run, are added to its curve."
         )
+
+
+def _other_peak(subject: Subject, of: str, curve_peak: int) -> list[str]:
+    """Why the peak of a curve is not the one in the headline, where they differ."""
+    if not curve_peak or subject.measured is None or subject.measured.memory is None:
+        return []
+    tensors = subject.measured.memory.peak_allocated_bytes
+    if abs(curve_peak / tensors - 1) < _SAME_PEAK:
+        return []
+    return [
+        f"{of}The memory curve is all that the profiler counts, buffers of kernels and collectives "
+        f"included: up to {show_memory(curve_peak)}. Tensors alone peak at {show_memory(tensors)}."
+    ]
 
 
 def _middle_step(ranks: Sequence[RankSummary], number: int) -> tuple[int, int]:
