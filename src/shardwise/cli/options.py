@@ -12,8 +12,8 @@ ModelOption = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Model: a preset (shardwise catalog models), a config.json or its folder, or "
-        "package.module:factory. Required unless the run.toml names it.",
+        help="Preset name (shardwise catalog models), config.json or its folder, or a factory "
+        "such as mymodels:make. Required unless the run.toml names one.",
         autocompletion=complete.models,
     ),
 ]
@@ -21,8 +21,8 @@ ClusterOption = Annotated[
     str | None,
     typer.Option(
         "--cluster",
-        help="Cluster: nodes x GPUs x device @ network per GPU, such as 4x8xH100-SXM@400Gbps or "
-        "8xA100-80GB, or a TOML file. Required unless the run.toml names it.",
+        help="Nodes x GPUs x device @ network per GPU, such as 4x8xH100-SXM@400Gbps or "
+        "8xA100-80GB; or a TOML file. Required unless the run.toml names one.",
         autocompletion=complete.clusters,
     ),
 ]
