@@ -175,7 +175,7 @@ def _save(ranks: int, shard: int) -> dict[str, float]:
 
 def _load(ranks: int, shard: int) -> dict[str, float]:
     """Every rank, before it reads a tensor: the index, whether it is whole, what torch is told."""
-    from shardwise.checkpoint.dcp.load import nothing_collected
+    from shardwise.checkpoint.dcp.load import no_garbage_collection
     from shardwise.checkpoint.dcp.reader import CheckpointReader
     from shardwise.checkpoint.format.folder import LocalFolder
     from shardwise.checkpoint.format.index import read_index
@@ -183,7 +183,7 @@ def _load(ranks: int, shard: int) -> dict[str, float]:
 
     data = elsewhere(index_of, ranks, shard)
     before = forget_peak()
-    with nothing_collected():
+    with no_garbage_collection():
         start = time.process_time()
         saved = read_index(data)
         read = time.process_time()

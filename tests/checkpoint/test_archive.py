@@ -85,7 +85,8 @@ def test_a_single_checksum_of_zero_does_not_excuse() -> None:
 
 def test_a_tensor_with_too_few_bytes() -> None:
     [(severity, why)] = found(saved(torch.ones(4)), 20)
-    assert (severity, why) == ("broken", "holds 16 bytes of a tensor of 20")
+    assert severity == "broken"
+    assert "16 of 20 bytes" in why
 
 
 def python_zip(method: int, entries: dict[str, bytes]) -> bytes:
@@ -111,7 +112,7 @@ HOSTILE = {
 def test_what_torch_does_not_write_is_refused(name: str) -> None:
     [(severity, why)] = found(HOSTILE[name])
     assert severity == "broken"
-    assert "no archive of a tensor" in why
+    assert "not a torch archive" in why
 
 
 def test_entries_that_share_bytes_are_refused() -> None:

@@ -71,9 +71,9 @@ def test_it_is_what_counting_every_element_finds(
         ([((0,), (5,))], "5 of 10 elements"),
         ([((0,), (10,)), ((4,), (2,))], "overlap"),
         ([((0,), (5,)), ((4,), (5,))], "overlap"),
-        ([((5,), (10,))], "outside"),
+        ([((5,), (10,))], "exceeds"),
         ([((0, 0), (10, 1))], "2 dimensions"),
-        ([((0, 0), (10,))], "no place"),
+        ([((0, 0), (10,))], "offset"),
     ],
 )
 def test_what_is_wrong_is_said(boxes: list[Box], why: str) -> None:

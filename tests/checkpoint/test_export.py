@@ -160,7 +160,7 @@ def test_what_does_not_fit_a_dtype_is_refused(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path / "step-00000001")
     values = np.array([1.0, -1e5, np.inf], np.float32)
     write_ours(folder.path, {"model.large": values})
-    with pytest.raises(SpecError, match=r"large has 1e\+05, too large for float16"):
+    with pytest.raises(SpecError, match=r"large contains 1e\+05, which overflows float16"):
         export(folder, tmp_path / "out", dtype="fp16")
     assert beside(tmp_path / "out") == ["step-00000001"]
     export(folder, tmp_path / "out", dtype="bf16")
@@ -205,7 +205,7 @@ def test_a_folder_with_anything_in_it_is_left_alone(tmp_path: Path) -> None:
     before = (to / "model.safetensors").stat()
     with pytest.raises(SpecError, match="not empty"):
         export(folder, to)
-    with pytest.raises(SpecError, match="there is no folder"):
+    with pytest.raises(SpecError, match="does not exist"):
         export(folder, tmp_path / "no" / "such")
     assert (to / "model.safetensors").stat() == before
     assert beside(to) == ["out", "step-00000010"]
@@ -251,7 +251,7 @@ def test_another_model_than_was_saved_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     folder = checkpoint(tmp_path)
     of_run(folder, {"model": {**TINY, "family": "llama"}})
-    with pytest.raises(SpecError, match="is not there in the checkpoint and is"):
+    with pytest.raises(SpecError, match="is missing in the checkpoint and has shape"):
         export(folder, tmp_path / "out")
     assert beside(tmp_path / "out") == ["step-00000010"]
 
@@ -260,13 +260,13 @@ def test_a_model_of_code_has_no_config(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path)
     of_run(folder, {"model": {"factory": "nobody.needs:this"}})
     done = export(folder, tmp_path / "out")
-    assert done.no_config == "nobody.needs:this is no model of transformers"
+    assert "nobody.needs:this" in done.no_config
 
 
 def test_a_config_that_is_gone_is_named(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path)
     of_run(folder, {"model": {"config": "gone/config.json", "pretrained": False}})
-    with pytest.raises(SpecError, match="gone/config.json is not there"):
+    with pytest.raises(SpecError, match="gone/config.json does not exist"):
         export(folder, tmp_path / "out")
 
 
@@ -291,14 +291,14 @@ def test_a_step_may_be_chosen(tmp_path: Path) -> None:
         assert (code, wrong) == (0, "")
         found = json.loads(told)
         assert (found["step"], found["folder"]) == (step, str(to))
-    assert command(run, "-o", tmp_path / "out", "--step", 30)[2].endswith("there are 10, 20")
+    assert command(run, "-o", tmp_path / "out", "--step", 30)[2].endswith("use one of 10, 20")
     file = break_tensor(new, "model.embed.weight")
     code, told, wrong = command(run, "-o", tmp_path / "out", "--step", 20)
     assert (code, told) == (1, "")
     assert wrong.startswith(f"error: step-00000020: {file}: model.embed.weight")
     assert not (tmp_path / "out").exists()
     code, told, _ = command(run, "-o", tmp_path / "out")
-    assert (code, told.splitlines()[0][:11]) == (0, "Passed over")
+    assert (code, told.splitlines()[0][:11]) == (0, "Skipped cor")
 
 
 def test_what_cannot_be_exported_is_said_in_a_sentence(tmp_path: Path) -> None:
@@ -306,10 +306,10 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     to = tmp_path / "out"
     for words, sentence in (
-        ((tmp_path / "gone", "-o", to), "there is no folder"),
-        ((tmp_path / "empty", "-o", to), "there is no finished checkpoint in"),
-        ((folder, "-o", to, "--step", 11), "is one checkpoint"),
-        ((folder, "-o", folder), "is there and not empty"),
+        ((tmp_path / "gone", "-o", to), "gone is not a folder"),
+        ((tmp_path / "empty", "-o", to), "has no complete checkpoint"),
+        ((folder, "-o", to, "--step", 11), "is a single checkpoint"),
+        ((folder, "-o", folder), "is not empty"),
         ((folder, "-o", to, "--shard-size", "many"), "--shard-size: cannot read 'many'"),
     ):
         code, told, wrong = command(*words)

@@ -115,7 +115,9 @@ def test_damage_of_any_file_is_found(ours: Path, tmp_path: Path, name: str, dama
 
 def test_a_lost_file_names_what_is_lost(ours: Path) -> None:
     (ours / "1.safetensors").unlink()
-    assert "1.safetensors: is missing, and with it 2 tensors such as bias" in broken(ours)
+    [finding] = fsck(ours).broken
+    assert finding.file == "1.safetensors"
+    assert "2 tensors such as bias" in finding.why
 
 
 def test_swapped_files_are_found(ours: Path) -> None:
@@ -155,11 +157,11 @@ def test_an_index_that_lies(tmp_path: Path) -> None:
     assert "tensors.json: weight: 1,024 of 2,048 elements are in no piece" in text
     assert f"bytes {weight.start:,} to {weight.start + weight.length:,} have no checksum" in text
     rewrite(folder, tensors, [*pieces, weight])
-    assert "weight: begins before another tensor ends" in broken(folder)
+    assert "weight: overlaps another tensor" in broken(folder)
     rewrite(folder, tensors, [*others, weight._replace(file="../secret")])
     assert "../secret: is not in manifest.json" in broken(folder)
     rewrite(folder, tensors, [*others, weight._replace(start=10**9)])
-    assert "0.safetensors: ends too early; cut off: weight" in broken(folder)
+    assert "0.safetensors: is truncated; truncated: weight" in broken(folder)
     rewrite(folder, tensors, pieces)
     assert fsck(folder).findings == []
 
@@ -171,7 +173,7 @@ def test_many_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
         flip(tmp_path / "it" / piece.file, piece.start + piece.length - 1)
     alone = fsck(tmp_path / "it")
     assert [one.tensor for one in alone.findings] == ["w1", "w2"]
-    monkeypatch.setattr(scan, "_WORTH", 1)
+    monkeypatch.setattr(scan, "_MIN_PARALLEL", 1)
     monkeypatch.setattr(scan, "_LEAST_TASK", 2**20)
     told: list[int] = []
     together = check(find_folder(str(tmp_path / "it")), told.append, processes=2)
@@ -209,7 +211,7 @@ def test_all_steps_of_a_run_are_found(tmp_path: Path) -> None:
         found = find_checkpoints(str(place))
         names = [Path(folder.url).name for folder in found.folders]
         assert names == ["step-00000003", "step-00000020", "step-00000100"]
-        assert found.beside == ["step-00000005.broken2", "step-00000200.unfinished"]
+        assert found.incomplete == ["step-00000005.broken2", "step-00000200.unfinished"]
 
 
 def test_a_step_without_a_manifest_is_broken(ours: Path) -> None:
@@ -262,7 +264,7 @@ def test_a_file_of_torch_that_was_cut(dcp: Path, keep: float) -> None:
     size = shard(dcp).stat().st_size
     os.truncate(shard(dcp), int(keep if keep >= 1 else keep * size))
     assert f"{shard(dcp).name}: has " in broken(dcp)
-    assert "; cut off: " in broken(dcp)
+    assert "; truncated: " in broken(dcp)
 
 
 def test_a_missing_file_of_torch_and_one_too_many(dcp: Path) -> None:
@@ -271,7 +273,7 @@ def test_a_missing_file_of_torch_and_one_too_many(dcp: Path) -> None:
     assert told(dcp) == [("stale", stray.name, "")]
     stray.unlink()
     shard(dcp).unlink()
-    assert "__0_0.distcp: is missing, and with it 4 tensors" in broken(dcp)
+    assert "__0_0.distcp: is missing; lost with it: 4 tensors" in broken(dcp)
 
 
 def test_names_that_lead_out_are_refused(dcp: Path, tmp_path: Path) -> None:
@@ -280,7 +282,7 @@ def test_names_that_lead_out_are_refused(dcp: Path, tmp_path: Path) -> None:
     assert len(name) == len(secret)
     shutil.copy(shard(dcp), tmp_path / "xx.distcp")
     (dcp / ".metadata").write_bytes(data.replace(name, secret))
-    assert "leads out of the checkpoint" in broken(dcp)
+    assert "points outside the checkpoint" in broken(dcp)
 
 
 def test_links_are_refused(dcp: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from shardwise.checkpoint.dcp.load import Loaded, NothingGoodError, load_last
+from shardwise.checkpoint.dcp.load import Loaded, NoIntactCheckpointError, load_last
 from shardwise.checkpoint.dcp.save import SaveError, Saver
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Saved
@@ -87,7 +87,9 @@ def test_where_none_is_whole_every_one_is_told(tmp_path: Path) -> None:
     save(place, 1, 2)
     (tmp_path / "step-00000001" / "tensors.json").unlink()
     (tmp_path / "step-00000002" / "manifest.json").unlink()
-    with pytest.raises(NothingGoodError, match=r"step-00000002: .*\n.*step-00000001: tensors.json"):
+    with pytest.raises(
+        NoIntactCheckpointError, match=r"step-00000002: .*\n.*step-00000001: tensors.json"
+    ):
         load(place)
 
 

@@ -81,9 +81,9 @@ def test_a_piece_that_is_no_chunk_is_told(genuine: bytes) -> None:
     def drop(metadata: Metadata) -> None:
         metadata.state_dict_metadata["weight"].chunks.clear()
 
-    with pytest.raises(UntrustedError, match="'weight at .*not how large"):
+    with pytest.raises(UntrustedError, match="size for 'weight at"):
         read_metadata(changed(genuine, drop))
-    with pytest.raises(UntrustedError, match="'weight' lies, but not what it is"):
+    with pytest.raises(UntrustedError, match="location for 'weight'"):
         read_metadata(changed(genuine, lambda m: m.state_dict_metadata.pop("weight")))
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardwise.checkpoint.dcp import state
-from shardwise.checkpoint.dcp.load import NothingGoodError, load_last
+from shardwise.checkpoint.dcp.load import NoIntactCheckpointError, load_last
 from shardwise.checkpoint.dcp.save import SaveError, Saver
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Saved
@@ -96,7 +96,7 @@ class Run:
 
         try:
             loaded = load_last(find_place(url), room)
-        except NothingGoodError as error:
+        except NoIntactCheckpointError as error:
             return {"nothing": str(error)}
         if loaded is None:
             return {}

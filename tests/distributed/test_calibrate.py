@@ -39,7 +39,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     folder = tmp_path_factory.mktemp("calibrate")
     done = shardwise("calibrate", "--nproc", "2", "-o", "cluster.toml", "--json", folder=folder)
     assert done.returncode == 0, done.stderr
-    assert "measuring matmul" in done.stderr
+    assert "Measuring matmul" in done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return folder, found
 

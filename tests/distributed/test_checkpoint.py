@@ -143,8 +143,8 @@ def link_elsewhere(place: Path) -> None:
 
 # What was done to the newest checkpoint, and what must be said of it.
 BROKEN: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
-    "flipped bit": (flip_a_bit, ("rank-00001.safetensors", "not what was saved")),
-    "zeroed page": (zero_a_page, ("rank-00000.safetensors", "not what was saved")),
+    "flipped bit": (flip_a_bit, ("rank-00001.safetensors", "does not match its checksum")),
+    "zeroed page": (zero_a_page, ("rank-00000.safetensors", "does not match its checksum")),
     "truncated": (cut, ("rank-00001.safetensors", "bytes")),
     "missing shard": (
         lose("rank-00001.safetensors"),
@@ -155,7 +155,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "swapped": (swap, ("rank-0000", ".safetensors")),
     "older shard": (
         take_an_older("rank-00000.safetensors"),
-        ("rank-00000.safetensors", "not what was saved"),
+        ("rank-00000.safetensors", "does not match its checksum"),
     ),
     "older index": (take_an_older("tensors.json"), ("tensors.json",)),
     "link": (link_elsewhere, ("rank-00000.safetensors", "symbolic link")),
@@ -200,7 +200,7 @@ class TestBroken:
         assert why.startswith("step-00000002: ")
         for words in BROKEN[what][1]:
             assert words in why
-        if why.endswith("not what was saved"):
+        if why.endswith("does not match its checksum"):
             tensor = why.split(": ")[-2].partition(" at ")[0]
             assert tensor in two_steps[1]["2"]
 

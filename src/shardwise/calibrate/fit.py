@@ -57,7 +57,7 @@ NOISE = 0.03
 
 
 class Fit(NamedTuple):
-    """What was fitted, and how far the runs it was fitted on are from it."""
+    """The fitted calibration, and its error for each run."""
 
     calibration: Calibration
     # Predicted over measured, less one, by run.
@@ -65,9 +65,11 @@ class Fit(NamedTuple):
 
 
 def needs_scipy() -> None:
-    """Say what to install before any work is done that would be lost without it."""
+    """Raise SpecError if scipy is missing, before any work is done."""
     if importlib.util.find_spec("scipy") is None:
-        raise SpecError("calibrate: needs scipy; pip install 'shardwise[calibrate]'")
+        raise SpecError(
+            "calibrate: needs scipy; install it with 'pip install shardwise[calibrate]'"
+        )
 
 
 def fit(
@@ -75,9 +77,9 @@ def fit(
     cluster: Callable[[Observation], ClusterSpec] = lambda one: one.run.cluster,
     source: str = "",
 ) -> Fit:
-    """Coefficients that explain these runs best; `cluster` tells what each ran on."""
+    """Fit coefficients to runs; `cluster` gives the cluster of each."""
     if not observations:
-        raise SpecError("calibrate: no run was given")
+        raise SpecError("calibrate: no run given; add --from-run with a run folder")
     needs_scipy()
     from scipy.optimize import least_squares
 
@@ -111,7 +113,7 @@ def fit(
 
 
 def unpack(start: Coefficients, values: dict[str, float]) -> Coefficients:
-    """Attention follows the other products."""
+    """Scale attention like the other matmuls."""
     scale = values["matmul_efficiency"] / start.matmul_efficiency
     return start._replace(
         **values,

@@ -1,4 +1,4 @@
-"""What a run's folder tells about its step: how long it took, and on what."""
+"""Read the measured step of a run folder, for calibration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Parts(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """A run as it was, and what its step took; the parts are those of its trace, if it has one."""
+    """A run and its measured step time; `parts` come from its trace, if it has one."""
 
     run: RunSpec
     units: ModelUnits
@@ -38,11 +38,13 @@ class Observation(NamedTuple):
     exposed_s: float | None
 
     def predict(self, k: Coefficients, cluster: ClusterSpec) -> Parts:
-        """The same step on `cluster` with these coefficients."""
+        """The predicted step on `cluster` with these coefficients."""
         strategy, job = self.run.strategy, self.run.job
         hardware = hardware_of(cluster, strategy.param_dtype)
         if hardware is None:
-            raise SpecError(f"calibrate: {cluster} has no network between its nodes; give its rate")
+            raise SpecError(
+                f"calibrate: {cluster} has no network; append its bandwidth, like @400Gbps"
+            )
         columns = Configurations.of([strategy])
         priced = durations(self.units, columns, hardware, k, OPTIMIZER_STATES[job.optimizer])
         times = simulate(priced, rules(columns, k, hardware.gloo))
@@ -55,14 +57,14 @@ class Observation(NamedTuple):
 
 
 def read_observation(folder: Path) -> Observation:
-    """Of a finished run: its run.toml, its measurement.json, and its traces if it was profiled."""
+    """Read run.toml, measurement.json and, if the run was profiled, its traces."""
     run = read_run(folder / "run.toml").resolved()
     path = folder / "measurement.json"
     try:
         step_s = float(json.loads(path.read_text(encoding="utf-8"))["time"]["step_s"])
     except (OSError, ValueError, KeyError, TypeError):
         raise SpecError(
-            f"calibrate: {path} tells no step time; train at least 8 steps with measure = true"
+            f"calibrate: {path} has no step time; train at least 8 steps with train.measure = true"
         ) from None
     compute = exposed = None
     moments = profiled_moments(folder / TRACES)
@@ -80,7 +82,7 @@ def units_of(run: RunSpec) -> ModelUnits:
 
 
 def shares(summary: Summary) -> tuple[float, float]:
-    """Compute with everything a process does itself, and exposed communication, of a step."""
+    """Seconds of a step in compute and in exposed communication."""
 
     def mean(values: list[Any]) -> float:
         return float(sum(values)) / len(values)

@@ -1,4 +1,4 @@
-"""`shardwise calibrate`: a cluster as it was measured, by itself or by runs on it."""
+"""`shardwise calibrate`: measure this machine, or fit its parameters to runs."""
 
 from __future__ import annotations
 
@@ -22,43 +22,47 @@ def calibrate(
         list[Path] | None,
         typer.Option(
             "--from-run",
-            help="Folder of a run on this cluster, instead of measuring; several, unlike each "
-            "other.",
+            help="Run folder on this cluster, to fit instead of measuring; repeat for several "
+            "different runs.",
             show_default=False,
         ),
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the cluster, as TOML.")
+        Path, typer.Option("--output", "-o", help="TOML file to write the cluster to.")
     ] = Path("cluster.toml"),
     nproc: Annotated[
         int | None,
-        typer.Option("--nproc", min=1, help="Processes on this machine; all GPUs, or two CPUs."),
+        typer.Option(
+            "--nproc",
+            min=1,
+            help="Processes on this machine; default: all GPUs, or two CPU processes.",
+        ),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="Of the catalogue: rates become shares of its data sheet."),
+        typer.Option(help="Device of the catalogue, to state rates as shares of its peak."),
     ] = None,
     network: Annotated[
         str | None,
-        typer.Option(help="What links between nodes are sold as, per device, such as 400Gbps."),
+        typer.Option(help="Nominal network bandwidth per device, such as 400Gbps."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure this machine, or fit runs on it, and write a cluster that every command takes.
+    """Measure this machine, or fit runs on it, and write a cluster file for --cluster.
 
-    Matrix products, attention, memory, optimizer, and collectives by size between the processes it
-    starts; under torchrun or Slurm between those that are there, on all nodes. With --from-run,
-    coefficients that explain two to six short runs best, which knows more: profiled ones most.
+    Measures matmuls, attention, memory, optimizer and collectives between the processes it
+    launches; under torchrun or Slurm between all launched processes. With --from-run, fits
+    coefficients to two to six short runs, which is more accurate, most of all with profiled runs.
     """
     from shardwise.spec.record import SpecError
 
     check_output(output, ".toml")
     if output.suffix != ".toml":
-        raise SpecError(f"output: --cluster takes files named .toml; write to {output.stem}.toml")
+        raise SpecError(f"--output: must end in .toml; use {output.stem}.toml")
     if from_run:
         if nproc or device or network:
             raise SpecError(
-                "--from-run: runs tell their own cluster; leave --nproc, --device and --network out"
+                "--from-run: the runs define the cluster; remove --nproc, --device and --network"
             )
         _from_runs(from_run, output, as_json)
     else:
@@ -111,29 +115,29 @@ def _by_measuring(
         print_json(_machine_json(cluster, machine))
     else:
         print_machine(machine, screen.seconds)
-        typer.echo(f"\nWritten to {output}; give it to any command as --cluster {output}.")
+        typer.echo(f"\nWritten to {output}. Use it with: --cluster {output}")
 
 
 def _check_device(spec: DeviceSpec | None) -> None:
-    """A data sheet must be of what is here."""
+    """Raise SpecError unless the device matches this machine."""
     import torch
 
     from shardwise.spec.record import SpecError
 
     if spec is not None and spec.is_cpu == torch.cuda.is_available():
         here = "CUDA devices" if spec.is_cpu else "no CUDA device"
-        raise SpecError(f"--device: names {spec.name}, but torch sees {here} here; leave it out")
+        raise SpecError(f"--device: is {spec.name}, but torch finds {here}; remove --device")
 
 
-def _processes(asked: int | None) -> int:
+def _processes(nproc: int | None) -> int:
     import torch
 
     from shardwise.spec.record import SpecError
 
-    here = torch.cuda.device_count()
-    if asked is not None and here and asked > here:
-        raise SpecError(f"--nproc: {asked} processes, but {here} GPUs are here")
-    return asked or here or 2
+    gpus = torch.cuda.device_count()
+    if nproc is not None and gpus and nproc > gpus:
+        raise SpecError(f"--nproc: {nproc} processes, but this machine has {gpus} GPUs")
+    return nproc or gpus or 2
 
 
 def _machine_json(cluster: ClusterSpec, machine: Machine) -> dict[str, object]:
@@ -163,11 +167,11 @@ def _from_runs(from_run: list[Path], output: Path, as_json: bool) -> None:
         print_json(_json(calibrated, found, [str(folder) for folder in from_run]))
     else:
         print_fit(calibrated, observations, found, from_run)
-        typer.echo(f"\nWritten to {output}; give it to any command as --cluster {output}.")
+        typer.echo(f"\nWritten to {output}. Use it with: --cluster {output}")
 
 
 def _one_cluster(clusters: list[ClusterSpec]) -> ClusterSpec:
-    """What all runs ran on; refuses to mix."""
+    """The cluster of all runs; raises SpecError if they differ."""
     from shardwise.spec.record import SpecError
 
     first = clusters[0]
@@ -177,7 +181,8 @@ def _one_cluster(clusters: list[ClusterSpec]) -> ClusterSpec:
         )  # fmt: skip
         if not same:
             raise SpecError(
-                f"--from-run: runs on {first} and on {other} cannot be mixed; calibrate each apart"
+                f"--from-run: the runs are on different clusters ({first} and {other}); calibrate "
+                "each cluster separately"
             )
     return first
 

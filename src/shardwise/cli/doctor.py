@@ -1,4 +1,4 @@
-"""`shardwise doctor`: a preflight of seconds on CPU processes."""
+"""`shardwise doctor`: check a run before training, on a few CPU processes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def doctor(
     run: Annotated[Path, typer.Argument(help="The run.toml.", show_default=False)],
     as_json: JsonOption = False,
 ) -> None:
-    """Check a run before it costs anything: in miniature, on a few CPU processes.
+    """Check a run before training: a reduced model on a few CPU processes.
 
-    Sharded as planned, tied weights, dtypes, equal micro-batches, loss and gradient norm equal to
-    one process, data, memory. Exits with 1 if a check fails.
+    Checks memory, batch, data, sharding, tied weights, dtypes, collectives, and that loss and
+    gradient norm equal those of one process. Exits with 1 if a check fails.
     """
     from shardwise.cli.long import long_command, needs_torch
     from shardwise.spec.run import read_run
@@ -59,12 +59,12 @@ def _run_checks(described: RunSpec, file: Path, processes: int) -> list[Check]:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "checks.json")
         os.environ[_RESULT] = str(result)
-        # Everything happens on CPUs, whatever the run is for.
+        # The checks run on CPUs, whatever device the run names.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         code = launch.launch(["doctor", str(file)], processes, Path(folder))
         del os.environ[_RESULT]
         if not result.exists():
-            return [Check("runs in miniature", False, f"the processes ended with exit code {code}")]
+            return [Check("reduced run", False, f"the processes failed with exit code {code}")]
         return [Check(**check) for check in json.loads(result.read_text())]
 
 
@@ -75,7 +75,7 @@ def _work(described: RunSpec) -> None:
     with speak_for_all():
         mini = miniature(described)
         if mini is None:
-            checks = [Check("runs in miniature", None, "the model is too large to try as it is")]
+            checks = [Check("reduced run", None, "the module is too large to check on CPUs")]
         else:
             checks = check_running(described, mini)
     if os.environ.get("RANK", "0") == "0":

@@ -1,4 +1,4 @@
-"""`shardwise export-weights`: the weights of a run, for Hugging Face."""
+"""`shardwise export-weights`: export the weights of a run for Hugging Face."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ExportType(StrEnum):
-    """What weights may be converted to."""
+    """The dtypes that weights can be converted to."""
 
     bf16 = "bf16"
     fp16 = "fp16"
@@ -25,24 +25,28 @@ class ExportType(StrEnum):
 def export_weights(
     run: Annotated[
         str,
-        typer.Argument(help="A run's folder, or one checkpoint; or their URL.", show_default=False),
+        typer.Argument(help="Run folder or one checkpoint (path or URL).", show_default=False),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The folder to write.", show_default=False)
+        Path,
+        typer.Option(
+            "--output", "-o", help="Folder to write; must be new or empty.", show_default=False
+        ),
     ],
     step: Annotated[
-        int | None, typer.Option(min=0, help="The save of this step.", show_default="the newest")
+        int | None, typer.Option(min=0, help="Step to export.", show_default="the newest intact")
     ] = None,
     dtype: Annotated[
-        ExportType | None, typer.Option(help="Convert weights to it.", show_default="as trained")
+        ExportType | None,
+        typer.Option(help="Convert weights to this dtype.", show_default="as saved"),
     ] = None,
-    shard_size: Annotated[str, typer.Option(help="Most bytes of one safetensors file.")] = "5GB",
+    shard_size: Annotated[str, typer.Option(help="Maximum size of one safetensors file.")] = "5GB",
     as_json: JsonOption = False,
 ) -> None:
-    """Write the weights of a run as a folder that Hugging Face transformers loads.
+    """Export the weights of a run as a folder that Hugging Face transformers loads.
 
-    Every byte is verified as it is read. A newest checkpoint that is not whole is passed over.
-    Exits with 1 if none is whole; then nothing is written.
+    Verifies every byte as it is read and skips corrupt checkpoints. Exits with 1 if no checkpoint
+    is intact; then nothing is written.
     """
     from shardwise.cli.long import long_command, needs_torch
     from shardwise.spec.quantity import QuantityError, parse_bytes
@@ -74,7 +78,7 @@ def export_weights(
 
 
 def _checkpoints(run: str, step: int | None) -> list[Folder]:
-    """Those that may be exported, the one to be tried first in front."""
+    """The checkpoints to try, in order."""
     from shardwise.checkpoint.format.folder import find_folder, is_remote
     from shardwise.checkpoint.format.place import step_of
     from shardwise.checkpoint.format.run_folder import place_of_run
@@ -83,23 +87,28 @@ def _checkpoints(run: str, step: int | None) -> list[Folder]:
 
     if not is_remote(run):
         if not Path(run).is_dir():
-            raise SpecError(f"export-weights: there is no folder {run}")
+            raise SpecError(f"export-weights: {run} is not a folder; give a run folder")
         run = str(Path(run).resolve())
     folder = find_folder(run)
     kind = kind_of(folder)
     if kind == "shardwise":
         if step not in (None, step_of(run.rstrip("/").rpartition("/")[2])):
-            raise SpecError(f"--step: {run} is one checkpoint; name the run's folder, or no step")
+            raise SpecError(
+                f"--step: {run} is a single checkpoint; give the run folder, or no --step"
+            )
         return [folder]
     if kind is not None:
-        raise SpecError(f"export-weights: {run} is no checkpoint of a Shardwise run")
+        raise SpecError(f"export-weights: {run} is not a Shardwise checkpoint; give a run folder")
     place = place_of_run(run)
     steps = place.steps()
     if not steps:
-        raise SpecError(f"export-weights: there is no finished checkpoint in {place.url}")
+        raise SpecError(
+            f"export-weights: {place.url} has no complete checkpoint; give a run folder "
+            "with a saved step"
+        )
     if step is None:
         return [place.folder(one) for one in reversed(steps)]
     if step not in steps:
-        there = ", ".join(map(str, steps))
-        raise SpecError(f"--step: {step} is not in {place.url}; there are {there}")
+        saved = ", ".join(map(str, steps))
+        raise SpecError(f"--step: {place.url} has no step {step}; use one of {saved}")
     return [place.folder(step)]

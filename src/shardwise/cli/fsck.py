@@ -1,4 +1,4 @@
-"""`shardwise fsck`: whether a checkpoint is whole and is what was saved."""
+"""`shardwise fsck`: verify a checkpoint's integrity."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ def fsck(
     path: Annotated[
         str,
         typer.Argument(
-            help="A checkpoint or a run's folder, or their URL; a .safetensors file.",
+            help="Checkpoint, run folder (path or URL), or .safetensors file.",
             show_default=False,
         ),
     ],
     processes: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes that read, at most.", show_default="one a core"),
+        typer.Option(min=1, help="Most processes that read.", show_default="one per core"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Whether a checkpoint is whole and is what was saved.
+    """Verify a checkpoint's integrity.
 
-    Ours, torch's DCP, or Hugging Face safetensors. Every byte that has a
-    checksum is read once; nothing in it is run. Exits with 1 if it is broken.
+    Formats: Shardwise, torch DCP and Hugging Face safetensors. Reads every byte that has a
+    checksum; executes nothing in the files. Exits with 1 if a checkpoint is broken.
     """
     from shardwise.checkpoint.format.folder import size_of
     from shardwise.checkpoint.verify.fsck import check, find_checkpoints
@@ -42,8 +42,8 @@ def fsck(
         checked = [check(folder, progress, processes) for folder in found.folders]
     if as_json:
         checkpoints = [checked_json(one) for one in checked]
-        print_json({"schema": 1, "checkpoints": checkpoints, "beside": found.beside})
+        print_json({"schema": 1, "checkpoints": checkpoints, "incomplete": found.incomplete})
     else:
-        print_checked(checked, found.beside, time.monotonic() - begin)
+        print_checked(checked, found.incomplete, time.monotonic() - begin)
     if not all(one.intact for one in checked):
         raise typer.Exit(1)

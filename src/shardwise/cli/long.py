@@ -48,7 +48,7 @@ def speak_for_all(
 
     With `launched`, the launcher reports lost peers itself. `on_error` closes the screen first.
     """
-    from shardwise.checkpoint.dcp.load import NothingGoodError, UnreachableError
+    from shardwise.checkpoint.dcp.load import NoIntactCheckpointError, UnreachableError
     from shardwise.checkpoint.dcp.save import SaveError
     from shardwise.train.agree import UnequalDataError
     from shardwise.train.loop import NonFiniteError
@@ -56,7 +56,7 @@ def speak_for_all(
 
     # A restart would repeat the first kind of error, and may not meet the second.
     lasting, passing = (
-        (UnequalDataError, NonFiniteError, NothingGoodError),
+        (UnequalDataError, NonFiniteError, NoIntactCheckpointError),
         (SaveError, UnreachableError),
     )
     try:

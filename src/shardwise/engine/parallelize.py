@@ -186,13 +186,15 @@ def _check_parameters(
 
 
 def _check_sharded(model: nn.Module) -> None:
-    whole = [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
-    if whole:
-        raise SpecError(f"model: {len(whole)} parameters were not sharded, such as {whole[0]}")
+    unsharded = [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
+    if unsharded:
+        raise SpecError(
+            f"model: {len(unsharded)} parameters were not sharded, such as {unsharded[0]}"
+        )
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Refuse an optimizer made before sharding: it would train parameters nobody reads."""
+    """Raise SpecError for an optimizer created before sharding, which would update nothing."""
     current = {id(parameter) for parameter in model.parameters()}
     stray = [
         parameter
@@ -202,6 +204,6 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     ]
     if stray:
         raise SpecError(
-            f"optimizer: {len(stray)} of its parameters are not the model's; make the optimizer "
-            "after parallelize, from the parameters of what it returns"
+            f"optimizer: {len(stray)} of its parameters are not in the model; create the optimizer "
+            "after parallelize, from the parameters of the returned model"
         )

@@ -1,4 +1,4 @@
-"""The screen of `shardwise calibrate`."""
+"""The screen of `shardwise calibrate --from-run`: fit quality, then coefficients."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ def print_fit(
     found: Fit,
     runs: Sequence[Path],
 ) -> None:
-    """How well the runs are explained, then what explains them."""
+    """Print the error of each run, then the fitted coefficients."""
     out = screen()
     low, high = found.calibration.interval
-    out.print(Text(f"{cluster}, calibrated on {len(runs)} runs", style="bold"))
-    out.print(f"Predictions are given with {low:+.0%} to {high:+.0%}.")
+    count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
+    out.print(Text(f"{cluster}, calibrated on {count}", style="bold"))
+    out.print(f"Prediction interval: {low:+.0%} to {high:+.0%}")
     table = plain_table()
     for title in ("run", "strategy", "fitted", "measured", "error"):
         table.add_column(title, justify="left" if title in ("run", "strategy") else "right",

@@ -1,4 +1,4 @@
-"""The screen of `shardwise doctor`: one line for each promise, and what to change."""
+"""The screen of `shardwise doctor`: one line per check, and what to change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwise.report.screen import plain_table, screen
 if TYPE_CHECKING:
     from shardwise.train.doctor import Check
 
-_MARKS = {True: ("ok", "green"), False: ("NO", "bold red"), None: ("--", "yellow")}
+_MARKS = {True: ("ok", "green"), False: ("FAIL", "bold red"), None: ("skip", "yellow")}
 
 
 def print_checks(checks: Sequence[Check], processes: int) -> None:
@@ -27,11 +27,11 @@ def print_checks(checks: Sequence[Check], processes: int) -> None:
         table.add_row(Text(mark, style=style), check.name, check.detail)
     out.print(table)
     failed = [check for check in checks if check.passed is False]
-    untried = [check for check in checks if check.passed is None]
+    skipped = [check for check in checks if check.passed is None]
     out.print()
     if failed:
         out.print(Text(f"{len(failed)} of {len(checks)} checks failed.", style="bold red"))
         return
-    tried = f"{len(checks) - len(untried)} checks passed"
-    how = f", a reduced model on {processes} CPU process{'es' if processes > 1 else ''}"
-    out.print(Text("Ready to train.", style="bold green") + Text(f" {tried}{how}."))
+    passed = f"{len(checks) - len(skipped)} checks passed"
+    how = f"reduced model, {processes} CPU process{'es' if processes > 1 else ''}"
+    out.print(Text("Ready to train:", style="bold green") + Text(f" {passed} ({how})."))

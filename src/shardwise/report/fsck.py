@@ -1,4 +1,4 @@
-"""The screen of `shardwise fsck`: a verdict for each checkpoint, and what it rests on."""
+"""The screen of `shardwise fsck`: a verdict per checkpoint, and its findings."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from rich.text import Text
 from shardwise.checkpoint.verify.findings import Checked, Finding
 from shardwise.report.screen import screen
 
-_TOLD, _LABEL = 20, 16
+_MAX_FINDINGS, _LABEL = 20, 16
 _KINDS = {"shardwise": "Shardwise", "dcp": "torch DCP", "safetensors": "safetensors"}
 _ORDER = {"broken": 0, "unverifiable": 1, "stale": 2}
 _STYLES = {"broken": "bold red", "unverifiable": "yellow", "stale": "yellow"}
 
 
 def print_checked(
-    found: Sequence[Checked],
-    beside: Sequence[str],
+    checked: Sequence[Checked],
+    incomplete: Sequence[str],
     seconds: float,
 ) -> None:
-    """Every finding, the broken ones first; `beside` lies there and is no checkpoint."""
+    """Print every finding, broken ones first; `incomplete` checkpoints were not checked."""
     out = screen()
-    for one in found:
+    for one in checked:
         _show(out, one)
-    for name in beside:
-        what = "was never finished" if name.endswith(".unfinished") else "was set aside as broken"
-        out.print(_plain(f"{name} {what}, and was not checked"), style="dim")
-    if total := sum(one.bytes for one in found):
+    for name in incomplete:
+        state = "incomplete" if name.endswith(".unfinished") else "set aside as broken"
+        out.print(_plain(f"{name}: {state}, not checked"), style="dim")
+    if total := sum(one.bytes for one in checked):
         rate = f", {total / max(1e-9, seconds) / 1e9:.2f} GB/s" if total >= 1e8 else ""
         out.print(f"{_bytes(total)} verified in {seconds:.1f} s{rate}", style="dim")
 
@@ -40,40 +40,42 @@ def _show(out: Console, one: Checked) -> None:
     if not one.intact:
         verdict = Text("broken", style="bold red")
     elif not one.verified:
-        verdict = Text("whole, but not verifiable", style="yellow")
+        verdict = Text("complete, but not verifiable", style="yellow")
     tensors = f"{one.tensors:,} tensor{'s' if one.tensors != 1 else ''}"
     files = f"{one.files:,} file{'s' if one.files != 1 else ''}"
     out.print(Text(f"{_plain(one.url)}: ") + verdict, soft_wrap=True)
     _line(out, _KINDS[one.kind], "dim", f"{tensors} in {files}")
     findings = sorted(one.findings, key=lambda finding: _ORDER[finding.severity])
-    for finding in findings[:_TOLD]:
+    for finding in findings[:_MAX_FINDINGS]:
         _line(out, finding.severity, _STYLES[finding.severity], str(finding))
-    if len(findings) > _TOLD:
-        _line(out, "", "", f"and {len(findings) - _TOLD:,} more, all of them with --json")
+    if len(findings) > _MAX_FINDINGS:
+        _line(out, "", "", f"{len(findings) - _MAX_FINDINGS:,} more; --json lists all")
     for note in one.notes:
         _line(out, "note", "dim", note)
 
 
 def _line(out: Console, label: str, style: str, text: str) -> None:
-    """A label, and beside it a text that may take several lines."""
-    room = max(20, out.width - _LABEL)
-    lines = textwrap.wrap(_plain(text), room, break_on_hyphens=False) or [""]
+    """Print a label and a text, wrapped in its own column."""
+    width = max(20, out.width - _LABEL)
+    lines = textwrap.wrap(_plain(text), width, break_on_hyphens=False) or [""]
     out.print(Text(f"  {label:<{_LABEL - 2}}", style=style) + Text(lines[0], style=""))
     for line in lines[1:]:
         out.print(Text(" " * _LABEL + line))
 
 
 def _bytes(count: int) -> str:
+    if count < 1e5:
+        return f"{count / 1e3:,.1f} kB"
     return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.2f} MB"
 
 
 def _plain(text: str) -> str:
-    """Names come from strangers: nothing in them may steer a terminal."""
+    """Replace control characters: names in a checkpoint are not trusted."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def checked_json(one: Checked) -> dict[str, Any]:
-    """A checkpoint for machines, with every finding."""
+    """A checkpoint as JSON, with every finding."""
     return {
         "path": one.url,
         "format": one.kind,

@@ -1,4 +1,4 @@
-"""The screen of `shardwise calibrate` where it measures: progress, then what was found."""
+"""The screen of `shardwise calibrate` when it measures: progress, then results."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class MeasuringScreen:
-    """What is being measured: one line that changes on a terminal, a line for each kind elsewhere.
+    """Progress: one changing line on a terminal, one line per kind elsewhere.
 
-    It goes to the error stream, so that `--json` stays clean.
+    Written to stderr, so that `--json` stays clean.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -54,18 +54,18 @@ class MeasuringScreen:
             self._bar.stop()
 
     def step(self, kind: str, which: str = "") -> None:
-        """Something new is being measured."""
+        """Show what is measured next."""
         if self._quiet:
             return
         if self._bar is not None:
-            self._bar.update(self._task, description=f"measuring {kind} {which}")
+            self._bar.update(self._task, description=f"Measuring {kind} {which}")
         elif kind != self._last:
-            self._out.print(f"measuring {kind}")
+            self._out.print(f"Measuring {kind} …")
             self._last = kind
 
 
 def print_machine(machine: Machine, seconds: float) -> None:
-    """Compute first, then links; every figure was measured."""
+    """Print compute rates, then collectives; every figure is measured."""
     out = screen()
     through = f", {machine.backend}" if machine.backend else ""
     where = f"{machine.nodes} x {machine.devices_per_node} {machine.device}{through}"
@@ -75,25 +75,24 @@ def print_machine(machine: Machine, seconds: float) -> None:
     compute = machine.compute
     rows = [
         ("attention, causal", f"{compute.attention_rate / 1e9:,.1f} GFLOPS"),
-        ("memory, copied", f"{compute.copy_rate / 1e9:,.1f} GB/s"),
+        ("memory, copy", f"{compute.copy_rate / 1e9:,.1f} GB/s"),
         ("memory, element-wise", f"{compute.elementwise_rate / 1e9:,.1f} GB/s"),
         ("optimizer, fused AdamW", f"{compute.optimizer_rate / 1e9:,.1f} GB/s"),
-        ("smallest operation", f"{compute.launch_s * 1e6:.1f} µs"),
+        ("operation overhead", f"{compute.launch_s * 1e6:.1f} µs"),
     ]
     if machine.contention is not None:
-        lost = f"{machine.contention:.2f} s lost per s"
-        rows.append(("compute beside an all-reduce", lost))
+        slowdown = f"{machine.contention:.2f} s per s"
+        rows.append(("slowdown while overlapped", slowdown))
     out.print()
     for name, value in rows:
         out.print(f"{name:<30}{value:>16}")
     if machine.collectives:
         out.print()
         out.print(_collectives(machine))
-        told = "Rate: a line through the large messages (95 %). Latency: the smallest message."
-        out.print(told, style="dim")
-    far, every = _outliers(machine)
-    out.print(f"{far} of {every} repetitions lay far from the others and were left out.",
-              style="dim")  # fmt: skip
+        note = "Gbit/s: linear fit of large messages, 95 % interval. Latency: smallest message."
+        out.print(note, style="dim")
+    outliers, repetitions = _outliers(machine)
+    out.print(f"Outliers left out: {outliers} of {repetitions} repetitions", style="dim")
 
 
 def _products(machine: Machine) -> Any:
@@ -119,12 +118,16 @@ def _collectives(machine: Machine) -> Any:
         table.add_row(
             f"{one.operation.replace('_', '-')} {one.place}",
             str(one.members),
-            show_seconds(one.line.fixed_s),
+            _latency(one.line.fixed_s),
             f"{one.line.rate * 8 / 1e9:.3g}",
             f"{low:.3g} to {high:.3g}",
             f"{one.line.r_squared:.3f}",
         )
     return table
+
+
+def _latency(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else show_seconds(seconds)
 
 
 def _outliers(machine: Machine) -> tuple[int, int]:
@@ -134,7 +137,7 @@ def _outliers(machine: Machine) -> tuple[int, int]:
 
 
 def machine_table(machine: Machine) -> dict[str, Any]:
-    """The same for machines: every size with its spread."""
+    """The measurements as JSON: every size with its spread."""
     compute = machine.compute
     return {
         "device": machine.device,

@@ -83,11 +83,12 @@ class TrainScreen:
             numbers = f"loss {values['loss']:.4f}  {speed}"
             self._bar.update(self._task, completed=step, numbers=numbers)
             return
-        skipped = f"  {values['skipped']:.0f} updates skipped" if values["skipped"] else ""
+        skipped = f"  {values['skipped']:.0f} skipped" if values["skipped"] else ""
         time = f"  {show_seconds(values['step_s'])}/step" if "step_s" in values else ""
         self._out.print(
             f"step {step:>{len(str(self._total))}}/{self._total}  loss {values['loss']:.4f}  "
-            f"grad norm {values['gradient_norm']:.3f}  {speed}{time}{skipped}"
+            f"grad norm {values['gradient_norm']:.3f}  {speed}{time}{skipped}",
+            soft_wrap=True,
         )
 
     def ended(self, result: Result) -> None:

@@ -43,15 +43,15 @@ def fit_line(points: Sequence[tuple[float, Sequence[float]]], large_from: float 
     large = [point for point in ordered if point[0] >= large_from * ordered[-1][0]]
     if len(large) < 3 or len({units for units, _ in large}) < 3:
         raise SpecError(
-            "calibrate: a line with an interval needs three sizes that are large; this machine is "
-            "too slow for them, or too busy: try again when nothing else runs"
+            "calibrate: too few message sizes were measured in time; run it again when the machine "
+            "is idle"
         )
     x = np.asarray([units for units, _ in large])
     y = np.asarray([float(np.median(seconds)) for _, seconds in large])
     level, slope = _line(x, y[None, :])
     if slope[0] <= 0:
         raise SpecError(
-            "calibrate: times do not grow with size; try again when nothing else runs here"
+            "calibrate: times do not grow with size; run it again when the machine is idle"
         )
     off, total = y - (level[0] + slope[0] * x), y - y.mean()
     low, high = np.quantile(_resampled(x, [seconds for _, seconds in large]), (0.025, 0.975))

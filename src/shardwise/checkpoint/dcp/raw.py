@@ -1,4 +1,4 @@
-"""Bytes of tensors: to be written as they lie in memory, and to be read with their checksum."""
+"""Write and read the bytes of tensors with their checksums."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import torch
 from shardwise.checkpoint.format.checksum import BLOCK, blocks, crc32
 from shardwise.checkpoint.format.pieces import Piece
 
-# What a core's cache holds: bytes are hashed before they leave it.
+# Fits in a core's cache, so that bytes are hashed while they are there.
 _CACHED = 2**20
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Of a tensor, from its first element to its last; a copy only where it must be one."""
+    """The bytes of a tensor in order; a copy only if it is not contiguous on the CPU."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     return memoryview(cast(Any, flat.numpy()))
 
 
 def write_hashed(file: BinaryIO, data: memoryview) -> tuple[int, ...]:
-    """Write bytes; returns the checksum of every block of them."""
-    found = []
+    """Write bytes; return the checksum of every block."""
+    checksums = []
     for begin, end in blocks(len(data)):
         value = 0
         for at in range(begin, end, _CACHED):
             part = data[at : min(at + _CACHED, end)]
             value = crc32(part, value)
             file.write(part)
-        found.append(value)
-    return tuple(found)
+        checksums.append(value)
+    return tuple(checksums)
 
 
 def read_block(file: BinaryIO, piece: Piece, number: int, into: memoryview | None = None) -> bool:
-    """Read one block of a piece; False where it is not what was saved."""
+    """Read one block of a piece; return whether it matches its checksum."""
     assert piece.crc32 is not None
     begin = number * BLOCK
     end = min(begin + BLOCK, piece.length)

@@ -1,4 +1,4 @@
-"""How torch's distributed checkpoint reads here: nothing reaches a tensor that was not verified."""
+"""The storage reader for torch DCP: verifies every block before it reaches a tensor."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from shardwise.checkpoint.format.pieces import DTYPES, Piece, Saved
 
 
 class CorruptError(Exception):
-    """Bytes that are not those that were saved; names the file and the tensor."""
+    """Bytes do not match their checksum; names the file and the tensor."""
 
 
 class CheckpointReader(StorageReader):
-    """What is in one checkpoint, by an index that was checked before."""
+    """Reads one checkpoint, whose index was checked before."""
 
     def __init__(self, folder: Folder, saved: Saved) -> None:
         self._folder, self._saved = folder, saved
         self._pieces = {(piece.tensor, piece.offsets): piece for piece in saved.pieces}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """It is made for one checkpoint."""
+        """Nothing to do: a reader is for one checkpoint."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         entries = {
@@ -57,7 +57,7 @@ class CheckpointReader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """All is known already."""
+        """Nothing to do: the index was read before."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -89,7 +89,7 @@ class CheckpointReader(StorageReader):
         return self._pieces[wanted.fqn, offsets]
 
     def _fill(self, file: BinaryIO, piece: Piece, item: ReadItem, target: torch.Tensor) -> None:
-        """The part of a piece that is asked for, and no block more than that touches."""
+        """Read the requested part of a piece, and only the blocks it touches."""
         if not target.numel():
             return
         dtype = self._saved.tensors[piece.tensor].dtype
@@ -112,10 +112,10 @@ class CheckpointReader(StorageReader):
 
 
 def read_blocks(file: BinaryIO, piece: Piece, numbers: range, view: memoryview) -> None:
-    """Some blocks of a piece that follow each other; raises CorruptError."""
+    """Read consecutive blocks of a piece; raise CorruptError."""
     for at, number in enumerate(numbers):
         if not read_block(file, piece, number, view[at * BLOCK : (at + 1) * BLOCK]):
-            raise CorruptError(f"{piece.file}: {piece}: not what was saved")
+            raise CorruptError(f"{piece.file}: {piece}: does not match its checksum")
 
 
 def _can_be_read_into(target: torch.Tensor, dtype: str) -> bool:
@@ -135,7 +135,7 @@ def _strides(sizes: Sequence[int]) -> tuple[int, ...]:
 def _span(
     piece: Piece, offsets: Sequence[int], lengths: Sequence[int], element: int
 ) -> tuple[int, int]:
-    """From the first byte of a box inside a piece to behind its last."""
+    """Begin and end, in bytes, of a box inside a piece."""
     strides = _strides(piece.sizes)
     first = sum(o * s for o, s in zip(offsets, strides, strict=True))
     last = sum((o + n - 1) * s for o, n, s in zip(offsets, lengths, strides, strict=True))

@@ -1,7 +1,7 @@
-"""How torch's distributed checkpoint writes here: hashed as it is written, then committed.
+"""The storage writer for torch DCP: checksums while writing, then an atomic commit.
 
-Every rank writes one file and hashes it on the way. When all have, the coordinator adds the index
-and the manifest and commits; a crash before that leaves what was there.
+Every rank writes one file with checksums. The coordinator then adds the index and the manifest and
+commits; a crash before that leaves earlier checkpoints unchanged.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from shardwise.checkpoint.format.shard import Part, file_of, header_of, placed
 
 
 class NotWrittenError(OSError):
-    """What was read back is not what was written; the device says it is."""
+    """The bytes read back differ from the bytes written."""
 
 
 class Written(NamedTuple):
-    """A rank's file and what is in it."""
+    """The file of a rank and its pieces."""
 
     file: FileRecord
     pieces: list[Piece]
 
 
 class CheckpointWriter(StorageWriter):
-    """One checkpoint of one step."""
+    """Writes the checkpoint of one step."""
 
     def __init__(
         self,
@@ -54,16 +54,16 @@ class CheckpointWriter(StorageWriter):
         reads_back: bool = True,
         failure: Exception | None = None,
     ) -> None:
-        """With a `failure`, all ranks learn of it instead of waiting for this one."""
+        """A `failure` of this rank is reported to all instead of writing."""
         self._reads_back = reads_back
         self._place, self._step, self._rank = place, step, rank
         self._commit, self._failure = commit, failure
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """It is made for one checkpoint."""
+        """Nothing to do: a writer is for one checkpoint."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Before ranks plan: torch keeps what was planned, also if it then fails."""
+        """Start the checkpoint; before planning, since torch caches plans even if they fail."""
         with as_rank_error():
             if self._failure is not None:
                 raise self._failure
@@ -80,12 +80,12 @@ class CheckpointWriter(StorageWriter):
         future: Future[list[WriteResult]] = Future()
         with as_rank_error():
             written = [self._write(plan.items, planner)] if plan.items else []
-        # Torch hands these to `finish` as they are.
+        # Torch passes these to `finish` unchanged.
         future.set_result(cast(list[WriteResult], written))
         return future
 
     def _write(self, items: list[WriteItem], planner: SavePlanner) -> Written:
-        # The widest first, so that every tensor lies at a multiple of its element.
+        # Widest dtype first, so that every tensor is aligned to its element size.
         ordered = sorted(items, key=lambda item: (-DTYPES[_part(item).dtype], item.index.fqn))
         parts = [_part(item) for item in ordered]
         name, header = file_of(self._rank), header_of(parts)
@@ -107,12 +107,14 @@ class CheckpointWriter(StorageWriter):
             return
         with found as file:
             if crc32(file.read(record.head)) != record.crc32:
-                raise NotWrittenError(f"{record.name}: its header was not kept as it was written")
+                raise NotWrittenError(
+                    f"{record.name}: the header read back differs from the written one"
+                )
             for piece in pieces:
                 for number in range(len(piece.crc32 or ())):
                     if not read_block(file, piece, number):
                         raise NotWrittenError(
-                            f"{record.name}: {piece} was not kept as it was written"
+                            f"{record.name}: {piece} read back differs from what was written"
                         )
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -136,7 +138,7 @@ class CheckpointWriter(StorageWriter):
 
 def _part(item: WriteItem) -> Part:
     if item.type == WriteItemType.BYTE_IO or item.tensor_data is None:
-        raise TypeError(f"{item.index.fqn} is no tensor; a checkpoint holds nothing else")
+        raise TypeError(f"{item.index.fqn} is not a tensor; only tensors can be saved")
     chunk = item.tensor_data.chunk
     dtype = _name(item.tensor_data.properties.dtype)
     return Part(item.index.fqn, dtype, tuple(chunk.offsets), tuple(chunk.sizes))

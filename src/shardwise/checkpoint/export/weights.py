@@ -1,7 +1,7 @@
-"""The weights of a checkpoint as a folder that Hugging Face reads, written tensor by tensor.
+"""Export the weights of a checkpoint as a Hugging Face folder, tensor by tensor.
 
-No more than one tensor is in memory, so whoever can store a model can export it. How large every
-file will be follows from the index of the checkpoint, so its header is written first.
+Only one tensor is in memory at a time. The index of the checkpoint gives the size of every file,
+so its header is written first.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from shardwise.checkpoint.dcp import state
 from shardwise.checkpoint.dcp.load import open_checkpoint
 from shardwise.checkpoint.dcp.raw import bytes_of
 from shardwise.checkpoint.dcp.reader import CorruptError
-from shardwise.checkpoint.export.about import model_of, write_about
-from shardwise.checkpoint.export.whole import TensorReader
+from shardwise.checkpoint.export.config import model_of, write_config
+from shardwise.checkpoint.export.tensor_reader import TensorReader
 from shardwise.checkpoint.foreign.safetensors import INDEX, SUFFIX
 from shardwise.checkpoint.format.folder import Folder
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import DTYPES, Saved
 from shardwise.checkpoint.format.shard import Part, safetensors_header
-from shardwise.checkpoint.format.synced import SyncedFile, whole_folder, write_synced
+from shardwise.checkpoint.format.synced import SyncedFile, atomic_folder, write_synced
 from shardwise.checkpoint.verify.findings import Progress
 from shardwise.spec.dtype import TORCH_NAMES, DType
 from shardwise.spec.record import SpecError
 
-# What transformers looks for.
+# The file name that transformers expects.
 _NAME = "model"
-# What is converted; anything else, such as a count, stays what it is.
+# Dtypes that are converted; others, such as integer counts, are kept.
 _FLOATS = tuple(TORCH_NAMES.values())
 _PREFIX = f"{state.MODEL}."
-# Elements that are converted at a time.
+# Elements converted at a time.
 _CHUNK = 2**22
 
 
 class ExportedWeights(NamedTuple):
-    """What was written where."""
+    """What was exported, and where."""
 
     step: int
     folder: str
-    # Of the tensors, without headers.
+    # Bytes of tensors, without headers.
     bytes: int
     tensors: int
     dtypes: tuple[str, ...]
-    # Of weights, in their order.
+    # Files of weights, in order.
     files: tuple[str, ...]
-    # Why the folder does not say which model it is; nothing where it does.
+    # Why there is no config.json; empty if there is one.
     no_config: str
-    # Newer checkpoints that are not whole, each with its reason.
+    # Newer checkpoints that are corrupt, each with its reason.
     skipped: tuple[str, ...] = ()
 
 
 class NotExportedError(Exception):
-    """No checkpoint that was asked for is whole; one sentence for each says why."""
+    """No requested checkpoint is intact; `problems` has one sentence per checkpoint."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = list(problems)
@@ -64,11 +64,11 @@ class NotExportedError(Exception):
 
 
 def check_target(to: Path) -> None:
-    """Refuse to write where something is."""
+    """Raise SpecError unless `to` can be created or is an empty folder."""
     if not to.parent.is_dir():
-        raise SpecError(f"output: there is no folder {to.parent}")
+        raise SpecError(f"--output: the folder {to.parent} does not exist; create it first")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise SpecError(f"output: {to} is there and not empty; name a new folder")
+        raise SpecError(f"--output: {to} is not empty; use a new folder")
 
 
 def export_first(
@@ -78,9 +78,9 @@ def export_first(
     shard_size: int = 5 * 10**9,
     progress: Progress = lambda _: None,
 ) -> ExportedWeights:
-    """Write the first of these checkpoints that is whole to a new folder; `dtype` None keeps it.
+    """Export the first intact checkpoint to a new folder; `dtype` None keeps the saved dtypes.
 
-    The folder appears when all of it is written and on the device. Raises NotExportedError.
+    The folder appears once it is complete on disk. Raises NotExportedError if none is intact.
     """
     to = to.resolve()
     check_target(to)
@@ -99,18 +99,18 @@ def _export(
     folder: Folder, to: Path, dtype: DType | None, shard_size: int, progress: Progress
 ) -> ExportedWeights:
     try:
-        told, saved = open_checkpoint(folder)
+        manifest, saved = open_checkpoint(folder)
     except OSError as error:
         raise UntrustedError(f"cannot be read: {error.strerror or error}") from None
-    model = model_of(told)
+    model = model_of(manifest)
     parts = parts_of(saved, dtype)
     if not parts:
-        raise UntrustedError("holds no weights")
+        raise UntrustedError("contains no weights")
     shards = shards_of(parts, shard_size)
     dtypes = tuple(sorted({part.dtype for part in parts}))
-    with whole_folder(to) as unfinished:
-        # First: it is done in a moment, and what it refuses need not be written.
-        no_config = write_about(unfinished, model, saved, _main_dtype(parts))
+    with atomic_folder(to) as unfinished:
+        # First, since it is quick and may refuse.
+        no_config = write_config(unfinished, model, saved, _main_dtype(parts))
         with TensorReader(folder, saved) as reader:
             for name, shard in shards.items():
                 _write_shard(unfinished / name, shard, reader, progress)
@@ -118,22 +118,22 @@ def _export(
             write_synced(unfinished / f"{_NAME}{INDEX}", _index(shards))
     size = sum(part.length for part in parts)
     files = tuple(shards)
-    return ExportedWeights(told.step, str(to), size, len(parts), dtypes, files, no_config)
+    return ExportedWeights(manifest.step, str(to), size, len(parts), dtypes, files, no_config)
 
 
 def parts_of(saved: Saved, dtype: DType | None) -> list[Part]:
-    """Every weight of a checkpoint, as it is to be written."""
-    found = []
+    """The weights of a checkpoint in the dtypes to be written."""
+    parts = []
     for name, tensor in saved.tensors.items():
         if name.startswith(_PREFIX):
             written = TORCH_NAMES[dtype] if dtype and tensor.dtype in _FLOATS else tensor.dtype
             plain = name.removeprefix(_PREFIX)
-            found.append(Part(plain, written, (0,) * len(tensor.shape), tensor.shape))
-    return found
+            parts.append(Part(plain, written, (0,) * len(tensor.shape), tensor.shape))
+    return parts
 
 
 def shards_of(parts: Sequence[Part], most: int) -> dict[str, list[Part]]:
-    """Files with at most so many bytes of tensors each, but for a tensor that is larger itself."""
+    """Distribute tensors over files of at most `most` bytes; a larger tensor gets its own file."""
     shards: list[list[Part]] = [[]]
     size = 0
     for part in parts:
@@ -151,7 +151,7 @@ def shards_of(parts: Sequence[Part], most: int) -> dict[str, list[Part]]:
 
 
 def _main_dtype(parts: Sequence[Part]) -> str:
-    """What most bytes are of, counts left aside."""
+    """The floating-point dtype with the most bytes."""
     counts: dict[str, int] = {}
     for part in parts:
         counts[part.dtype] = counts.get(part.dtype, 0) + part.length
@@ -167,7 +167,7 @@ def _index(shards: dict[str, list[Part]]) -> bytes:
 
 
 def _write_shard(path: Path, shard: list[Part], reader: TensorReader, progress: Progress) -> None:
-    # The widest first, so that every tensor lies at a multiple of its element.
+    # Widest dtype first, so that every tensor is aligned to its element size.
     ordered = sorted(shard, key=lambda part: -DTYPES[part.dtype])
     with SyncedFile(path) as file:
         file.write(safetensors_header({part.tensor: part for part in ordered}, {}))
@@ -184,7 +184,7 @@ def _bytes_as_written(part: Part, reader: TensorReader) -> Iterator[memoryview]:
 
 
 def _converted(part: Part, values: torch.Tensor) -> torch.Tensor:
-    """Raises SpecError where a number is too large for its new dtype."""
+    """Convert to the new dtype; raise SpecError if a value overflows."""
     dtype = getattr(torch, part.dtype)
     if values.dtype == dtype:
         return values
@@ -192,7 +192,7 @@ def _converted(part: Part, values: torch.Tensor) -> torch.Tensor:
     if not torch.equal(converted.isfinite(), values.isfinite()):
         largest = values[values.isfinite()].abs().max().item()
         raise SpecError(
-            f"--dtype: {part.tensor} has {largest:.4g}, too large for {part.dtype}; "
-            "choose bf16 or fp32"
+            f"--dtype: {part.tensor} contains {largest:.4g}, which overflows {part.dtype}; "
+            "use bf16 or fp32"
         )
     return converted

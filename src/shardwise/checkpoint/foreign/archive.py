@@ -1,8 +1,8 @@
-"""The checksums that torch stores with every tensor it saves, and never looks at again.
+"""Verify the checksums that torch stores with every tensor, but never checks itself.
 
-A tensor in a file of a checkpoint is a zip archive whose entries are stored as they are, each with
-its CRC32. Every byte that is no entry's data (headers, padding, the directory) follows from names,
-sizes and checksums, so that it is computed and compared: no byte of an archive goes unseen.
+A tensor in a torch checkpoint is an uncompressed zip archive whose entries have a CRC32. All other
+bytes (headers, padding, the directory) follow from names, sizes and checksums, and are recomputed
+and compared: every byte of an archive is verified.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _END = struct.Struct("<4s4H2IH")
 _TAIL = _END64.size + _LOCATOR.size + _END.size
 # An archive of one tensor has a handful of entries.
 _MOST_ENTRIES, _MOST_DIRECTORY = 1000, 2**18
-# Numbers from here on have a place of their own, in 64 bits.
+# Numbers from here on are stored in a 64-bit field.
 _LARGE = 2**32 - 1
 # Names are UTF-8; sizes and checksum follow the data.
 _UTF8, _FOLLOWED = 0x0800, 0x0008
 
 
 class Entry(NamedTuple):
-    """One entry as the directory has it; `begin` is where its header is."""
+    """An entry of the directory; `begin` is the position of its header."""
 
     name: bytes
     crc32: int
@@ -45,9 +45,9 @@ class Entry(NamedTuple):
 def check_archive(
     window: Window, start: int, length: int, holds: int | None
 ) -> Iterator[tuple[Severity, str]]:
-    """What is wrong with the archive at this place of a file.
+    """The problems of the archive at this position of a file.
 
-    `holds` is how many bytes of a tensor it must have, None for any other object.
+    `holds` is the size of its tensor in bytes; None for any other object.
     """
     try:
         window.hold(start, length)
@@ -59,29 +59,29 @@ def check_archive(
     except UntrustedError as error:
         yield "broken", str(error)
         return
-    # Torch can be told to compute none: then all are zero.
+    # Torch can be configured to store zeros instead of checksums.
     without = not any(entry.crc32 for entry in entries)
     for entry, value in zip(entries, values, strict=True):
         if value != entry.crc32 and not without:
             name = _shown(entry.name)
-            yield "broken", f"{name} has checksum {value:08x}, saved with {entry.crc32:08x}"
+            yield "broken", f"{name} has checksum {value:08x}, expected {entry.crc32:08x}"
     if without and any(values):
         yield "unverifiable", "was saved without a checksum"
     held = sum(entry.size for entry in entries if b"/data/" in entry.name)
     if holds is not None and held < holds:
-        yield "broken", f"holds {held:,} bytes of a tensor of {holds:,}"
+        yield "broken", f"has {held:,} of {holds:,} bytes of its tensor"
 
 
 def _entries(window: Window, start: int, length: int) -> tuple[list[Entry], int]:
-    """All that the directory names, in order, and where the directory begins."""
+    """The entries of the directory, and the position of the directory."""
     if length < _TAIL:
-        raise UntrustedError("is no archive of a tensor: it is too short")
+        raise UntrustedError("is not a torch archive: too short")
     tail = window.read(start + length - _TAIL, _TAIL)
     *_, count, size, begin = _END64.unpack_from(tail)
     if tail != _tail(count, size, begin) or begin + size + _TAIL != length:
-        raise UntrustedError("is no archive of a tensor: its end is not what torch writes")
+        raise UntrustedError("is not a torch archive: invalid end record")
     if count > _MOST_ENTRIES or size > _MOST_DIRECTORY:
-        raise UntrustedError(f"is no archive of a tensor: it has {count:,} entries")
+        raise UntrustedError(f"is not a torch archive: {count:,} entries")
     directory = window.read(start + begin, size)
     entries, at = [], 0
     while at < size:
@@ -94,7 +94,7 @@ def _entries(window: Window, start: int, length: int) -> tuple[list[Entry], int]
 
 
 def _wrong_directory() -> UntrustedError:
-    return UntrustedError("is no archive of a tensor: its directory is not what torch writes")
+    return UntrustedError("is not a torch archive: invalid directory")
 
 
 def _tail(count: int, size: int, begin: int) -> bytes:
@@ -107,7 +107,7 @@ def _tail(count: int, size: int, begin: int) -> bytes:
 
 
 def _entry(directory: bytes, at: int) -> tuple[Entry, int]:
-    """Read an entry of the directory, write it again, and compare."""
+    """Parse an entry of the directory and compare it with its recomputed bytes."""
     if at + _DIRECTORY.size > len(directory):
         raise _wrong_directory()
     found = _DIRECTORY.unpack_from(directory, at)
@@ -136,7 +136,7 @@ def _directory_bytes(entry: Entry) -> bytes:
 
 
 def _large(sizes: list[int], begin: int) -> bytes:
-    """The field for numbers that need 64 bits; nothing where none does."""
+    """The field for 64-bit numbers; empty if not needed."""
     numbers = [*sizes, begin] if begin >= _LARGE else sizes
     if not numbers:
         return b""
@@ -144,9 +144,9 @@ def _large(sizes: list[int], begin: int) -> bytes:
 
 
 def _checksum(window: Window, start: int, entry: Entry, following: int) -> int:
-    """Of the data of an entry, once everything around it is what it must be.
+    """The checksum of an entry's data, after checking the bytes around it.
 
-    The header is padded so that the data is aligned; how much follows from where the next entry is.
+    The header is padded to align the data; the position of the next entry gives the padding.
     """
     large = _large([entry.size, 0] if entry.size >= _LARGE else [], entry.begin)
     after = b""
@@ -158,16 +158,17 @@ def _checksum(window: Window, start: int, entry: Entry, following: int) -> int:
     fixed = entry.begin + _LOCAL.size + len(entry.name) + len(large) + 4
     padding = data - fixed
     if not 0 <= padding < 2**16 - len(large) - 4:
-        raise UntrustedError(f"{_shown(entry.name)} overlaps its neighbours, or is apart from them")
+        raise UntrustedError(f"{_shown(entry.name)} overlaps another entry or leaves a gap")
     lengths = (len(entry.name), len(large) + 4 + padding)
     head = _LOCAL.pack(b"PK\3\4", 0, entry.flags, 0, 0, 0, 0, 0, 0, *lengths)
     head += entry.name + large + struct.pack("<2sH", b"FB", padding) + b"Z" * padding
     if window.read(start + entry.begin, len(head)) != head:
-        raise UntrustedError(f"{_shown(entry.name)} has a header that is not what torch writes")
+        raise UntrustedError(f"{_shown(entry.name)} has an invalid header")
     value = window.crc32(start + data, entry.size)
     if window.read(start + data + entry.size, len(after)) != after:
-        why = "and the directory do not agree on its checksum or size"
-        raise UntrustedError(f"{_shown(entry.name)} {why}")
+        raise UntrustedError(
+            f"{_shown(entry.name)}: its checksum or size differs from the directory"
+        )
     return value
 
 

@@ -1,6 +1,6 @@
-"""The `.metadata` of torch's distributed checkpoints, read without running anything in it.
+"""Read the `.metadata` of torch's distributed checkpoints without unpickling it.
 
-It is a pickle, which torch loads as it is: whatever it names is imported and called.
+Torch unpickles it, which imports and calls whatever the file names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shardwise.safe_pickle import Name, Record, UnsafePickleError, load_pickle
 
 NAME = ".metadata"
 _PLACE = "torch.distributed.checkpoint"
-# Whatever genuine metadata names, besides dtypes.
+# All names in genuine metadata, besides dtypes.
 _KNOWN = {
     *((f"{_PLACE}.metadata", name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
     (f"{_PLACE}.metadata", "TensorProperties"),
@@ -36,24 +36,24 @@ _Chunks = dict[_Place, tuple[int, ...]]
 
 
 def read_metadata(data: bytes) -> Saved:
-    """What it says the checkpoint holds. `pieces` are those that are in a file.
+    """The tensors of the checkpoint, and the pieces that are in a file.
 
-    A part of a tensor that is in no file is missing from `pieces`, so that they do not cover the
-    tensor. Raises UntrustedError with a sentence where this is no metadata of a checkpoint.
+    A chunk that is in no file is missing from `pieces`, so that they do not cover the tensor.
+    Raises UntrustedError if the metadata is invalid.
     """
     try:
         found = load_pickle(data, _is_known)
     except UnsafePickleError as error:
         raise UntrustedError(str(error)) from None
     if not _is(found, "Metadata"):
-        raise UntrustedError("holds no metadata of a checkpoint")
+        raise UntrustedError("is not the metadata of a checkpoint")
     entries, storage = found.field("state_dict_metadata"), found.field("storage_data")
     if type(entries) is not dict or type(storage) is not dict:
-        raise UntrustedError("does not say what the checkpoint holds, or where")
+        raise UntrustedError("lacks the list of tensors or files")
     tensors: dict[str, Tensor] = {}
     chunks: _Chunks = {}
     objects: set[str] = set()
-    # A list that many tensors share takes no bytes; no genuine checkpoint has one.
+    # A list shared by many tensors takes no bytes in the file; genuine metadata has none.
     left = len(data)
     for name, entry in entries.items():
         if type(name) is not str:
@@ -64,10 +64,10 @@ def read_metadata(data: bytes) -> Saved:
         tensors[name] = _tensor(name, entry)
         listed = entry.field("chunks")
         if type(listed) is not list or len(listed) > left:
-            raise UntrustedError(f"does not say how {name[:100]!r} was cut")
+            raise UntrustedError(f"has no valid chunks for {name[:100]!r}")
         left -= len(listed)
         for offsets, sizes in _boxes(name, listed):
-            # Processes that hold nothing of a tensor all say so at the same place.
+            # Ranks without a part of a tensor all write an empty chunk at the same offset.
             if chunks.get((name, offsets)) and 0 not in sizes + chunks[name, offsets]:
                 raise UntrustedError(f"has two chunks of {name[:100]!r} at {list(offsets)}")
             if (name, offsets) not in chunks or 0 not in sizes:
@@ -90,21 +90,21 @@ def _is(found: Any, name: str) -> bool:
 
 def _tensor(name: str, entry: Any) -> Tensor:
     if not _is(entry, "TensorStorageMetadata"):
-        raise UntrustedError(f"says of {name[:100]!r} neither that it is a tensor nor an object")
+        raise UntrustedError(f"has an invalid entry for {name[:100]!r}")
     properties = entry.field("properties")
     dtype = None
     if _is(properties, "TensorProperties"):
         state = properties.state
         dtype = state[0] if type(state) is tuple and state else properties.field("dtype")
     if type(dtype) is not Name or dtype.module != "torch" or dtype.name not in DTYPES:
-        raise UntrustedError(f"has {name[:100]!r} of no dtype that exists")
+        raise UntrustedError(f"has {name[:100]!r} with an unknown dtype")
     return Tensor(name, dtype.name, _size(entry.field("size"), name))
 
 
 def _boxes(name: str, listed: list[Any]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     for chunk in listed:
         if not _is(chunk, "ChunkStorageMetadata"):
-            raise UntrustedError(f"does not say how {name[:100]!r} was cut")
+            raise UntrustedError(f"has no valid chunks for {name[:100]!r}")
         yield _size(chunk.field("offsets"), name), _size(chunk.field("sizes"), name)
 
 
@@ -117,32 +117,34 @@ def _pieces(
         piece, place = _piece(index, info)
         name, offsets = place
         if place in seen:
-            raise UntrustedError(f"has {str(piece)[:100]!r} in two places")
+            raise UntrustedError(f"lists {str(piece)[:100]!r} twice")
         seen.add(place)
         if name in tensors:
             if offsets is None or (sizes := chunks.get((name, offsets))) is None:
                 where = f"{name} at {list(offsets or ())}"[:150]
-                raise UntrustedError(f"says where {where!r} lies, but not how large it is")
+                raise UntrustedError(f"has no size for {where!r}")
             piece = piece._replace(sizes=sizes)
         elif name not in objects or offsets is not None:
-            raise UntrustedError(f"says where {name[:100]!r} lies, but not what it is")
+            raise UntrustedError(
+                f"has a location for {name[:100]!r}, which is not in the list of tensors"
+            )
         pieces.append(piece)
     for name in objects:
         if (name, None) not in seen:
-            raise UntrustedError(f"does not say where {name[:100]!r} lies")
+            raise UntrustedError(f"has no valid location for {name[:100]!r}")
     return pieces
 
 
 def _piece(index: Any, info: Any) -> tuple[Piece, _Place]:
-    """A piece, as yet without its sizes."""
+    """A piece without its sizes, and its key."""
     if not _is(index, "MetadataIndex") or not _is(info, "_StorageInfo"):
-        raise UntrustedError("has a piece without a name or a place")
+        raise UntrustedError("has an invalid location entry")
     name, offset = index.field("fqn"), index.field("offset")
     file, start, length = (info.field(key) for key in ("relative_path", "offset", "length"))
     if type(name) is not str or type(file) is not str:
-        raise UntrustedError("has a piece without a name or a file")
+        raise UntrustedError("has a location without a name or file")
     if not all(type(n) is int and 0 <= n < 2**62 for n in (start, length)):
-        raise UntrustedError(f"does not say where {name[:100]!r} lies")
+        raise UntrustedError(f"has no valid location for {name[:100]!r}")
     if info.field("transform_descriptors"):
         raise UntrustedError(f"has {name[:100]!r} compressed or encrypted, which is not supported")
     offsets = None if offset is None else _size(offset, name)
@@ -155,5 +157,5 @@ def _size(value: Any, name: str) -> tuple[int, ...]:
     if type(value) is not tuple or len(value) > 64:
         raise UntrustedError(f"has {name[:100]!r} without a shape")
     if not all(type(n) is int and 0 <= n < 2**62 for n in value):
-        raise UntrustedError(f"has {name[:100]!r} with a shape that is none")
+        raise UntrustedError(f"has {name[:100]!r} with an invalid shape")
     return value

@@ -1,4 +1,4 @@
-"""Hugging Face safetensors: a header that says what lies where, an index, and no checksum."""
+"""Check Hugging Face safetensors: headers and indexes; the format has no checksums."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from shardwise.checkpoint.format.folder import Folder, LocalFolder, read_whole
+from shardwise.checkpoint.format.folder import Folder, LocalFolder, read_file
 from shardwise.checkpoint.format.paths import UntrustedError, check_name
 from shardwise.checkpoint.verify.findings import Checked, Finding
 
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
-# No reader takes a longer one.
+# Limits of the safetensors library.
 _MOST_HEADER, _MOST_INDEX = 100_000_000, 2**30
 _SHARD = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})\.safetensors")
 _BITS = {
@@ -27,7 +27,7 @@ _BITS = {
 
 
 class Entry(NamedTuple):
-    """A tensor in a file, from byte `start` to `end` behind its header."""
+    """A tensor in a file, from byte `start` to `end` after the header."""
 
     name: str
     dtype: str
@@ -37,9 +37,9 @@ class Entry(NamedTuple):
 
 
 class LinkedFolder(LocalFolder):
-    """Its files may be links: caches of Hugging Face keep every file elsewhere, under its hash.
+    """A folder whose files may be links, as in the cache of Hugging Face.
 
-    Only headers are read, and nothing of them is shown but the names of tensors.
+    Only headers are read, and only the names of tensors are shown.
     """
 
     def __init__(self, path: Path, only: str | None = None) -> None:
@@ -48,7 +48,7 @@ class LinkedFolder(LocalFolder):
         self.url = str(path / only) if only else str(path)
 
     def names(self) -> list[str]:
-        """Those of the folder itself, none below."""
+        """Files of the folder itself, without subfolders."""
         if self.only:
             return [self.only]
         return sorted(path.name for path in self.path.iterdir() if not path.is_dir())
@@ -63,13 +63,13 @@ class LinkedFolder(LocalFolder):
         path = self.path / check_name(name)
         if not path.is_file():
             if path.is_symlink():
-                raise UntrustedError("is a link to nothing")
+                raise UntrustedError("is a broken link")
             raise FileNotFoundError(name)
         return path
 
 
 def check_safetensors(folder: Folder) -> Checked:
-    """Headers and indexes against files; what tensors hold cannot be verified."""
+    """Check headers and indexes against files; the values of tensors cannot be verified."""
     names = [name for name in folder.names() if "/" not in name]
     files = [name for name in names if name.endswith(SUFFIX)]
     indexes = [name for name in names if name.endswith(INDEX)]
@@ -92,18 +92,18 @@ def check_safetensors(folder: Folder) -> Checked:
         findings += _against_index(index, places, held, set(files))
     alone = [file for file in files if file not in indexed]
     if indexes:
-        findings += (Finding("stale", file, "", "is in no index") for file in alone)
+        findings += (Finding("stale", file, "", "is not in the index") for file in alone)
     elif not (isinstance(folder, LinkedFolder) and folder.only):
         findings += _shards(alone, held)
     tensors = sum(len(entries) for entries in held.values())
     if tensors and not any(one.severity == "broken" for one in findings):
-        why = f"no checksum is stored: what the {tensors:,} tensors hold cannot be verified"
+        why = f"the format has no checksums: the values of {tensors:,} tensors cannot be verified"
         findings.append(Finding("unverifiable", "", "", why))
     return Checked(folder.url, "safetensors", len(files) + len(indexes), tensors, 0, findings)
 
 
 def read_header(folder: Folder, file: str) -> list[Entry]:
-    """What a file says it holds; raises UntrustedError where it cannot hold that."""
+    """The tensors of a file; raises UntrustedError if the header is inconsistent."""
     size = folder.size(file)
     with folder.open(file) as opened:
         length = int.from_bytes(opened.read(8), "little")
@@ -113,7 +113,7 @@ def read_header(folder: Folder, file: str) -> list[Entry]:
     entries = [_entry(name, found) for name, found in header.items() if name != "__metadata__"]
     more = header.get("__metadata__", {})
     if not isinstance(more, dict) or not all(isinstance(value, str) for value in more.values()):
-        raise UntrustedError("has metadata that is no table of texts")
+        raise UntrustedError("has metadata that is not a table of strings")
     at = 0
     for entry in sorted(entries, key=lambda one: (one.start, one.end)):
         if entry.start != at:
@@ -123,15 +123,15 @@ def read_header(folder: Folder, file: str) -> list[Entry]:
             raise UntrustedError(f"{entry.name[:100]!r} {wrong}")
         at = entry.end
     if at != size - 8 - length:
-        raise UntrustedError(f"holds {size - 8 - length:,} bytes of tensors, its header {at:,}")
+        raise UntrustedError(f"has {size - 8 - length:,} bytes of tensors, its header says {at:,}")
     return entries
 
 
 def read_index(folder: Folder, name: str) -> dict[str, str]:
-    """Which file each tensor is in."""
-    found = _table(read_whole(folder, name, _MOST_INDEX), "an index").get("weight_map")
+    """The file of each tensor."""
+    found = _table(read_file(folder, name, _MOST_INDEX), "an index").get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
-        raise UntrustedError("does not say which tensor is where")
+        raise UntrustedError("has no valid weight_map")
     for file in set(found.values()):
         check_name(file)
     return found
@@ -141,9 +141,9 @@ def _table(data: bytes, what: str) -> dict[str, Any]:
     try:
         found = json.loads(data, object_pairs_hook=_once)
     except (ValueError, RecursionError):
-        raise UntrustedError(f"has {what} that is no JSON") from None
+        raise UntrustedError(f"has {what} that is not JSON") from None
     if not isinstance(found, dict):
-        raise UntrustedError(f"has {what} that is no table")
+        raise UntrustedError(f"has {what} that is not a JSON object")
     return found
 
 
@@ -164,7 +164,7 @@ def _entry(name: str, found: Any) -> Entry:
     except (KeyError, TypeError, ValueError):
         right = False
     if not right:
-        raise UntrustedError(f"{name[:100]!r} does not say what it is, or not where")
+        raise UntrustedError(f"{name[:100]!r} has an invalid dtype, shape or offset")
     return Entry(name, dtype, shape, start, end)
 
 
@@ -176,22 +176,22 @@ def _against_index(
         by_file.setdefault(file, set()).add(name)
     for file, names in sorted(by_file.items()):
         if file not in files:
-            why = f"is missing, and with it {len(names):,} tensors such as {min(names)}"
+            why = f"is missing; lost with it: {len(names):,} tensors such as {min(names)}"
             yield Finding("broken", file[:200], "", why)
         if file not in held:
             continue
         there = {entry.name for entry in held[file]}
         for name in sorted(names - there):
-            yield Finding("broken", file, name, f"is missing, though it is in {index}")
+            yield Finding("broken", file, name, f"is missing, but listed in {index}")
         for name in sorted(there - names):
             if name in places:
-                yield Finding("broken", file, name, f"is in {places[name]} too")
+                yield Finding("broken", file, name, f"is also in {places[name]}")
             else:
                 yield Finding("stale", file, name, f"is not in {index}")
 
 
 def _shards(files: Iterable[str], held: dict[str, list[Entry]]) -> Iterator[Finding]:
-    """Files that are numbered, where no index says what is in them."""
+    """Check numbered files without an index."""
     groups: dict[tuple[str, int], dict[int, str]] = {}
     for file in files:
         if match := _SHARD.fullmatch(file):
@@ -205,5 +205,5 @@ def _shards(files: Iterable[str], held: dict[str, list[Entry]]) -> Iterator[Find
         for _, file in sorted(shards.items()):
             for entry in held.get(file, []):
                 if entry.name in seen:
-                    yield Finding("broken", file, entry.name, f"is in {seen[entry.name]} too")
+                    yield Finding("broken", file, entry.name, f"is also in {seen[entry.name]}")
                 seen[entry.name] = file

@@ -1,23 +1,23 @@
-"""CRC32, as fast as there is a library for it, of blocks, so that a part can be verified alone."""
+"""CRC32 checksums of fixed-size blocks, so that a slice can be verified alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 try:
-    # Six times as fast as zlib's where it is there.
+    # Six times as fast as zlib.
     from isal.isal_zlib import crc32
 except ImportError:
     from zlib import crc32
 
 __all__ = ["BLOCK", "blocks", "crc32"]
 
-# A checksum for each of these many bytes of a tensor: whoever needs a slice reads little more.
+# Bytes per checksum; reading a slice reads at most two blocks more.
 BLOCK = 2**24
 
 
 def blocks(length: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of each block of so many bytes; nothing has one, empty block."""
+    """Begin and end of each block of `length` bytes; an empty tensor has one empty block."""
     yield 0, min(BLOCK, length)
     for begin in range(BLOCK, length, BLOCK):
         yield begin, min(begin + BLOCK, length)

@@ -1,4 +1,4 @@
-"""The files of one checkpoint, to be read: in a folder, or under a prefix of an object store."""
+"""Read access to the files of a checkpoint, in a folder or an object store."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from shardwise.checkpoint.format.paths import UntrustedError, check_name, inside
 
 
 class Folder(Protocol):
-    """Files by their name. A name that leads elsewhere raises UntrustedError, as a link does."""
+    """Files by name. A name outside the folder, or a link, raises UntrustedError."""
 
     url: str
 
     def names(self) -> list[str]:
-        """All files, also those in folders below; links too."""
+        """All files, including those in subfolders and links."""
         ...
 
     def size(self, name: str) -> int:
-        """Raises FileNotFoundError where it is not there."""
+        """Bytes of a file; raises FileNotFoundError."""
         ...
 
     def open(self, name: str) -> BinaryIO: ...
@@ -33,16 +33,16 @@ def is_remote(url: str) -> bool:
     return "://" in url
 
 
-def read_whole(folder: Folder, name: str, most: int = 2**33) -> bytes:
-    """A file that is not meant to be large."""
+def read_file(folder: Folder, name: str, most: int = 2**33) -> bytes:
+    """Read a file of at most `most` bytes."""
     if folder.size(name) > most:
-        raise UntrustedError(f"{name} is larger than any such file")
+        raise UntrustedError(f"{name} is larger than {most:,} bytes")
     with folder.open(name) as file:
         return file.read()
 
 
 def size_of(folder: Folder) -> int:
-    """Bytes of all its files, but for those that are no files of it."""
+    """Bytes of all files that can be read."""
     total = 0
     for name in folder.names():
         with contextlib.suppress(OSError, UntrustedError):
@@ -71,7 +71,7 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A prefix in any store that fsspec knows, such as s3://bucket/prefix."""
+    """A prefix in any store that fsspec supports, such as s3://bucket/prefix."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -94,7 +94,7 @@ class RemoteFolder:
 
 
 def find_store(url: str) -> tuple[Any, str]:
-    """The store of a URL and the path in it; says which package is missing."""
+    """The store of a URL and the path in it; raises SpecError if a package is missing."""
     from shardwise.spec.record import SpecError
 
     try:

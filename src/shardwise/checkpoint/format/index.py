@@ -1,4 +1,4 @@
-"""Which tensor lies where: `tensors.json`, a table without a name for anything but tensors."""
+"""The index of a checkpoint, `tensors.json`: in which file each piece of a tensor is."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ def write_index(tensors: Iterable[Tensor], pieces: Iterable[Piece]) -> bytes:
 
 
 def read_index(data: bytes) -> Saved:
-    """Raises UntrustedError where this is no index."""
+    """Parse an index; raise UntrustedError if it is invalid."""
     try:
         index = msgspec.json.decode(data, type=_Index)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise UntrustedError(f"is no index of tensors: {error}"[:200]) from None
+        raise UntrustedError(f"is not a valid index: {error}"[:200]) from None
     if index.block != BLOCK:
-        raise UntrustedError(f"has checksums of {index.block:,} bytes each, not {BLOCK:,}")
+        raise UntrustedError(f"has blocks of {index.block:,} bytes, expected {BLOCK:,}")
     tensors: dict[str, Tensor] = {}
     pieces: list[Piece] = []
     for name, dtype, shape, placed in index.tensors:
         if dtype not in DTYPES or name in tensors:
-            raise UntrustedError(f"has {name[:100]!r} twice, or of no dtype that exists")
+            raise UntrustedError(f"lists {name[:100]!r} twice or with an unknown dtype")
         tensors[name] = Tensor(name, dtype, shape)
         for number, start, offsets, sizes, checksums in placed:
             if number >= len(index.files):
-                raise UntrustedError(f"has a piece of {name[:100]!r} in no file")
+                raise UntrustedError(f"has a piece of {name[:100]!r} in an unknown file")
             length = math.prod(sizes) * DTYPES[dtype]
             if len(checksums) != max(1, -(-length // BLOCK)):
-                raise UntrustedError(f"has not every checksum of {name[:100]!r}")
+                raise UntrustedError(f"lacks checksums of {name[:100]!r}")
             file = index.files[number]
             pieces.append(Piece(name, offsets, sizes, file, start, length, checksums))
     return Saved(tensors, pieces, [])

@@ -1,6 +1,6 @@
-"""What a checkpoint of ours says about itself: JSON, written last, with a checksum of its own.
+"""The manifest of a checkpoint: JSON, written last, with its own checksum.
 
-Nothing here grows with the number of parameters, only with that of files.
+It grows with the number of files, not with the number of parameters.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from shardwise.spec.record import Record, SpecError
 NAME = "manifest.json"
 VERSION = 1
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
-# The checksum has a fixed place, so that it covers every byte behind it.
+# The checksum comes first and covers every byte after it.
 _HEAD = '{{"crc32": "{:08x}", "manifest": '
 _TAIL = b"}\n"
 
 
 class FileRecord(Record):
-    """One file as it was written. `crc32` is of its first `head` bytes.
+    """A file of a checkpoint. `crc32` covers its first `head` bytes.
 
-    Of a file of tensors that is its header; each tensor has checksums in the index.
+    In a file of tensors that is the header; the index has the checksums of tensors.
     """
 
     name: str
@@ -37,11 +37,11 @@ class FileRecord(Record):
 class Manifest(Record):
     """A checkpoint of one step."""
 
-    # Of this format.
+    # Version of the format.
     version: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
     step: Whole
     world: Annotated[int, Field(ge=1)]
-    # Sequences of the data that all ranks together have been given: where they go on.
+    # Sequences that all ranks together have used, where a resumed run continues.
     sequences: Whole
     run: dict[str, Any]
     versions: dict[str, str]
@@ -54,12 +54,12 @@ def write_manifest(manifest: Manifest) -> bytes:
 
 
 def read_manifest(data: bytes) -> Manifest:
-    """Raises UntrustedError where it is none, or is not what was written."""
+    """Parse a manifest; raise UntrustedError if it is invalid or was changed."""
     head = len(_HEAD.format(0))
     body = data[head : -len(_TAIL)]
     if data != _HEAD.format(crc32(body)).encode() + body + _TAIL:
-        raise UntrustedError("is not what was written: its checksum is another")
+        raise UntrustedError("does not match its checksum")
     try:
         return Manifest.read(json.loads(body), where=NAME)
     except (ValueError, RecursionError, TypeError, SpecError) as error:
-        raise UntrustedError(f"is no manifest: {error}"[:300]) from None
+        raise UntrustedError(f"is not a valid manifest: {error}"[:300]) from None

@@ -1,4 +1,4 @@
-"""Names of files inside a checkpoint: nothing outside of it is ever opened."""
+"""Check the names of files in a checkpoint: nothing outside it is ever opened."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from pathlib import Path, PurePosixPath
 
 
 class UntrustedError(Exception):
-    """A checkpoint asks for something that only a broken or a hostile one would; says what."""
+    """A checkpoint is corrupt or malicious; the message says how."""
 
 
 def check_name(name: str) -> PurePosixPath:
-    """Refuse whatever could lead out of the folder it is looked for in."""
+    """Raise UntrustedError for a name that leads out of its folder."""
     pure = PurePosixPath(name)
     if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name:
-        raise UntrustedError(f"the name {name[:100]!r} leads out of the checkpoint")
+        raise UntrustedError(f"the name {name[:100]!r} points outside the checkpoint")
     return pure
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The file of this name in `folder`; refuses whatever leads out of it, links too."""
+    """The file of this name in `folder`; raises UntrustedError for links and outside names."""
     path = folder
     for part in check_name(name).parts:
         path = path / part

@@ -1,11 +1,11 @@
-"""What a checkpoint holds: tensors, the boxes they were cut into, and where the bytes are."""
+"""Tensors of a checkpoint, the pieces they are divided into, and where the bytes are."""
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
 
-# Bytes of an element, by the name torch has for it.
+# Bytes per element, by torch's name of the dtype.
 DTYPES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
     "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
@@ -16,7 +16,7 @@ DTYPES = {
 
 
 class Tensor(NamedTuple):
-    """A tensor as a whole."""
+    """A full tensor."""
 
     name: str
     dtype: str
@@ -28,10 +28,10 @@ class Tensor(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One box of a tensor, and the bytes it is in.
+    """A rectangular part of a tensor, and the bytes that hold it.
 
-    `crc32` has one checksum for every block; None where the bytes themselves say more, as those
-    that torch writes do. An object that is no tensor has no offsets and no sizes.
+    `crc32` has one checksum per block; None for torch's files, which hold their own. An object that
+    is not a tensor has neither offsets nor sizes.
     """
 
     tensor: str
@@ -47,7 +47,7 @@ class Piece(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """Everything a checkpoint says it holds. `objects` are entries that are no tensors."""
+    """The content of a checkpoint. `objects` are entries that are not tensors."""
 
     tensors: dict[str, Tensor]
     pieces: list[Piece]

@@ -1,7 +1,7 @@
-"""Where the checkpoints of a run lie, and how one becomes a checkpoint: whole, or not at all.
+"""Where the checkpoints of a run are stored, and how each is committed atomically.
 
-A folder is written under another name and then renamed. An object store has no rename, but takes
-an object whole or not at all: there a checkpoint is one as soon as its manifest is there.
+A local checkpoint is written under another name and then renamed. An object store cannot rename,
+but writes objects atomically: there a checkpoint is complete once it has a manifest.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ def name_of(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """The step of a checkpoint that was finished; None for any other name."""
+    """The step of a complete checkpoint; None for any other name."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
 
 
 class Place(Protocol):
-    """Checkpoints by their step."""
+    """Storage of checkpoints by step."""
 
     url: str
 
     def steps(self) -> list[int]:
-        """Those that were finished, the oldest first."""
+        """Steps of complete checkpoints, oldest first."""
         ...
 
     def folder(self, step: int) -> Folder: ...
 
     def begin(self, step: int) -> None:
-        """Make room for a new one; nothing of an earlier attempt is left there."""
+        """Start a checkpoint; remove what an earlier attempt left."""
         ...
 
     def create(self, step: int, name: str) -> BinaryIO:
-        """A file of one that was begun. It is safe when it is closed."""
+        """Create a file of a started checkpoint; it is on disk once closed."""
         ...
 
     def verify_from(self, step: int, name: str) -> BinaryIO | None:
-        """The file just closed, to be read back from where it lies; None where stores do that."""
+        """Open a closed file to read it back from disk; None if the store verifies itself."""
         ...
 
-    def commit(self, step: int, told: bytes) -> None:
-        """Finish it, with its manifest. From here on it survives a crash, and is the latest."""
+    def commit(self, step: int, data: bytes) -> None:
+        """Complete a checkpoint with its manifest; it then survives a crash and is the latest."""
         ...
 
     def remove(self, step: int) -> None: ...
@@ -88,7 +88,7 @@ class LocalPlace:
 
     def begin(self, step: int) -> None:
         if self._path.is_dir():
-            # Only one save is under way at a time: what is unfinished is of one that died.
+            # Only one save runs at a time: unfinished folders are from a process that died.
             for path in self._path.glob(f"*{UNFINISHED}"):
                 shutil.rmtree(path)
         self._unfinished(step).mkdir(parents=True)
@@ -99,16 +99,16 @@ class LocalPlace:
     def verify_from(self, step: int, name: str) -> BinaryIO | None:
         file = (self._unfinished(step) / name).open("rb", buffering=0)
         if hasattr(os, "posix_fadvise"):
-            # From the device, not from the memory it was just written from.
+            # Read from the disk, not from the page cache.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return cast(BinaryIO, file)
 
-    def commit(self, step: int, told: bytes) -> None:
+    def commit(self, step: int, data: bytes) -> None:
         folder = self._unfinished(step)
-        write_synced(folder / manifest.NAME, told)
+        write_synced(folder / manifest.NAME, data)
         sync_folder(folder)
         if (self._path / name_of(step)).exists():
-            # Nobody saves a step again unless the one that is there could not be loaded.
+            # A step is saved again only if the existing checkpoint could not be loaded.
             self._set_aside(step)
         os.rename(folder, self._path / name_of(step))
         sync_folder(self._path)
@@ -117,7 +117,7 @@ class LocalPlace:
         part.replace(self._path / LATEST)
 
     def remove(self, step: int) -> None:
-        """Renamed first, so that half of it is never taken for a checkpoint."""
+        """Rename, then delete, so that a partly deleted checkpoint is never loaded."""
         path = self._path / name_of(step)
         gone = self._path / f"{path.name}{UNFINISHED}"
         os.rename(path, gone)
@@ -134,7 +134,7 @@ class LocalPlace:
 
 
 class RemotePlace:
-    """A prefix of prefixes in any store that fsspec knows."""
+    """Checkpoints under a prefix of any store that fsspec supports."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -163,8 +163,8 @@ class RemotePlace:
     def verify_from(self, step: int, name: str) -> BinaryIO | None:
         return None
 
-    def commit(self, step: int, told: bytes) -> None:
-        self._store.pipe_file(f"{self._prefix}/{name_of(step)}/{manifest.NAME}", told)
+    def commit(self, step: int, data: bytes) -> None:
+        self._store.pipe_file(f"{self._prefix}/{name_of(step)}/{manifest.NAME}", data)
         self._store.pipe_file(f"{self._prefix}/{LATEST}", f"{name_of(step)}\n".encode())
         self._store.invalidate_cache()
 
@@ -177,7 +177,7 @@ class RemotePlace:
         return [str(path) for path in self._store.ls(self._prefix, detail=False)]
 
     def _remove(self, name: str) -> None:
-        """The manifest goes first: without it the rest is nothing."""
+        """Delete the manifest first: without it there is no checkpoint."""
         path = f"{self._prefix}/{name}"
         self._store.invalidate_cache()
         if self._store.exists(f"{path}/{manifest.NAME}"):

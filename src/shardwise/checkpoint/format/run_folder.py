@@ -1,4 +1,4 @@
-"""Where a run keeps its checkpoints."""
+"""Find the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ NAME = "checkpoints"
 
 
 def place_in(folder: Path, to: str | None) -> Place:
-    """Of a run with this folder, whose `train.checkpoint.to` is `to`."""
+    """The checkpoints of the run in `folder` with `train.checkpoint.to = to`."""
     return find_place(str(folder / NAME) if to is None else f"{to.rstrip('/')}/{folder.name}")
 
 
 def place_of_run(url: str) -> Place:
-    """Of a run that was; or the place itself, if checkpoints lie there."""
+    """The checkpoints of a finished run, or those directly in `url`."""
     here = find_place(url)
     if here.steps():
         return here
     file = Path(url, "run.toml")
     if is_remote(url) or not file.is_file():
         return find_place(f"{url.rstrip('/')}/{NAME}")
-    return place_in(Path(url).resolve(), _told(file))
+    return place_in(Path(url).resolve(), _checkpoint_target(file))
 
 
-def _told(file: Path) -> str | None:
-    """No more of a run.toml is needed to find its checkpoints, and no more has to be right."""
+def _checkpoint_target(file: Path) -> str | None:
+    """`train.checkpoint.to` of a run.toml, even if the rest of the file is invalid."""
     try:
-        found = read_toml(file, "run").get("train", {}).get("checkpoint", {}).get("to")
+        target = read_toml(file, "run").get("train", {}).get("checkpoint", {}).get("to")
     except (SpecError, AttributeError):
         return None
-    return found if isinstance(found, str) else None
+    return target if isinstance(target, str) else None

@@ -1,7 +1,6 @@
-"""The file of one rank: a safetensors file that is written as its tensors come.
+"""The file of one rank: a safetensors file, written tensor by tensor.
 
-Its header says which part of which tensor each entry is, in the words that torch's own
-HuggingFaceStorageReader understands.
+Its header states the offsets of each piece in the format of torch's HuggingFaceStorageReader.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 from shardwise.checkpoint.format.pieces import DTYPES, Piece
 
-# What safetensors calls them.
+# The dtype names of safetensors.
 NAMES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
@@ -24,7 +23,7 @@ NAMES = {
 
 
 class Part(NamedTuple):
-    """A box of a tensor that goes into the file."""
+    """A piece of a tensor to be written to the file."""
 
     tensor: str
     dtype: str
@@ -41,10 +40,10 @@ def file_of(rank: int) -> str:
 
 
 def header_of(parts: Sequence[Part]) -> bytes:
-    """The beginning of a file with these parts, one behind the other."""
+    """The header of a file with these parts in order."""
     named: dict[str, Part] = {}
     for part in parts:
-        # A rank that holds several boxes of a tensor needs a name for each.
+        # Several pieces of one tensor need different names.
         name = part.tensor if part.tensor not in named else f"{part.tensor}@{list(part.offsets)}"
         named[name] = part
     offsets = {name: {"saved_offsets": list(part.offsets)} for name, part in named.items()}
@@ -53,7 +52,7 @@ def header_of(parts: Sequence[Part]) -> bytes:
 
 
 def safetensors_header(named: Mapping[str, Part], about: Mapping[str, str]) -> bytes:
-    """The beginning of any safetensors file, with what more is to be known `about` it."""
+    """The header of a safetensors file, with `about` as its metadata."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt", **about}}
     at = 0
     for name, part in named.items():
@@ -69,9 +68,9 @@ def safetensors_header(named: Mapping[str, Part], about: Mapping[str, str]) -> b
 
 
 def placed(parts: Sequence[Part], file: str, start: int) -> list[Piece]:
-    """Where each part is, in a file whose data begins at `start`."""
-    found = []
+    """The position of each part in a file whose data begins at `start`."""
+    pieces = []
     for part in parts:
-        found.append(Piece(part.tensor, part.offsets, part.sizes, file, start, part.length))
+        pieces.append(Piece(part.tensor, part.offsets, part.sizes, file, start, part.length))
         start += part.length
-    return found
+    return pieces

@@ -1,4 +1,4 @@
-"""Files and folders that are on the device, whole, or not there at all."""
+"""Write files and folders durably and atomically."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNFINISHED = ".unfinished"
 
 
 class SyncedFile:
-    """A new file that is on the device when it is closed."""
+    """A new file that is on disk once it is closed."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb", buffering=0)
@@ -31,14 +31,14 @@ class SyncedFile:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Instead of whatever is there."""
+    """Write a file durably, replacing any existing one."""
     path.unlink(missing_ok=True)
     with SyncedFile(path) as file:
         file.write(data)
 
 
 def sync_folder(folder: Path) -> None:
-    """A name is on the device when its folder is."""
+    """Flush a folder to disk, which makes the names in it durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -47,14 +47,14 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to write into that becomes `path` at the end, and is gone where anything fails.
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder that becomes `path` at the end, or is removed if anything fails.
 
-    `path` must not be there, or be empty.
+    `path` must not exist, or be empty.
     """
     unfinished = path.with_name(path.name + UNFINISHED)
     if unfinished.exists():
-        # Of an attempt that was killed.
+        # Left by an attempt that was killed.
         shutil.rmtree(unfinished)
     unfinished.mkdir()
     try:

@@ -1,4 +1,4 @@
-"""Whether pieces fill a tensor: every element is in exactly one."""
+"""Check that pieces cover a tensor: every element is in exactly one."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from collections.abc import Iterator, Sequence
 
 from shardwise.checkpoint.format.pieces import Piece, Saved, Tensor
 
-# Every axis that is cut doubles the corners. Meshes have three dimensions at most.
+# Every divided axis doubles the corners; meshes have at most three dimensions.
 _MOST_AXES = 8
-_BOTH = "pieces overlap, and leave elements out"
+_BOTH = "pieces overlap and leave gaps"
 
 
 def problems_of(saved: Saved) -> Iterator[tuple[str, str]]:
-    """Name of each tensor that its pieces do not fill exactly once, and what is wrong."""
+    """The name of each tensor that its pieces do not cover exactly, and the problem."""
     by_tensor: dict[str, list[Piece]] = {name: [] for name in saved.tensors}
     for piece in saved.pieces:
         if piece.tensor in by_tensor:
             by_tensor[piece.tensor].append(piece)
         else:
-            yield piece.tensor, "a piece of a tensor that is none"
+            yield piece.tensor, "has a piece but is not a tensor of the checkpoint"
     for name, pieces in by_tensor.items():
         if why := uncovered(saved.tensors[name], pieces):
             yield name, why
 
 
 def uncovered(tensor: Tensor, pieces: Sequence[Piece]) -> str:
-    """What is wrong with how a tensor was cut, in a few words; empty where nothing is."""
+    """The problem with how a tensor is divided; empty if there is none."""
     shape, rank = tensor.shape, len(tensor.shape)
     if len(pieces) == 1 and pieces[0].sizes == shape and not any(pieces[0].offsets):
-        return "" if len(pieces[0].offsets) == rank else "a piece at no place of it"
+        return "" if len(pieces[0].offsets) == rank else "a piece has no valid offset"
     held = 0
     for _, offsets, sizes, *_ in pieces:
         if len(offsets) != rank or len(sizes) != rank:
-            return f"a piece of {len(sizes)} dimensions where it has {rank}"
+            return f"a piece has {len(sizes)} dimensions, the tensor has {rank}"
         if any(o + s > n for o, s, n in zip(offsets, sizes, shape, strict=True)):
-            return f"the piece at {list(offsets)} of {list(sizes)} lies outside of {list(shape)}"
+            return f"the piece at {list(offsets)} of size {list(sizes)} exceeds {list(shape)}"
         held += math.prod(sizes)
     if held > tensor.numel:
         return "pieces overlap"
@@ -46,18 +46,18 @@ def uncovered(tensor: Tensor, pieces: Sequence[Piece]) -> str:
 
 
 def _untiled(tensor: Tensor, pieces: Sequence[Piece]) -> str:
-    """Whether boxes are the whole, by their corners alone.
+    """Compare corners: those of all pieces must cancel except those of the full tensor.
 
-    How often each element is held is a function of its place, and the signed corners of a box are
-    its differences along every axis. Functions are equal where their differences are: the corners
-    of all pieces must cancel but for those of the whole.
+    How often each element is covered is a function of its position, and the signed corners of a
+    box are the differences of that function along every axis. Equal differences mean equal
+    functions.
     """
     axes = [a for a, n in enumerate(tensor.shape) if any(piece.sizes[a] != n for piece in pieces)]
     if len(axes) > _MOST_AXES:
-        return f"is cut along {len(axes)} axes, more than can be checked"
+        return f"is divided along {len(axes)} axes, at most {_MOST_AXES} can be checked"
     boxes = [(piece.offsets, piece.sizes, 1) for piece in pieces if 0 not in piece.sizes]
     if len(axes) == 1:
-        # Nearly always: one behind the other.
+        # The common case: pieces in a row along one axis.
         at, axis = 0, axes[0]
         for begin, size in sorted((offsets[axis], sizes[axis]) for offsets, sizes, _ in boxes):
             if begin != at:

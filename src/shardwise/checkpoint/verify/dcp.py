@@ -1,24 +1,24 @@
-"""Whether a checkpoint that torch saved, with no more than torch has, is what was saved."""
+"""Verify a checkpoint of torch.distributed.checkpoint (DCP) with the checksums torch stores."""
 
 from __future__ import annotations
 
 import math
 
 from shardwise.checkpoint.foreign import metadata
-from shardwise.checkpoint.format.folder import Folder, read_whole
+from shardwise.checkpoint.format.folder import Folder, read_file
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import DTYPES, Piece, Saved
 from shardwise.checkpoint.verify.coverage import problems_of
 from shardwise.checkpoint.verify.findings import Checked, Finding, Progress
-from shardwise.checkpoint.verify.layout import and_with_it, by_file, cut_off, lay_out
+from shardwise.checkpoint.verify.layout import by_file, lay_out, lost_with, truncated_tensors
 from shardwise.checkpoint.verify.scan import Archive, Task, scan
 
-_NOTE = "torch stores no checksum of .metadata: that it makes sense was checked, not its bytes"
+_NOTE = ".metadata has no checksum: its consistency was checked, not its bytes"
 
 
 def check_torch(folder: Folder, progress: Progress, processes: int | None) -> Checked:
     try:
-        saved = metadata.read_metadata(read_whole(folder, metadata.NAME))
+        saved = metadata.read_metadata(read_file(folder, metadata.NAME))
     except FileNotFoundError:
         why = "is missing"
     except UntrustedError as error:
@@ -40,9 +40,9 @@ def _check(folder: Folder, saved: Saved, progress: Progress, processes: int | No
         tasks += [found] if found else []
     findings += scan(folder, tasks, progress, processes)
     for name in folder.names():
-        # Others keep files of their own here; only these could be taken for a part of it.
+        # Other tools keep their files here; only .distcp files look like part of a checkpoint.
         if name.endswith(".distcp") and name not in files:
-            findings.append(Finding("stale", name, "", "nothing in it belongs to this checkpoint"))
+            findings.append(Finding("stale", name, "", "does not belong to this checkpoint"))
     read = sum(task.bytes for task in tasks)
     files_read, tensors = len(files) + 1, len(saved.tensors)
     return Checked(folder.url, "dcp", files_read, tensors, read, findings, (_NOTE,))
@@ -51,27 +51,27 @@ def _check(folder: Folder, saved: Saved, progress: Progress, processes: int | No
 def _task(
     folder: Folder, file: str, pieces: list[Piece], saved: Saved, findings: list[Finding]
 ) -> Task | None:
-    """A file to be read; None where it is not there."""
+    """The task to read a file; None if it is missing."""
     try:
         size = folder.size(file)
     except FileNotFoundError:
-        findings.append(Finding("broken", file[:200], "", f"is missing{and_with_it(pieces)}"))
+        findings.append(Finding("broken", file[:200], "", f"is missing{lost_with(pieces)}"))
         return None
     except (UntrustedError, OSError) as error:
-        findings.append(Finding("broken", file[:200], "", f"{error}{and_with_it(pieces)}"))
+        findings.append(Finding("broken", file[:200], "", f"{error}{lost_with(pieces)}"))
         return None
     layout = lay_out(pieces, 0, size)
-    if layout.cut:
-        end = max(piece.start + piece.length for piece in layout.cut)
-        why = f"has {size:,} of {end:,} bytes{cut_off(layout.cut)}"
+    if layout.truncated:
+        end = max(piece.start + piece.length for piece in layout.truncated)
+        why = f"has {size:,} of {end:,} bytes{truncated_tensors(layout.truncated)}"
         findings.append(Finding("broken", file, "", why))
     for piece in layout.overlapping:
-        why = "begins before another tensor ends"
+        why = "overlaps another tensor"
         findings.append(Finding("broken", file, str(piece), why))
     for begin, end in layout.gaps:
-        why = f"bytes {begin:,} to {end:,} belong to nothing"
+        why = f"bytes {begin:,} to {end:,} belong to no tensor"
         findings.append(Finding("stale", file, "", why))
-    return Task(folder.url, file, [_archive(piece, saved) for piece in layout.right])
+    return Task(folder.url, file, [_archive(piece, saved) for piece in layout.readable])
 
 
 def _archive(piece: Piece, saved: Saved) -> Archive:

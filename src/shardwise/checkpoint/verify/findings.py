@@ -1,4 +1,4 @@
-"""What is found in a checkpoint."""
+"""The findings of a verified checkpoint."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 Kind = Literal["shardwise", "dcp", "safetensors"]
-# Not what was saved; nothing says what was saved; not needed by anything that was.
+# broken: differs from what was saved; unverifiable: has no checksum; stale: belongs to nothing.
 Severity = Literal["broken", "unverifiable", "stale"]
 
-# Told how many bytes were read since it was told last.
+# Called with the bytes read since the last call.
 Progress = Callable[[int], None]
 
 
 class Finding(NamedTuple):
-    """Something about a file, or about a tensor in it; both may be empty."""
+    """A finding about a file, or about a tensor in it; both may be empty."""
 
     severity: Severity
     file: str
@@ -26,7 +26,7 @@ class Finding(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """One checkpoint. `bytes` have been read and held against a checksum."""
+    """A verified checkpoint. `bytes` were compared with a checksum."""
 
     url: str
     kind: Kind
@@ -34,7 +34,7 @@ class Checked(NamedTuple):
     tensors: int
     bytes: int
     findings: list[Finding]
-    # What anyone who relies on the answer should know.
+    # Limits of the verification.
     notes: tuple[str, ...] = ()
 
     @property
@@ -43,7 +43,7 @@ class Checked(NamedTuple):
 
     @property
     def intact(self) -> bool:
-        """Nothing is known to be wrong; some of it may be unverifiable."""
+        """Whether nothing is broken; parts may be unverifiable."""
         return not self.broken
 
     @property

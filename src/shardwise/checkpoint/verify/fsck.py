@@ -1,7 +1,6 @@
-"""Whether a checkpoint is whole and is what was saved: ours, torch's own, or Hugging Face's.
+"""Verify a checkpoint's integrity: Shardwise, torch DCP, or Hugging Face safetensors.
 
-Nothing in it is run, nothing outside of it is opened, and only what has a checksum is called
-intact. Needs no torch.
+Nothing in it is executed and nothing outside it is opened. Needs no torch.
 """
 
 from __future__ import annotations
@@ -16,45 +15,49 @@ from shardwise.checkpoint.format.place import step_of
 from shardwise.checkpoint.format.run_folder import place_of_run
 from shardwise.checkpoint.verify.dcp import check_torch
 from shardwise.checkpoint.verify.findings import Checked, Finding, Kind, Progress
-from shardwise.checkpoint.verify.ours import check_ours
+from shardwise.checkpoint.verify.shardwise import check_shardwise
 from shardwise.spec.record import SpecError
 
 __all__ = ["Checked", "Finding", "Found", "check", "find_checkpoints", "kind_of"]
 
 
 class Found(NamedTuple):
-    """Checkpoints, the oldest first, and what lies beside them that is none."""
+    """Checkpoints, oldest first, and the names of incomplete ones, which are not checked."""
 
     folders: list[Folder]
-    beside: list[str]
+    incomplete: list[str]
 
 
 def find_checkpoints(url: str) -> Found:
-    """The checkpoint at a path or URL, or all those of a run; raises SpecError if there is none."""
+    """The checkpoint at a path or URL, or all of a run; raises SpecError if there is none."""
     path = Path(url)
     if not is_remote(url):
         if path.is_file() and path.suffix == safetensors.SUFFIX:
             return Found([safetensors.LinkedFolder(path.parent, path.name)], [])
         if not path.is_dir():
-            what = "is no folder and no .safetensors file" if path.exists() else "is not there"
-            raise SpecError(f"fsck: {url} {what}")
+            if not path.exists():
+                raise SpecError(f"fsck: {url} does not exist; give a checkpoint or a run folder")
+            raise SpecError(f"fsck: {url} is neither a folder nor a .safetensors file")
     folder = find_folder(url)
     if kind_of(folder) is not None:
         return Found([folder], [])
     place = place_of_run(url)
-    beside = [] if is_remote(place.url) else _beside(Path(place.url))
+    incomplete = [] if is_remote(place.url) else _incomplete(Path(place.url))
     if steps := place.steps():
-        return Found([place.folder(step) for step in steps], beside)
-    if beside:
-        raise SpecError(f"fsck: {place.url} holds no finished checkpoint, only {beside[0]}")
+        return Found([place.folder(step) for step in steps], incomplete)
+    if incomplete:
+        raise SpecError(
+            f"fsck: {place.url} has no complete checkpoint, only {incomplete[0]}; "
+            "give another folder"
+        )
     raise SpecError(
-        f"fsck: {url} holds no checkpoint: no {manifest.NAME}, no {metadata.NAME}, no "
-        f"{safetensors.SUFFIX} file and no step-… folder"
+        f"fsck: {url} contains no checkpoint; give a folder with {manifest.NAME}, "
+        f"{metadata.NAME}, {safetensors.SUFFIX} files or step-… folders"
     )
 
 
 def kind_of(folder: Folder) -> Kind | None:
-    """By the files in it; one of ours is known by its name even without a manifest."""
+    """The format of a checkpoint, by its files; None if it is none."""
     if isinstance(folder, safetensors.LinkedFolder):
         return "safetensors"
     if isinstance(folder, LocalFolder):
@@ -75,21 +78,21 @@ def kind_of(folder: Folder) -> Kind | None:
 def check(
     folder: Folder, progress: Progress = lambda _: None, processes: int | None = None
 ) -> Checked:
-    """Read all of it that has a checksum, once. Raises SpecError where there is no checkpoint."""
+    """Verify every byte that has a checksum; raise SpecError if there is no checkpoint."""
     kind = kind_of(folder)
     if kind == "shardwise":
-        return check_ours(folder, progress, processes)
+        return check_shardwise(folder, progress, processes)
     if kind == "dcp":
         return check_torch(folder, progress, processes)
     if kind == "safetensors":
         if type(folder) is LocalFolder:
             folder = safetensors.LinkedFolder(folder.path)
         return safetensors.check_safetensors(folder)
-    raise SpecError(f"fsck: {folder.url} holds no checkpoint")
+    raise SpecError(f"fsck: {folder.url} contains no checkpoint")
 
 
-def _beside(path: Path) -> list[str]:
-    """Folders of a step that were not finished, or were set aside."""
+def _incomplete(path: Path) -> list[str]:
+    """Folders of steps that were not completed, or were set aside as broken."""
     if not path.is_dir():
         return []
     names = sorted(one.name for one in path.iterdir() if one.is_dir())

@@ -1,4 +1,4 @@
-"""How pieces lie in one file: one behind the other, or not."""
+"""Check the order of pieces in a file: overlaps, gaps and truncation."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from shardwise.checkpoint.format.pieces import Piece
 
 
 class Layout(NamedTuple):
-    """Pieces in their order; `right` can be read, and no byte of it is read twice."""
+    """Pieces in order; `readable` ones do not overlap."""
 
-    right: list[Piece]
+    readable: list[Piece]
     # Begin before another ends.
     overlapping: list[Piece]
-    # End behind the end of the file.
-    cut: list[Piece]
-    # Begin and end of bytes of no piece.
+    # Extend beyond the end of the file.
+    truncated: list[Piece]
+    # Begin and end of bytes that belong to no piece.
     gaps: list[tuple[int, int]]
 
 
 def lay_out(pieces: Iterable[Piece], begin: int, size: int) -> Layout:
-    """In a file of `size` bytes, of which pieces may have those from `begin` on."""
+    """Lay out pieces in a file of `size` bytes, whose data begins at `begin`."""
     layout = Layout([], [], [], [])
     at = begin
     for piece in sorted(pieces, key=lambda one: (one.start, one.length)):
         end = piece.start + piece.length
         if end > size:
-            layout.cut.append(piece)
+            layout.truncated.append(piece)
             continue
         if piece.start < at:
             layout.overlapping.append(piece)
             continue
         if piece.start > at:
             layout.gaps.append((at, piece.start))
-        layout.right.append(piece)
+        layout.readable.append(piece)
         at = end
-    if at < size and not layout.cut:
+    if at < size and not layout.truncated:
         layout.gaps.append((at, size))
     return layout
 
@@ -48,14 +48,14 @@ def by_file(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
     return found
 
 
-def and_with_it(pieces: Iterable[Piece]) -> str:
-    """The end of a sentence about a file that is not there."""
-    return f", and with it {names}" if (names := _some(pieces)) else ""
+def lost_with(pieces: Iterable[Piece]) -> str:
+    """The tensors lost with a missing file, as the end of a sentence."""
+    return f"; lost with it: {names}" if (names := _some(pieces)) else ""
 
 
-def cut_off(pieces: Iterable[Piece]) -> str:
-    """The end of a sentence about a file that ends before these do."""
-    return f"; cut off: {names}" if (names := _some(pieces)) else ""
+def truncated_tensors(pieces: Iterable[Piece]) -> str:
+    """The tensors truncated with a file, as the end of a sentence."""
+    return f"; truncated: {names}" if (names := _some(pieces)) else ""
 
 
 def _some(pieces: Iterable[Piece]) -> str:

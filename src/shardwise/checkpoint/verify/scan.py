@@ -1,7 +1,7 @@
-"""Bytes read and held against their checksums, on as many cores as it pays to use.
+"""Compare bytes with their checksums, in parallel.
 
-Work is cut into tasks of a few hundred megabytes along tensors and blocks, so that one large file
-keeps as many processes busy as many small ones do.
+Work is divided into tasks of a few hundred megabytes, so that one large file is read in parallel
+like many small ones.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from shardwise.checkpoint.verify.findings import Finding, Progress
 from shardwise.checkpoint.verify.window import Window
 
 _LEAST_TASK, _MOST_TASK = 2**25, 2**28
-# To start processes takes as long as one needs to read this much.
-_WORTH = 2**32
-# Stores answer slowly, and many at once: that many, each with this much to do.
-_CONNECTIONS, _WORTH_REMOTE = 16, 2**26
+# Below this many bytes one process is faster than starting several.
+_MIN_PARALLEL = 2**32
+# Concurrent connections to an object store, each for at least this many bytes.
+_CONNECTIONS, _MIN_PER_CONNECTION = 16, 2**26
 
 
 class Block(NamedTuple):
-    """Bytes with one checksum; `tensor` is empty where they belong to none."""
+    """Bytes with one checksum; `tensor` is empty if they belong to none."""
 
     tensor: str
     start: int
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 class Archive(NamedTuple):
-    """Bytes that torch wrote for a tensor, or, where `holds` is None, for another object."""
+    """Bytes that torch wrote for a tensor, or for another object if `holds` is None."""
 
     tensor: str
     start: int
@@ -46,7 +46,7 @@ class Archive(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Parts of one file, in their order."""
+    """Parts of one file, in order."""
 
     url: str
     file: str
@@ -58,7 +58,7 @@ class Task(NamedTuple):
 
 
 def blocks_of(piece: Piece) -> Iterator[Block]:
-    """A piece that has checksums."""
+    """The blocks of a piece with checksums."""
     for (begin, end), crc32 in zip(blocks(piece.length), piece.crc32 or (), strict=True):
         yield Block(str(piece), piece.start + begin, end - begin, crc32)
 
@@ -66,14 +66,14 @@ def blocks_of(piece: Piece) -> Iterator[Block]:
 def scan(
     folder: Folder, work: Iterable[Task], progress: Progress, processes: int | None
 ) -> Iterator[Finding]:
-    """Whatever is not as it was saved. `processes` is at most how many read; None: one a core."""
+    """All bytes that differ from what was saved; at most `processes` read, None: one per core."""
     work = list(work)
     total = sum(task.bytes for task in work)
     remote = is_remote(folder.url)
     if remote:
-        count = min(processes or _CONNECTIONS, max(1, total // _WORTH_REMOTE))
+        count = min(processes or _CONNECTIONS, max(1, total // _MIN_PER_CONNECTION))
     else:
-        count = (processes or _cores()) if total >= _WORTH else 1
+        count = (processes or _cores()) if total >= _MIN_PARALLEL else 1
     most = min(_MOST_TASK, max(_LEAST_TASK, total // (8 * count)))
     tasks = [part for task in work for part in _cut(task, most)]
     if count < 2 or len(tasks) < 2:
@@ -82,7 +82,7 @@ def scan(
             progress(task.bytes)
         return
     with _pool(remote, count) as pool:
-        for task, found in zip(tasks, pool.map(_read_again, tasks), strict=True):
+        for task, found in zip(tasks, pool.map(_read_in_process, tasks), strict=True):
             progress(task.bytes)
             yield from found
 
@@ -93,7 +93,7 @@ def _cores() -> int:
 
 def _pool(remote: bool, count: int) -> Executor:
     if remote:
-        # These wait for a network, and share its connections.
+        # Threads wait for the network and share connections.
         return ThreadPoolExecutor(count)
     return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("forkserver"))
 
@@ -111,8 +111,8 @@ def _cut(task: Task, most: int) -> Iterator[Task]:
         yield task._replace(parts=parts)
 
 
-def _read_again(task: Task) -> list[Finding]:
-    """In a process that has no folder yet."""
+def _read_in_process(task: Task) -> list[Finding]:
+    """Read a task in a worker process."""
     return list(_read(find_folder(task.url), task))
 
 
@@ -121,7 +121,7 @@ def _read(folder: Folder, task: Task) -> Iterator[Finding]:
         with folder.open(task.file) as file:
             yield from _compare(Window(file), task.file, task.parts)
     except EOFError:
-        yield Finding("broken", task.file, "", "became shorter while it was read")
+        yield Finding("broken", task.file, "", "was truncated while it was read")
     except OSError as error:
         yield Finding("broken", task.file, "", f"cannot be read: {error.strerror or error}")
     except UntrustedError as error:
@@ -137,5 +137,5 @@ def _compare(window: Window, file: str, parts: Sequence[Block | Archive]) -> Ite
         value = window.crc32(part.start, part.length)
         if value != part.crc32:
             where = f"bytes {part.start:,} to {part.start + part.length:,}"
-            why = f"{where} have checksum {value:08x}, saved with {part.crc32:08x}"
+            why = f"{where} have checksum {value:08x}, expected {part.crc32:08x}"
             yield Finding("broken", file, part.tensor, why)

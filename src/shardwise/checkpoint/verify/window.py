@@ -1,4 +1,4 @@
-"""A file read front to back through one buffer that stays in the processor's cache."""
+"""Read a file sequentially through one buffer that fits in the processor's cache."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from typing import BinaryIO, cast
 
 from shardwise.checkpoint.format.checksum import crc32
 
-# Large enough that calls cost nothing, small enough for the cache of a core.
+# Large enough to make calls cheap, small enough for the cache of a core.
 BUFFER = 2**20
 
 
 class Window:
-    """What lies in the buffer is not read again; what is asked for must be in the file.
-
-    Raises EOFError where the file ends before.
-    """
+    """A buffered view of a file; raises EOFError if the file ends early."""
 
     def __init__(self, file: BinaryIO, buffer: bytearray | None = None) -> None:
-        # Such files can read into a buffer, though the type of most does not say so.
+        # These files support readinto, though BinaryIO does not declare it.
         self._file = cast(RawIOBase, file)
         self._view = memoryview(buffer if buffer is not None else bytearray(BUFFER))
         self._begin, self._held, self._at = 0, 0, 0
@@ -32,7 +29,7 @@ class Window:
         return value
 
     def read(self, start: int, length: int) -> bytes:
-        """A few bytes anywhere; what the buffer holds stays there."""
+        """Read a few bytes anywhere, without replacing the buffer."""
         inside = start - self._begin
         if inside >= 0 and inside + length <= self._held:
             return bytes(self._view[inside : inside + length])
@@ -48,7 +45,7 @@ class Window:
         return b"".join(parts)
 
     def hold(self, start: int, length: int) -> None:
-        """Have as many of these bytes in the buffer as it takes."""
+        """Load as many of these bytes into the buffer as fit."""
         inside = start - self._begin
         if inside < 0 or inside + min(length, len(self._view)) > self._held:
             self._fill(start)

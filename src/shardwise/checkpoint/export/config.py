@@ -1,4 +1,4 @@
-"""What Hugging Face needs beside weights: which model they are of."""
+"""Write the config.json that Hugging Face needs with exported weights."""
 
 from __future__ import annotations
 
@@ -20,56 +20,57 @@ from shardwise.units.build import build_module
 _GENERATION = "generation_config.json"
 
 
-def model_of(told: Manifest) -> Model | None:
-    """The model that was trained, as the checkpoint itself says; None where it does not."""
-    table = told.run.get("model")
+def model_of(manifest: Manifest) -> Model | None:
+    """The model of a checkpoint, from its manifest; None if it does not name one."""
+    table = manifest.run.get("model")
     if not isinstance(table, dict):
         return None
     kind = ModuleRef if "factory" in table else ModelSpec if "family" in table else ConfigRef
     return kind.read(table, where="model")
 
 
-def write_about(folder: Path, model: Model | None, saved: Saved, dtype: str) -> str:
-    """Write config.json and generation_config.json; or why not, in a few words.
+def write_config(folder: Path, model: Model | None, saved: Saved, dtype: str) -> str:
+    """Write config.json and generation_config.json; return why not, or an empty string.
 
-    Raises SpecError where the model that is built now is not the one that was saved.
+    Raises SpecError if the model built now differs from the saved one.
     """
     if model is None:
-        return "the checkpoint does not say which model it is of"
+        return "the checkpoint does not name its model"
     if isinstance(model, ModuleRef):
-        return f"{model.factory} is no model of transformers"
+        return f"{model.factory} is not a transformers model"
     if model.config is not None and not Path(model.config).exists():
         raise SpecError(
-            f"model: {model.config} is not there; start this where the training was started"
+            f"model: {model.config} does not exist; run this command in the folder in which "
+            "training was started"
         )
-    # Names and shapes are all that is looked at.
+    # Only names and shapes are needed.
     with torch.device("meta"):
         module: Any = build_module(model)
     _compare(module, saved)
     config = module.config
     config.architectures = [type(module).__name__]
     config.dtype = getattr(torch, dtype)
-    # Training has no use for a cache of keys and values, but whoever generates has.
+    # Generation needs the cache of keys and values that training turns off.
     config.use_cache = True
     write_synced(folder / "config.json", config.to_json_string().encode())
     if module.can_generate():
-        given = _beside(model, _GENERATION)
+        given = _file_of_model(model, _GENERATION)
         text = given.read_bytes() if given else module.generation_config.to_json_string().encode()
         write_synced(folder / _GENERATION, text)
     return ""
 
 
-def _beside(model: ModelSpec | ConfigRef, name: str) -> Path | None:
-    """A file in the folder that a model was taken from."""
+def _file_of_model(model: ModelSpec | ConfigRef, name: str) -> Path | None:
+    """A file in the folder of the model's config.json; None if it does not exist."""
     if model.config is None:
         return None
     path = Path(model.config)
-    found = (path if path.is_dir() else path.parent) / name
-    return found if found.is_file() else None
+    file = (path if path.is_dir() else path.parent) / name
+    return file if file.is_file() else None
 
 
 def _compare(module: nn.Module, saved: Saved) -> None:
-    """Whether weights are those of a model, tied ones once."""
+    """Raise SpecError unless the saved weights match the model."""
     weights = {f"{state.MODEL}.{name}": p for name, p in state.parameters_of(module).items()}
     now = {name: tuple(t.shape) for name, t in {**weights, **state.buffers_of(module)}.items()}
     before = {
@@ -81,10 +82,10 @@ def _compare(module: nn.Module, saved: Saved) -> None:
         if now.get(name) != before.get(name):
             was, built_as = (_shape(table.get(name)) for table in (before, now))
             raise SpecError(
-                f"model: {name.partition('.')[2]} {was} in the checkpoint and {built_as} in what "
-                "is built now; export with the config.json and transformers of the training"
+                f"model: {name.partition('.')[2]} {was} in the checkpoint and {built_as} in the "
+                "model built now; use the config.json and transformers version of the training"
             )
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
-    return "is not there" if shape is None else f"is {list(shape)}"
+    return "is missing" if shape is None else f"has shape {list(shape)}"

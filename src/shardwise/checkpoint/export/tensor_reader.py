@@ -1,4 +1,4 @@
-"""A tensor as a whole again, from the pieces that ranks saved; nothing in it was not verified."""
+"""Read full tensors from the pieces that ranks saved, verifying every byte."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shardwise.checkpoint.format.folder import Folder
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Piece, Saved
 
-# A checkpoint of many ranks has more files than a process may have open.
-_MOST_OPEN = 128
+# A checkpoint of many ranks has more files than a process may open.
+_MAX_OPEN_FILES = 128
 
 
 class TensorReader:
     """Reads the tensors of one checkpoint, one at a time.
 
-    Its index must have been checked: pieces fill their tensors.
+    The index must have been checked: the pieces cover their tensors.
     """
 
     def __init__(self, folder: Folder, saved: Saved) -> None:
@@ -30,29 +30,31 @@ class TensorReader:
         self._open: dict[str, BinaryIO] = {}
 
     def read(self, name: str) -> torch.Tensor:
-        """Raises CorruptError, which names the file and the tensor."""
+        """Return a tensor; raise CorruptError, which names the file and the tensor."""
         tensor = self._tensors[name]
-        whole = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+        full = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
         for piece in self._pieces[name]:
-            self._fill(piece, _box(whole, piece))
-        return whole
+            self._fill(piece, _slice_of(full, piece))
+        return full
 
-    def _fill(self, piece: Piece, box: torch.Tensor) -> None:
-        room = box if box.is_contiguous() else torch.empty(box.shape, dtype=box.dtype)
+    def _fill(self, piece: Piece, target: torch.Tensor) -> None:
+        buffer = target
+        if not target.is_contiguous():
+            buffer = torch.empty(target.shape, dtype=target.dtype)
         try:
             file = self._file(piece.file)
-            read_blocks(file, piece, range(len(piece.crc32 or ())), bytes_of(room))
+            read_blocks(file, piece, range(len(piece.crc32 or ())), bytes_of(buffer))
         except (OSError, UntrustedError) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise CorruptError(f"{piece.file}: {piece}: cannot be read: {why}") from None
-        if room is not box:
-            box.copy_(room)
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise CorruptError(f"{piece.file}: {piece}: cannot be read: {reason}") from None
+        if buffer is not target:
+            target.copy_(buffer)
 
     def _file(self, name: str) -> BinaryIO:
         file = self._open.pop(name, None)
         if file is None:
-            if len(self._open) >= _MOST_OPEN:
-                # The one that was not asked for the longest.
+            if len(self._open) >= _MAX_OPEN_FILES:
+                # Close the least recently used one.
                 self._open.pop(next(iter(self._open))).close()
             file = self._folder.open(name)
         self._open[name] = file
@@ -67,9 +69,9 @@ class TensorReader:
         self._open.clear()
 
 
-def _box(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """The part of a tensor that a piece is."""
-    box = whole
+def _slice_of(full: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """A view of the part of a tensor that a piece holds."""
+    part = full
     for axis, (begin, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
-        box = box.narrow(axis, begin, size)
-    return box
+        part = part.narrow(axis, begin, size)
+    return part

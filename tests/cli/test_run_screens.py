@@ -1,0 +1,174 @@
+"""Screens of the commands that train, check and verify, and their answers to invalid input."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from shardwise.api import estimate_run
+from shardwise.calibrate.fit import CPU, Fit
+from shardwise.calibrate.machine.collectives import Collective, Message
+from shardwise.calibrate.machine.compute import Compute, Product
+from shardwise.calibrate.machine.line import Line
+from shardwise.calibrate.machine.measure import Machine
+from shardwise.calibrate.machine.timing import Timing
+from shardwise.calibrate.runs import Observation, units_of
+from shardwise.checkpoint.dcp.load import Loaded
+from shardwise.checkpoint.export.weights import ExportedWeights
+from shardwise.checkpoint.format.manifest import Manifest
+from shardwise.checkpoint.verify.fsck import check, find_checkpoints
+from shardwise.report.calibrate import print_fit
+from shardwise.report.doctor import print_checks
+from shardwise.report.export_weights import print_exported
+from shardwise.report.fsck import print_checked
+from shardwise.report.machine import print_machine
+from shardwise.report.train import TrainScreen
+from shardwise.spec.calibration import Calibration
+from shardwise.spec.run import RunSpec, read_run
+from shardwise.step import MemoryProfile, TimeProfile
+from shardwise.train.doctor import Check
+from shardwise.train.run import Result
+from tests.checkpoint.ours import write_ours
+from tests.command import refusal
+from tests.screens import assert_screen
+
+RUN = 'model = "gpt2"\ncluster = "1x2xCPU"\nstrategy = "zero3"\n[train]\nsteps = 200\n'
+
+
+@pytest.fixture(autouse=True)
+def columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunSpec:
+    (tmp_path / "run.toml").write_text(RUN)
+    return read_run(tmp_path / "run.toml").resolved()
+
+
+VALUES = {"loss": 3.25, "gradient_norm": 1.5, "skipped": 0.0, "tokens_per_s": 4096.0, "step_s": 0.5}
+
+
+def test_a_training_from_start_to_end(run: RunSpec, capsys: pytest.CaptureFixture[str]) -> None:
+    predicted = estimate_run(run)
+    peak = predicted.known_memory.peak_allocated_bytes
+    measured = predicted._replace(
+        memory=MemoryProfile(peak_allocated_bytes=peak, terms=predicted.known_memory.terms),
+        time=TimeProfile(step_s=0.5, step_s_spread=(0.45, 0.6)),
+    )
+    folder = Path("runs/it")
+    screen = TrainScreen("shardwise train run.toml --name it --resume")
+    manifest = Manifest(step=20, world=2, sequences=640, run={}, versions={})
+    loaded = Loaded(manifest, ["step-00000030: tensors.json does not match its checksum"])
+    screen.started(run, predicted, folder, loaded)
+    screen.logged(40, VALUES)
+    screen.logged(200, {**VALUES, "skipped": 2.0})
+    screen.ended(Result("done", 200, folder, predicted, measured, VALUES))
+    text = capsys.readouterr().out
+    # The memory of this machine.
+    assert_screen("train", re.sub(r"of [\d.]+ GiB per", "of 8.00 GiB per", text))
+
+
+def test_a_training_that_a_signal_stops(run: RunSpec, capsys: pytest.CaptureFixture[str]) -> None:
+    predicted, folder = estimate_run(run), Path("runs/it")
+    screen = TrainScreen("shardwise train run.toml --name it --resume")
+    saved = "runs/it/checkpoints/step-00000120"
+    stopped = Result("stopped", 120, folder, predicted, None, VALUES, (), 2, saved)
+    screen.ended(stopped)
+    screen.ended(stopped._replace(steps=0, stopped_by=10, checkpoint=None))
+    screen.ended(stopped._replace(reason="data ended", stopped_by=None))
+    assert_screen("train-ends", capsys.readouterr().out)
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    checks = [
+        Check("memory headroom", True, "needs 11.2 GiB, 63.9 GiB usable on 8xH100-SXM, predicted"),
+        Check("data readable", None, "my.data:batches is checked below"),
+        Check("equal micro-batch counts", True, "2 per step on each of 2 ranks"),
+    ]
+    print_checks(checks, 2)
+    wrong = Check("data readable", False, "data.path: gone.jsonl does not exist")
+    print_checks([*checks[:1], wrong], 2)
+    assert_screen("doctor", capsys.readouterr().out)
+
+
+def test_fsck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (10, 20):
+        write_ours(tmp_path / f"step-{step:08d}", {"weight": np.arange(64, dtype=np.float32)})
+    (tmp_path / "step-00000030.unfinished").mkdir()
+    damaged = tmp_path / "step-00000020" / "1.safetensors"
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    found = find_checkpoints(str(tmp_path))
+    checked = [check(folder) for folder in found.folders]
+    assert [one.intact for one in checked] == [True, False]
+    print_checked(checked, found.incomplete, 0.5)
+    assert_screen("fsck", capsys.readouterr().out.replace(str(tmp_path), "checkpoints"))
+
+
+def test_export_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    exported = ExportedWeights(
+        20, "exported", 2_471_645_608, 147, ("bfloat16",), files, "",
+        ("step-00000030: rank-00001.safetensors is missing",),
+    )  # fmt: skip
+    print_exported(exported)
+    print_exported(exported._replace(no_config="my.model:make is not a transformers model"))
+    assert_screen("export-weights", capsys.readouterr().out)
+
+
+def test_calibrate_by_measuring(capsys: pytest.CaptureFixture[str]) -> None:
+    timing = Timing((0.01, 0.011, 0.012, 0.5))
+    compute = Compute([Product("bf16", 1024, timing)], 5e10, 2e10, 1.5e10, 4e-6, 8e9)
+    line = Line(2e-5, 1.25e9, (1.1e9, 1.4e9), 0.998)
+    collective = Collective("all_gather", "inside a node", 2, [Message(1 << 20, timing)], line)
+    machine = Machine("CPU", "gloo", 8 << 30, 1, 2, compute, [collective], 0.25)
+    print_machine(machine, 31.0)
+    assert_screen("calibrate", capsys.readouterr().out)
+
+
+def test_calibrate_from_runs(run: RunSpec, capsys: pytest.CaptureFixture[str]) -> None:
+    observation = Observation(run, units_of(run), 0.5, None, None)
+    fit = Fit(Calibration(**CPU._asdict(), source="fitted", interval=(-0.08, 0.11)), [0.021])
+    print_fit(run.cluster, [observation], fit, [Path("runs/a")])
+    assert_screen("calibrate-from-runs", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "location"),
+    [
+        (("train", "gone.toml"), "gone.toml"),
+        (("train", "run.toml", "--resume"), "--resume"),
+        (("train", "wrong.toml"), "train.stepss"),
+        (("doctor", "gone.toml"), "gone.toml"),
+        (("doctor", "wrong.toml"), "train.stepss"),
+        (("doctor", "text.toml"), "text.toml"),
+        (("calibrate", "-o", "cluster.json"), "--output"),
+        (("calibrate", "--from-run", "gone"), "gone"),
+        (("calibrate", "--network", "fast"), "--network"),
+        (("fsck", "gone"), "gone"),
+        (("fsck", "run.toml"), "run.toml"),
+        (("fsck", "."), "fsck"),
+        (("export-weights", "gone", "-o", "out"), "gone"),
+        (("export-weights", ".", "-o", "out", "--shard-size", "many"), "--shard-size"),
+        (("export-weights", ".", "-o", "nowhere/out"), "--output"),
+    ],
+)
+def test_invalid_input_is_one_sentence_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], location: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(RUN)
+    (tmp_path / "wrong.toml").write_text(RUN.replace("steps", "stepss"))
+    (tmp_path / "text.toml").write_text("a run, please")
+    problems = refusal(*words)
+    assert len(problems) == 1
+    assert location in problems[0]
+    assert "\n" not in problems[0]
