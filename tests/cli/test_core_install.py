@@ -1,4 +1,4 @@
-"""The core install in a fresh virtual environment: small, working, and quick to start."""
+"""The core install in a fresh virtual environment: small, complete, and quick to start."""
 
 from __future__ import annotations
 
@@ -37,19 +37,18 @@ def test_it_pulls_in_nothing_heavy(core: Path) -> None:
 
 
 def test_estimate_works_in_it(core: Path) -> None:
-    command = [
-        "estimate",
-        "--model",
-        "llama-3-70b",
-        "--cluster",
-        "8x8xH100-SXM",
-        "--recompute",
-        "full",
-    ]
+    words = ("--model", "llama-3-70b", "--cluster", "8x8xH100-SXM", "--recompute", "full", "--json")
     done = subprocess.run(
-        [core / "shardwise", *command], capture_output=True, text=True, check=True
+        [core / "shardwise", "estimate", *words], capture_output=True, text=True, check=True
     )
-    assert "Fits." in done.stdout
+    assert json.loads(done.stdout)["memory"]["verdict"] == "fits"
+
+
+def test_plans_display_in_it(core: Path, tmp_path: Path) -> None:
+    code = "import shardwise; print(shardwise.plan('gpt2', '8xH100-SXM')._repr_html_())"
+    command = [core / "python", "-I", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.startswith("<div")
 
 
 def test_a_module_needs_torch_and_says_so(core: Path, tmp_path: Path) -> None:
