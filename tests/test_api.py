@@ -130,9 +130,11 @@ def test_the_public_api_passes_strict_type_checks() -> None:
     pytest.importorskip("mypy")
     pytest.importorskip("torch")
     # The project's settings are strict too, and the gate has filled their cache.
-    command = [sys.executable, "-m", "mypy", "--strict", "--output", "json", str(TYPING)]
+    command = [sys.executable, "-m", "mypy", "--strict", "--output", "json"]
+    # Named one by one: the settings leave the wrong calls out of a folder.
+    files = [str(TYPING / name) for name in ("public_api.py", "wrong_calls.py")]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+        [*command, *files], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
     )
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     wrong = (TYPING / "wrong_calls.py").read_text().splitlines()
