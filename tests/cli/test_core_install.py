@@ -39,14 +39,14 @@ def test_it_pulls_in_nothing_heavy(core: Path) -> None:
 def test_estimate_works_in_it(core: Path) -> None:
     words = ("--model", "llama-3-70b", "--cluster", "8x8xH100-SXM", "--recompute", "full", "--json")
     done = subprocess.run(
-        [core / "shardwise", "estimate", *words], capture_output=True, text=True, check=True
+        [str(core / "shardwise"), "estimate", *words], capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout)["memory"]["verdict"] == "fits"
 
 
 def test_plans_display_in_it(core: Path, tmp_path: Path) -> None:
     code = "import shardwise; print(shardwise.plan('gpt2', '8xH100-SXM')._repr_html_())"
-    command = [core / "python", "-I", "-c", code]
+    command = [str(core / "python"), "-I", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout.startswith("<div")
 
