@@ -1,0 +1,243 @@
+"""Every reason of a plan agrees with the plan's own rows and with pricing the strategies again."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.brute_force import compare, random_problem, random_problems
+from shardwise.planning.batches import BATCH_TOLERANCE, LARGE_BATCH
+from shardwise.planning.plan import Plan, make_plan
+from shardwise.planning.price import price_one, scaled_network
+from shardwise.planning.reasons import (
+    BatchCapped,
+    Compared,
+    DataParallelEnds,
+    DoesNotFit,
+    FitsOffloaded,
+    LargeBatch,
+    LeastMemory,
+    LimitedBy,
+    LowPrecisionReduce,
+    MicroBatchGain,
+    NetworkCrossover,
+    NoRecompute,
+    Padding,
+    Reason,
+    Recomputes,
+    RiskyAlternative,
+    SingleDevice,
+    Slack,
+    StatesFit,
+    StepBatch,
+)
+from shardwise.planning.rows import Candidate
+from shardwise.planning.search import HEADROOM, HEADROOM_STEP, TIE
+from shardwise.report.reasons import reason_words, share_words
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
+
+
+def again(plan: Plan, strategy: Strategy) -> Candidate:
+    return price_one(plan.problem, plan.units, strategy)
+
+
+def check_layout(plan: Plan, winner: Candidate, reason: Reason) -> bool:
+    """The layout and recomputation, priced again. False for reasons of another kind."""
+    devices = plan.problem.cluster.devices
+    words = reason_words(reason, plan.units.blocks)
+    match reason:
+        case SingleDevice():
+            assert devices == 1
+        case StatesFit(state_bytes=size):
+            assert winner.strategy.kind == "ddp"
+            assert size <= winner.peak_bytes
+        case DoesNotFit(strategy=strategy, needed_bytes=needed, usable_bytes=usable):
+            assert again(plan, strategy).needed_bytes == pytest.approx(needed)
+            assert needed > usable == plan.limit_bytes
+            assert not any(c.layout == again(plan, strategy).layout for c in plan.layouts)
+        case Padding(share=share):
+            assert 0.05 <= share < 1
+            assert f"{share:.0%}" in words
+        case NoRecompute():
+            assert winner.strategy.recompute == "none"
+        case Recomputes():
+            kept = again(plan, winner.strategy.but(recompute="none"))
+            assert reason.needed_without_bytes == pytest.approx(kept.needed_bytes)
+            assert reason.share_of_step == pytest.approx(
+                max(0.0, 1 - kept.step_s / winner.step_s), abs=1e-9
+            )
+            assert ("does not fit" in words) == (kept.needed_bytes > plan.limit_bytes)
+        case NetworkCrossover(network=network, direction=direction):
+            here = plan.problem.cluster.network
+            assert here is not None
+            # Rounded to two digits: at most a factor of 1.05 off.
+            assert network <= here * 1.05 if direction == "below" else network >= here / 1.05
+            assert reason.layout != winner.layout
+        case _:
+            return False
+    return True
+
+
+def check_compared(plan: Plan, winner: Candidate, reason: Reason) -> bool:
+    """Another layout against its row of the table. False for reasons of another kind."""
+    words = reason_words(reason, plan.units.blocks)
+    match reason:
+        case Compared(strategy=strategy, throughput=throughput):
+            rival = again(plan, strategy)
+            assert rival.needed_bytes <= plan.limit_bytes
+            row = next(c for c in plan.layouts if c.layout == rival.layout)
+            assert row.strategy == strategy
+            ratio = row.tokens_per_s / winner.tokens_per_s - 1
+            assert throughput == pytest.approx(ratio, abs=1e-9)
+            assert rival.tokens_per_s / winner.tokens_per_s - 1 == pytest.approx(ratio, abs=1e-6)
+            if abs(throughput) >= 0.0005:
+                assert share_words(throughput) in words
+                assert ("slower" if throughput < 0 else "faster") in words
+            assert (reason.decided_by is not None) == (throughput > 0.0005)
+            for name in ("recompute", "micro_batch"):
+                differs = getattr(strategy, name) != getattr(winner.strategy, name)
+                assert (name in reason.differing) == differs
+        case _:
+            return False
+    return True
+
+
+def check_batch(plan: Plan, winner: Candidate, reason: Reason) -> bool:
+    """Tokens per step, from their factors. False for reasons of another kind."""
+    job = plan.problem.job
+    devices = plan.problem.cluster.devices
+    words = reason_words(reason, plan.units.blocks)
+    match reason:
+        case StepBatch():
+            strategy = winner.strategy
+            product = strategy.micro_batch * strategy.accumulate * devices * job.seq_len
+            assert reason.tokens == product
+            assert winner.tokens_per_s * winner.step_s == pytest.approx(product)
+            assert f"{product:,}" in words
+            if job.global_batch is not None and product != job.global_batch:
+                assert f"{job.global_batch:,}" in words
+                # Beyond the tolerance only where no whole number of sequences is closer.
+                one = devices * job.seq_len
+                closest = min(
+                    abs(max(1, n) * one / job.global_batch - 1)
+                    for n in (job.global_batch // one, math.ceil(job.global_batch / one))
+                )
+                assert abs(reason.deviation) <= max(BATCH_TOLERANCE, closest) + 1e-9
+        case MicroBatchGain(smaller=smaller, gain=gain):
+            half = again(plan, winner.strategy.but(micro_batch=smaller))
+            assert gain == pytest.approx(winner.tokens_per_s / half.tokens_per_s - 1, abs=1e-9)
+            assert share_words(gain) in words
+        case BatchCapped(limit_tokens=limit):
+            assert job.global_batch is None
+            assert job.tokens_per_step(winner.strategy) <= limit == LARGE_BATCH
+        case LargeBatch(tokens=tokens):
+            assert tokens == job.tokens_per_step(winner.strategy) > LARGE_BATCH
+        case DataParallelEnds():
+            assert winner.strategy.micro_batch == winner.strategy.accumulate == 1
+            assert f"{devices:,}" in words
+        case _:
+            return False
+    return True
+
+
+def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
+    """What limits, what is left, and tips. False for reasons of another kind."""
+    devices = plan.problem.cluster.devices
+    words = reason_words(reason, plan.units.blocks)
+    match reason:
+        case LimitedBy():
+            assert plan.limits is not None
+            if devices > 1:
+                cluster = scaled_network(plan.problem.cluster, 2.0)
+                faster = price_one(plan.problem, plan.units, winner.strategy, cluster)
+                gain = winner.step_s / faster.step_s - 1
+                assert reason.twice_network == pytest.approx(gain, abs=1e-9)
+            assert 0 <= reason.waiting_share <= 1
+        case Slack(free_bytes=free, network_factor=factor):
+            assert free == pytest.approx(plan.limit_bytes - winner.needed_bytes)
+            if factor is not None:
+                cluster = scaled_network(plan.problem.cluster, 1 / factor)
+                slower = price_one(plan.problem, plan.units, winner.strategy, cluster)
+                assert slower.step_s >= 1.05 * winner.step_s * (1 - 1e-9)
+        case RiskyAlternative(strategy=strategy, needed_bytes=needed, gain=gain):
+            risky = again(plan, strategy)
+            assert risky.needed_bytes == pytest.approx(needed)
+            assert needed > plan.limit_bytes
+            assert gain == pytest.approx(risky.tokens_per_s / winner.tokens_per_s - 1, abs=1e-6)
+        case LowPrecisionReduce(dtype=dtype, gain=gain):
+            low = again(plan, winner.strategy.but(reduce_dtype=dtype))
+            assert gain == pytest.approx(low.tokens_per_s / winner.tokens_per_s - 1, abs=1e-9)
+            assert share_words(gain) in words
+        case _:
+            return False
+    return True
+
+
+CHECKS = (check_layout, check_compared, check_batch, check_limits)
+
+
+def check_ties(plan: Plan, winner: Candidate) -> None:
+    """No row of the table is as fast as the choice and leaves a step more headroom."""
+    fastest = max(c.tokens_per_s for c in plan.layouts)
+    if winner.strategy.kind == "ddp":
+        assert winner.tokens_per_s >= 0.9 * fastest * (1 - 1e-9)
+        return
+    wanted = (1 - HEADROOM) * plan.limit_bytes
+    for other in plan.layouts:
+        nearer = other.tokens_per_s >= winner.tokens_per_s
+        missing = max(0.0, winner.needed_bytes - wanted) - max(0.0, other.needed_bytes - wanted)
+        asked = plan.problem.job.global_batch
+        tokens = plan.problem.job.tokens_per_step
+        same = asked is None or tokens(other.strategy) == tokens(winner.strategy)
+        if nearer and same and other.tokens_per_s <= winner.tokens_per_s * (1 + TIE):
+            assert missing <= HEADROOM_STEP * plan.limit_bytes
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32), st.sampled_from(["throughput", "memory"]))
+def test_every_reason_agrees_with_the_table(seed: int, objective: str) -> None:
+    problem = random_problem(random.Random(seed))
+    try:
+        plan = make_plan(problem, objective="memory" if objective == "memory" else "throughput")
+    except SpecError:
+        return
+    if plan.winner is None:
+        for tip in plan.tips:
+            assert isinstance(tip, (FitsOffloaded, RiskyAlternative))
+        assert all(miss.needed_bytes > plan.limit_bytes for miss in plan.rejected)
+        return
+    winner = plan.winner
+    assert winner.needed_bytes <= plan.limit_bytes
+    assert again(plan, winner.strategy).tokens_per_s == pytest.approx(winner.tokens_per_s)
+    for reason in (*plan.why, *plan.limits_why, *plan.tips):
+        assert sum(one(plan, winner, reason) for one in CHECKS) == 1, reason.kind
+        # Nothing that a screen must not print.
+        assert not re.search(r"-0\.0|nan|inf\b|None", reason_words(reason, plan.units.blocks))
+        assert reason.to_dict()["kind"] == reason.kind
+    assert sum(isinstance(reason, StepBatch) for reason in plan.why) == 1
+    if isinstance(plan.aim, LeastMemory):
+        least = plan.aim.share * plan.aim.fastest_tokens_per_s
+        assert winner.tokens_per_s >= least * (1 - 1e-9)
+        assert all(c.tokens_per_s < least for c in plan.front)
+        assert all(
+            c.needed_bytes >= winner.needed_bytes - 1
+            for c in plan.layouts
+            if c.tokens_per_s >= least
+        )
+    else:
+        check_ties(plan, winner)
+
+
+def test_plans_are_near_the_best_of_brute_force() -> None:
+    """A slice of `benchmarks/brute_force.py`, which compares 500."""
+    outcomes = [compare(problem) for problem in random_problems(12, seed=1)]
+    assert not any(outcome.failed for outcome in outcomes)
+    ratios = [outcome.ratio for outcome in outcomes if outcome.ratio is not None]
+    assert len(ratios) >= 8
+    assert min(ratios) >= 0.9
