@@ -176,7 +176,7 @@ def _recomputes(reason: Recomputes, blocks: int | None) -> str:
 
 def _step_batch(reason: StepBatch, blocks: int | None) -> str:
     factors = [
-        f"{reason.data_parallel:,} devices",
+        f"{reason.data_parallel:,} device{'s' if reason.data_parallel > 1 else ''}",
         f"micro-batch {reason.micro_batch:,}",
         f"{reason.accumulate:,} accumulation steps" if reason.accumulate > 1 else "",
         f"{reason.seq_len:,} tokens",
@@ -231,12 +231,12 @@ def _limited_by(reason: LimitedBy, blocks: int | None) -> str:
         told += f" ({percent(reason.waiting_share)} of the step waits for it)"
     gains = []
     if reason.devices > 1:
-        gains.append(f"2x the {reason.link} bandwidth {_gain(reason.twice_network)}")
-    memory = f"25% more memory {_gain(reason.more_memory)}"
+        gains.append(f"2x the {reason.link} bandwidth: {_gain(reason.twice_network)}")
+    memory = f"25% more memory: {_gain(reason.more_memory)}"
     if reason.binding == "memory" and reason.with_memory is not None:
         memory += f" ({configuration_words(reason.with_memory, blocks=blocks)})"
     gains.append(memory)
-    return f"{told}. Gains: {', '.join(gains)}."
+    return f"{told}. {'; '.join(gains)}."
 
 
 def _gain(gain: float) -> str:
