@@ -74,7 +74,9 @@ def test_the_screen_of_a_real_snapshot(shared: Path) -> None:
         ("cut.pickle", pickle.dumps(training(4))[:200], "cut.pickle"),
         (
             "cut.raw.json.gz",
-            gzip.compress(json.dumps([[n, 2, n * n, 4] for n in range(999)]).encode())[:999],
+            gzip.compress(json.dumps([[n, 2, n * n, 4] for n in range(999)]).encode(), mtime=0)[
+                :999
+            ],
             "truncated",
         ),
         ("trace.json", b'{"traceEvents": []}', "neither a raw memory timeline"),

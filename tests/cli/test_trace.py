@@ -53,7 +53,7 @@ def test_json_is_per_step(tmp_path: Path) -> None:
     assert [unit["forward_ns"] for unit in rank["units"]] == [0, *[plan.forward * 1000] * 4]
 
 
-TRUNCATED = gzip.compress(b'{"traceEvents": [{"ph": "X", "na' * 99)[:40]
+TRUNCATED = gzip.compress(b'{"traceEvents": [{"ph": "X", "na' * 99, mtime=0)[:40]
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def name_of(case: Chosen) -> str:
     return " ".join(f"{name}={value}" for name, value in case.items() if value != FACTORS[name][0])
 
 
-@pytest.mark.parametrize("case", map(marked, CASES))
+@pytest.mark.parametrize("case", [marked(case) for case in CASES])
 def test_the_engine_does_what_is_predicted(case: Chosen, workers: Workers) -> None:
     assert_agrees(workers, MODELS[case["model"]], strategy_of(case), SEQ_LEN)
 
