@@ -165,7 +165,7 @@ def _time(result: dict[str, Any]) -> list[str]:
         "",
         "Two configurations on one machine share most of that error. Less the median error of each "
         f"source, 90 % stay within a factor of {held['comparison90']:.2f} (held out: "
-        f"{held['comparison_coverage90']:.0%}); closer ones a plan calls too close to call.",
+        f"{held['comparison_coverage90']:.0%}); a plan calls closer ones too close to call.",
         "",
         "Others, mean error of tokens/s on 209 rows of one of these tables:",
         "",
@@ -187,7 +187,7 @@ def _time(result: dict[str, Any]) -> list[str]:
         *_table(
             "| source | rows | median error | bias |",
             [
-                f"| {name} | {s['rows']} | {s['median_error']:.1%} | {s['bias']:+.1%} |"
+                f"| {name} | {s['rows']} | {s['median_error']:.1%} | {s['bias']:+z.1%} |"
                 for name, s in result["sources"].items()
             ],
         ),
@@ -210,7 +210,7 @@ def _memory(m: dict[str, Any]) -> list[str]:
     medians = ", ".join(f"{error:.1%}" for error in m["by_ratio"].values())
 
     def row(name: str, r: dict[str, Any]) -> str:
-        return f"| {name} | {r['rows']} | {_shares(r, *columns)} | {r['bias']:+.1%} |"
+        return f"| {name} | {r['rows']} | {_shares(r, *columns)} | {r['bias']:+z.1%} |"
 
     return [
         "## Memory",

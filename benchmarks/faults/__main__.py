@@ -15,14 +15,13 @@ from benchmarks.faults.cases import ROOT, Outcome, all_cases, run_cases
 
 HEAD = """# The fault matrix
 
-What happened when each fault was planted in a real run of two processes: `python -m
-benchmarks.faults --docs` made this table. Every run saves each 10 steps and trains 30; faults come
-at step 15, or around the save of step 20. "The same end" means that every byte of the last save
-(parameters, optimizer, random numbers) and every loss equals those of a run that nothing happened
-to. Exit codes are those of the run in which it happened; 143 is the code of a run that was asked to
-stop, and was then resumed.
+Each fault was injected into a real run of two processes. `python -m benchmarks.faults --docs`
+writes this table. Every run trains 30 steps and saves every 10. Faults happen at step 15, or around
+the save of step 20. *Same result* means that every byte of the last checkpoint (parameters,
+optimizer, random numbers) and every loss equal those of a run without a fault. The exit code is
+that of the run with the fault; 143 means that SIGTERM stopped it, and it was then resumed.
 
-| Fault | Moment | Exit code | Went on from step | The same end | What was said |
+| Fault | Moment | Exit code | Resumed from step | Same result | Message |
 |---|---|---|---|---|---|
 """
 

@@ -110,7 +110,7 @@ class Matrix:
             told, loaded = _line(done.stdout, "Stopped"), _loaded(again.stdout)
         elif case.fault == "slow":
             problems += _unless(not recoveries, "a false alarm")
-            told = "nothing: it is only slow"
+            told = "none: the run is only slow"
         elif case == Case("exception", "during load"):
             told, loaded = _line(done.stdout, "Skipped"), _loaded(done.stdout)
             problems += _unless(f"rank {rank}" in told, f"no culprit in {told!r}")
