@@ -1,4 +1,4 @@
-"""A line on stderr for work that takes longer than a moment."""
+"""A progress line on stderr for work that takes longer than a second or so."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ SLOW_RANK = 2
 CASES = list(product(("data", "host", "compute"), (0.2, 0.5, 2.0)))
 
 
-def moments(folder: Path) -> list[str]:
+def windows(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "runs" / "it" / "traces").iterdir())
 
 
@@ -78,7 +78,7 @@ def assert_traffic_agrees(folder: Path, step: int, ranks: int, steps: int = 1) -
 
 
 @pytest.mark.nightly
-def test_moments_that_repeat_become_a_curve(tmp_path: Path) -> None:
+def test_windows_that_repeat_become_a_curve(tmp_path: Path) -> None:
     steps, first, every = 28, 6, 4
     settings = f"[train.profile]\nafter = {first}\nevery = {every}\nkeep = 2"
     # Two micro-batches a step, and enough work that an analysis ends before the run does.
@@ -88,7 +88,7 @@ def test_moments_that_repeat_become_a_curve(tmp_path: Path) -> None:
     assert "profiler_start" not in done.stderr
     assert "Warning" not in done.stderr
     began = list(range(first + 1, steps + 1, every))
-    assert moments(tmp_path) == [f"step-{step:06}" for step in began[-2:]]
+    assert windows(tmp_path) == [f"step-{step:06}" for step in began[-2:]]
 
     found = lines(tmp_path)
     profiled = [line for line in found if "profile_step" in line]

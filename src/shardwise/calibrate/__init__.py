@@ -1,1 +1,1 @@
-"""From measurements to the coefficients that predictions take: the loop, closed."""
+"""Fit the coefficients of predictions to measured runs."""

@@ -1,7 +1,7 @@
-"""Coefficients from a few short runs: least squares of what was predicted against what was seen.
+"""Fit coefficients to a few short runs by regularised least squares.
 
-Few runs cannot tell many coefficients apart, so each is pulled to where it started, the more the
-surer that is; what the runs do not tell stays there.
+Few runs do not determine all coefficients. Each has a log-normal prior around its start value, with
+the standard deviation in PRIOR_STD; a coefficient that the runs do not determine stays there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardwise.spec.calibration import Calibration
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.record import SpecError
 
-# Where the coefficients of CPUs start: shares of the catalogue's placeholders.
+# Start values for CPUs, relative to the catalogue's placeholder peaks.
 CPU = Coefficients(
     matmul_efficiency=0.02,
     matmul_half_s=1e-9,
@@ -37,9 +37,9 @@ CPU = Coefficients(
     hook_s=1.5e-3,
     reduce_speedup=2.0,
 )
-# How far from its start each may be, as a factor: e to this power is one standard deviation. What
-# is not named is known better than a few runs could tell.
-FREEDOM = {
+# Standard deviation of each coefficient's logarithm around its start value. Coefficients not named
+# here are not fitted: they are known better than from a few runs.
+PRIOR_STD = {
     "matmul_efficiency": 1.5,
     "elementwise_factor": 0.7,
     "link_efficiency": 1.5,
@@ -57,14 +57,14 @@ NOISE = 0.03
 
 
 class Fit(NamedTuple):
-    """The fitted calibration, and its error for each run."""
+    """The fitted calibration, and its relative error for each run."""
 
     calibration: Calibration
-    # Predicted over measured, less one, by run.
+    # Predicted / measured - 1.
     errors: list[float]
 
 
-def needs_scipy() -> None:
+def require_scipy() -> None:
     """Raise SpecError if scipy is missing, before any work is done."""
     if importlib.util.find_spec("scipy") is None:
         raise SpecError(
@@ -77,29 +77,29 @@ def fit(
     cluster: Callable[[Observation], ClusterSpec] = lambda one: one.run.cluster,
     source: str = "",
 ) -> Fit:
-    """Fit coefficients to runs; `cluster` gives the cluster of each."""
+    """Fit coefficients to `observations`; `cluster` returns the cluster of an observation."""
     if not observations:
         raise SpecError("calibrate: no run given; add --from-run with a run folder")
-    needs_scipy()
+    require_scipy()
     from scipy.optimize import least_squares
 
     start = coefficients_for(cluster(observations[0])) or CPU
-    names = list(FREEDOM)
+    names = list(PRIOR_STD)
     base = np.log([getattr(start, name) or 1e-6 for name in names])
-    freedom = np.asarray([FREEDOM[name] for name in names])
+    prior_std = np.asarray([PRIOR_STD[name] for name in names])
 
     def coefficients(packed: Any) -> Coefficients:
         return unpack(start, dict(zip(names, np.exp(packed).tolist(), strict=True)))
 
     def residuals(packed: Any) -> Any:
         k = coefficients(packed)
-        found = []
+        errors = []
         for one in observations:
             parts = one.predict(k, cluster(one))
-            found.append(math.log(parts.step_s / one.step_s) / NOISE)
+            errors.append(math.log(parts.step_s / one.step_s) / NOISE)
             if one.exposed_s is not None:
-                found.append((parts.exposed_s - one.exposed_s) / one.step_s / NOISE)
-        return np.concatenate([found, (packed - base) / freedom])
+                errors.append((parts.exposed_s - one.exposed_s) / one.step_s / NOISE)
+        return np.concatenate([errors, (packed - base) / prior_std])
 
     done = least_squares(residuals, base, loss="soft_l1", max_nfev=200)
     k = coefficients(done.x)
@@ -113,7 +113,7 @@ def fit(
 
 
 def unpack(start: Coefficients, values: dict[str, float]) -> Coefficients:
-    """Scale attention like the other matmuls."""
+    """Coefficients with fitted `values`; attention efficiency scales with that of matmuls."""
     scale = values["matmul_efficiency"] / start.matmul_efficiency
     return start._replace(
         **values,

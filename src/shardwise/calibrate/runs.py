@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardwise.observe.run_folder import TRACES, profiled_moments, traces_in
+from shardwise.observe.run_folder import TRACES, profiled_windows, traces_in
 from shardwise.observe.summary import Summary, summarise
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.cost import Coefficients, durations, rules
@@ -29,7 +29,7 @@ class Parts(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """A run and its measured step time; `parts` come from its trace, if it has one."""
+    """A run and its measured step time; `compute_s` and `exposed_s` need a trace."""
 
     run: RunSpec
     units: ModelUnits
@@ -67,8 +67,8 @@ def read_observation(folder: Path) -> Observation:
             f"calibrate: {path} has no step time; train at least 8 steps with train.measure = true"
         ) from None
     compute = exposed = None
-    moments = profiled_moments(folder / TRACES)
-    files = traces_in(moments[-1]) if moments else []
+    windows = profiled_windows(folder / TRACES)
+    files = traces_in(windows[-1]) if windows else []
     if files:
         compute, exposed = shares(summarise(files))
         compute, exposed = compute * step_s, exposed * step_s
@@ -82,7 +82,7 @@ def units_of(run: RunSpec) -> ModelUnits:
 
 
 def shares(summary: Summary) -> tuple[float, float]:
-    """Seconds of a step in compute and in exposed communication."""
+    """Shares of a step in compute and in exposed communication, means over ranks."""
 
     def mean(values: list[Any]) -> float:
         return float(sum(values)) / len(values)

@@ -20,7 +20,7 @@ from shardwise.cli.train import ProcessesOption, RunFile
 
 if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec
-    from shardwise.train.contest import Contender
+    from shardwise.train.compare_strategies import NamedRun
 
 
 def compare(
@@ -45,19 +45,19 @@ def compare(
     """
     from shardwise.cli.long import needs_torch
     from shardwise.cli.train import as_probe, processes_for
-    from shardwise.report.contest import print_scores, scores_table
+    from shardwise.report.compare_strategies import print_scores, scores_table
     from shardwise.spec.run import read_run
 
     form = output_format(as_json, as_csv, as_markdown)
     described = read_run(run)
-    contenders = _contenders(as_probe(described, steps), strategies)
+    runs = _runs(as_probe(described, steps), strategies)
     needs_torch()
     processes = processes_for(described, nproc)
-    from shardwise.train.contest import contest
+    from shardwise.train.compare_strategies import compare_strategies
 
     quiet = form is not Format.screen
     progress = (lambda _: None) if quiet else (lambda text: typer.echo(text, err=True))
-    scores = contest(contenders, rounds, processes, folder, progress)
+    scores = compare_strategies(runs, rounds, processes, folder, progress)
     if form is Format.json:
         print_json({"schema": 1, "kind": "measured", "rounds": rounds,
                     "scores": [score.to_dict() for score in scores]})  # fmt: skip
@@ -69,19 +69,19 @@ def compare(
         raise typer.Exit(1)
 
 
-def _contenders(described: RunSpec, strategies: str) -> list[Contender]:
+def _runs(described: RunSpec, strategies: str) -> list[NamedRun]:
     """One run per strategy; everything else is as the run.toml says."""
     from shardwise.spec.record import Problems, SpecError
-    from shardwise.train.contest import Contender
+    from shardwise.train.compare_strategies import NamedRun
 
     names = list(dict.fromkeys(name.strip() for name in strategies.split(",") if name.strip()))
     if len(names) < 2:
         raise SpecError("strategies: name at least two to compare, such as --strategies ddp,zero3")
     problems = Problems()
-    found = []
+    runs = []
     for name in names:
         with problems.collect():
             chosen = described.strategy.as_kind(name)
-            found.append(Contender(name, described._replace(strategy=chosen)))
+            runs.append(NamedRun(name, described._replace(strategy=chosen)))
     problems.raise_if_any()
-    return found
+    return runs

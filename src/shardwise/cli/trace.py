@@ -166,7 +166,7 @@ def _rank_json(rank: RankSummary) -> dict[str, Any]:
 
 def trace_files(given: list[Path]) -> list[Path]:
     """Files as given; for a folder its traces, for a run folder those of its last profile."""
-    from shardwise.observe.run_folder import TRACES, profiled_moments, traces_in
+    from shardwise.observe.run_folder import TRACES, profiled_windows, traces_in
     from shardwise.spec.record import SpecError
 
     files: list[Path] = []
@@ -177,14 +177,14 @@ def trace_files(given: list[Path]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        moments = profiled_moments(path / TRACES)
-        if not moments and (path / "run.toml").is_file():
+        windows = profiled_windows(path / TRACES)
+        if not windows and (path / "run.toml").is_file():
             problems.append(
                 f"trace: the run in {path} was not profiled; run 'shardwise profile', or add "
                 "[train.profile] to its run.toml"
             )
             continue
-        inside = traces_in(moments[-1] if moments else path)
+        inside = traces_in(windows[-1] if windows else path)
         if not inside:
             problems.append(
                 f"trace: {path} has no .json or .json.gz files; write traces with torch.profiler's "

@@ -43,7 +43,7 @@ def tune(
     Predictions choose what to benchmark next and improve with every measurement. A benchmark that
     fails or hangs excludes its configuration. Exits with 1 if none finished.
     """
-    from shardwise.calibrate.fit import needs_scipy
+    from shardwise.calibrate.fit import require_scipy
     from shardwise.calibrate.tune import tune as search
     from shardwise.cli.long import needs_torch
     from shardwise.cli.train import as_probe, processes_for
@@ -54,10 +54,10 @@ def tune(
     described = read_run(run)
     factors = _factors(batches)
     named = _named(described, strategies)
-    needs_scipy()
+    require_scipy()
     needs_torch()
     processes = processes_for(described, nproc)
-    from shardwise.train.contest import run_once
+    from shardwise.train.compare_strategies import run_once
 
     probed = as_probe(described, steps)
     candidates = _candidates(probed, named, factors, processes)

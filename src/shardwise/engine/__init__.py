@@ -1,1 +1,1 @@
-"""A Strategy on PyTorch's own engine. The only package that calls fully_shard and DDP."""
+"""Apply a Strategy with PyTorch's FSDP2 and DDP. No other package calls fully_shard or DDP."""

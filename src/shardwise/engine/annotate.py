@@ -1,4 +1,4 @@
-"""Names in traces for what the loop does."""
+"""Ranges in profiler traces that mark data loading and micro-batches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ SYNC, NO_SYNC = "shardwise::micro_batch (sync)", "shardwise::micro_batch (no syn
 
 
 def annotated(name: str) -> AbstractContextManager[object]:
-    """Name what happens inside, while a profiler runs; else as good as nothing."""
-    # `record_function` alone takes microseconds even where nobody records.
+    """Mark a range in the trace while a profiler records; otherwise do nothing."""
+    # `record_function` alone takes microseconds even without a profiler.
     if not profiler._is_profiler_enabled:
         return nullcontext()
     return profiler.record_function(name)

@@ -1,4 +1,4 @@
-"""Calls and bytes of collectives, counted where they are dispatched; nothing is synchronised."""
+"""Count the calls and bytes of collectives when they are dispatched, without synchronisation."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _FUNCTIONAL = torch.ops._c10d_functional
 
 
 class Counted(NamedTuple):
-    """One kind of collective in groups of one size; `bytes` is the whole group's message."""
+    """One kind of collective in groups of one size; `bytes` sums the full messages of the group."""
 
     calls: int
     bytes: int
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """Counts while entered. `found` maps (operation, group size) to calls and bytes."""
+    """Counts while it is entered. `counts` maps (operation, group size) to calls and bytes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: dict[tuple[str, int], Counted] = {}
+        self.counts: dict[tuple[str, int], Counted] = {}
 
     def __torch_dispatch__(
         self,
@@ -35,17 +35,17 @@ class CollectiveCounter(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Look at one operation on its way to the engine."""
+        """Count one operation if it is a collective, then run it."""
         if DTensor in types:
-            # Let it become operations on plain tensors first, its collectives among them.
+            # DTensor then dispatches again with plain tensors, collectives included.
             return NotImplemented
         if func.namespace == "c10d":
-            self._note(func, args)
+            self._count(func, args)
         elif func is _FUNCTIONAL.all_reduce.default:
             self._add("all_reduce", args[0], _resolve_process_group(args[2]))
         return func(*args, **(kwargs or {}))
 
-    def _note(self, func: Any, args: tuple[Any, ...]) -> None:
+    def _count(self, func: Any, args: tuple[Any, ...]) -> None:
         if func is _C10D._allgather_base_.default:
             name, message = "all_gather", args[0]
         elif func is _C10D._reduce_scatter_base_.default:
@@ -61,7 +61,7 @@ class CollectiveCounter(TorchDispatchMode):
 
     def _add(self, name: str, message: torch.Tensor, group: dist.ProcessGroup) -> None:
         if group.size() == 1:
-            return  # alone, nothing moves
+            return  # one rank sends nothing
         key = (name, group.size())
-        before = self.found.get(key, Counted(0, 0))
-        self.found[key] = Counted(before.calls + 1, before.bytes + message.nbytes)
+        before = self.counts.get(key, Counted(0, 0))
+        self.counts[key] = Counted(before.calls + 1, before.bytes + message.nbytes)

@@ -1,9 +1,9 @@
-"""From the meta device to real tensors, unit by unit, and proof that nothing stays unset.
+"""Allocate and initialise a model from the meta device, unit by unit; check that all is set.
 
-A unit is made whole, filled and then sharded before the next one is made, so a process never
-holds more than its own shards and one unit. Every rank fills a module with the same numbers, drawn
-from a seed of that module alone: a model starts the same on any number of processes, however it is
-cut into units.
+Each unit is allocated unsharded, initialised and sharded before the next one, so a process holds
+at most its own shards and one unit. All ranks draw the same numbers for a module, from a seed that
+depends on the run's seed and the module's name. So the initial weights do not depend on the number
+of processes or on the units.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 
 from shardwise.spec.record import SpecError
 
-# Fills the parameters and buffers of one module itself, not of its children.
+# Initialises the parameters and buffers of one module, not those of its children.
 Fill = Callable[[str, nn.Module], None]
 
 
@@ -26,7 +26,7 @@ def is_meta(model: nn.Module) -> bool:
 
 
 class Materializer:
-    """Makes the tensors of a model that was built on the meta device."""
+    """Allocates and initialises the tensors of a model that was built on the meta device."""
 
     def __init__(
         self,
@@ -39,41 +39,43 @@ class Materializer:
         self.device, self.dtype, self.seed = device, dtype, seed
         self.fill = fill or own_initializer(model)
         self._names = {id(module): name for name, module in model.named_modules()}
-        # Tied parameters are one tensor before and after.
-        self._made: dict[int, torch.Tensor] = {}
+        # Tied parameters stay one tensor.
+        self._allocated: dict[int, torch.Tensor] = {}
 
     def unit(self, members: Iterable[nn.Module]) -> None:
-        """Make and fill all that is still on the meta device in `members`."""
+        """Allocate and initialise what is still on the meta device in `members`."""
         modules = [module for member in members for module in member.modules()]
-        made = {id(module) for module in modules if self._make(module)}
-        if not made:
+        allocated = {id(module) for module in modules if self._allocate(module)}
+        if not allocated:
             return
-        fresh = [module for module in modules if made & {id(module), *map(id, module.children())}]
-        # A parent may refine what its children did, so it comes after them.
+        fresh = [
+            module for module in modules if allocated & {id(module), *map(id, module.children())}
+        ]
+        # A parent may change what its children set, so it comes after them.
         for module in reversed(fresh):
             name = self._names[id(module)]
             with _seeded(self.seed, name, self.device), torch.no_grad():
                 self.fill(name, module)
         self._check(fresh)
 
-    def _make(self, module: nn.Module) -> bool:
-        made = False
+    def _allocate(self, module: nn.Module) -> bool:
+        changed = False
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.is_meta:
                 key = id(parameter)
-                if key not in self._made:
+                if key not in self._allocated:
                     dtype = self.dtype if parameter.is_floating_point() else parameter.dtype
                     real = _unset(parameter, self.device, dtype)
-                    self._made[key] = nn.Parameter(real, requires_grad=parameter.requires_grad)
-                    # Ids must stay taken while the table is in use.
-                    self._made[-key] = parameter
-                module._parameters[name] = self._made[key]  # type: ignore[assignment]
-                made = True
+                    self._allocated[key] = nn.Parameter(real, requires_grad=parameter.requires_grad)
+                    # Keep the meta tensor alive: its id is a key of the table.
+                    self._allocated[-key] = parameter
+                module._parameters[name] = self._allocated[key]  # type: ignore[assignment]
+                changed = True
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = _unset(buffer, self.device, buffer.dtype)
-                made = True
-        return made
+                changed = True
+        return changed
 
     def _check(self, modules: Iterable[nn.Module]) -> None:
         unset = [
@@ -92,7 +94,7 @@ class Materializer:
 
 
 def own_initializer(model: nn.Module) -> Fill:
-    """What the model itself says: `_init_weights` of transformers, or `reset_parameters`."""
+    """The model's own initialiser: `_init_weights` of transformers, or `reset_parameters`."""
     if hasattr(model, "_init_weights") and hasattr(model, "config"):
         return lambda name, module: model._init_weights(module)  # type: ignore[operator]
     return lambda name, module: _reset(module)
@@ -105,7 +107,7 @@ def _reset(module: nn.Module) -> None:
 
 
 def module_seed(seed: int, name: str) -> int:
-    """A seed for one module: a function of the run's seed and the module's name."""
+    """The seed of one module: a hash of the run's seed and the module's name."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
@@ -119,7 +121,7 @@ def _seeded(seed: int, name: str, device: torch.device) -> Iterator[None]:
 
 
 def _unset(like: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor full of a value that no initialisation leaves behind."""
+    """A tensor filled with a value that no initialiser writes: NaN, or the least integer."""
     tensor = torch.empty(like.shape, dtype=dtype, device=device)
     if dtype == torch.bool:
         return tensor.zero_()
@@ -128,7 +130,7 @@ def _unset(like: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torc
 
 def _has_unset(tensor: torch.Tensor) -> bool:
     if tensor.dtype == torch.bool:
-        # No value is left over to mark it with, so it cannot be shown to be set.
+        # No bool can mark a tensor as unset, so an initialised one cannot be told from it.
         return True
     if tensor.is_floating_point():
         return bool(tensor.isnan().any())

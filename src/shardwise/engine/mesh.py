@@ -1,4 +1,4 @@
-"""The processes of a run and their device mesh: shard inside, replicate across."""
+"""The process group of a run and its device mesh: (replicate, shard)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 
-# In which a thread on a busy machine lets go of what it holds.
+# Time in which a thread on a busy machine releases its tensors.
 _SETTLE_S = 0.1
 REPLICATE, SHARD = "replicate", "shard"
 
 
 def world() -> tuple[int, int]:
-    """This process's rank, and how many there are."""
+    """(rank of this process, number of processes)."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def processes_per_node() -> int:
-    """How many of the running processes share this one's machine."""
+    """Number of processes on this machine."""
     _, size = world()
     return min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
 
 
 def host_memory(processes: int) -> int:
-    """Bytes of this machine that each of `processes` can hope for."""
+    """This machine's RAM divided by `processes`, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // processes
 
 
@@ -43,26 +43,26 @@ def local_device(kind: str = "auto") -> torch.device:
 
 
 def join(device: torch.device) -> None:
-    """Join the process group that a launcher has described in the environment, if one has.
+    """Join the process group that a launcher describes in the environment, if there is one.
 
-    Gloo is always there, so that ranks can agree on small things without touching a GPU.
+    Gloo is always included, so that ranks can exchange small values without using a GPU.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
-    # Gloo's threads outlive their group, for DTensor keeps every mesh it has seen. One that still
-    # holds the tensors of the last collective when the interpreter ends would abort the process.
+    # Gloo's threads outlive their group, because DTensor keeps every mesh. A thread that still
+    # holds tensors of the last collective when the interpreter ends would abort the process.
     atexit.register(time.sleep, _SETTLE_S)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     device_id = device if device.type == "cuda" else None
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
-    if not attempt or not alone:
+    one_machine = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    if not attempt or not one_machine:
         dist.init_process_group(backend, device_id=device_id)
         return
-    # torchrun keeps one store for all attempts, with the addresses of processes that have died.
-    # On several machines they count attempts each for itself, and must share none.
+    # torchrun keeps one store for all attempts, with the addresses of dead processes. Several
+    # machines count attempts independently, so the prefix is used on one machine only.
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     dist.init_process_group(
         backend,
@@ -74,7 +74,7 @@ def join(device: torch.device) -> None:
 
 
 def leave() -> None:
-    """Leave the process group, if there is one; nothing may hold a model any more."""
+    """Leave the process group, if there is one; call it when no model is referenced any more."""
     if dist.is_initialized():
         # A model that outlives its process group can hang in the group's destructor.
         gc.collect()
@@ -82,7 +82,7 @@ def leave() -> None:
 
 
 def resolve_for_world(strategy: Strategy) -> Strategy:
-    """The strategy with its degrees decided for the processes that are running."""
+    """The strategy with shard and replicate sizes for the running processes."""
     return strategy.resolve(world()[1], processes_per_node())
 
 
@@ -98,7 +98,7 @@ def make_mesh(strategy: Strategy, device_type: str) -> DeviceMesh | None:
             f"{size} are running"
         )
     if not dist.is_initialized():
-        # One process, started by nobody: a group of its own.
+        # One process without a launcher: a group of its own.
         backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
         store = dist.HashStore()
         dist.init_process_group(backend, store=store, rank=0, world_size=1)

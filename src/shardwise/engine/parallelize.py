@@ -1,4 +1,4 @@
-"""`parallelize`: a module and a Strategy become a module that trains that way."""
+"""`parallelize`: apply a Strategy to a module."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def parallelize(
     """Apply `strategy` to `model`: recompute, then compile, then shard.
 
     Sharded kinds change the model in place and return it; `ddp` returns it wrapped. The optimizer
-    must be made from the parameters of what is returned.
+    must be created from the parameters of the returned model.
 
-    A model on the meta device is made real unit by unit, on `device`: filled by `fill`, or as the
-    model itself initialises its modules, from `seed`.
+    A model on the meta device is allocated unit by unit on `device`, and initialised by `fill` or
+    by its own initialisers, from `seed`.
     """
     strategy = resolve_for_world(strategy)
     blocks = find_blocks(model)
     device = device or _device(model)
     master = TORCH_DTYPES[strategy.master_dtype]
-    made = Materializer(model, device, master, fill, seed)
+    materializer = Materializer(model, device, master, fill, seed)
     _check_parameters(model, blocks, None if is_meta(model) else master)
     apply_recompute(list(blocks.values()), strategy)
     if strategy.compile:
@@ -58,11 +58,11 @@ def parallelize(
     if strategy.sharded:
         mesh = mesh or make_mesh(strategy, device.type)
         assert mesh is not None
-        _shard(model, list(blocks.values()), strategy, mesh, made)
+        _shard(model, list(blocks.values()), strategy, mesh, materializer)
         _check_sharded(model)
         return remember(model, strategy)
-    made.unit([model])
-    _compute_in(model, strategy, device)
+    materializer.unit([model])
+    _apply_autocast(model, strategy, device)
     if strategy.kind == "ddp":
         mesh = mesh or make_mesh(strategy, device.type)
         assert mesh is not None
@@ -70,7 +70,7 @@ def parallelize(
             model,
             process_group=mesh.get_group(),
             bucket_cap_mb=strategy.ddp_bucket_mib,
-            # Gradients live in the buckets: no second copy of them.
+            # Gradients are views of the buckets: no second copy.
             gradient_as_bucket_view=True,
             forward_sync_buffers=False,
         )
@@ -82,7 +82,7 @@ def _shard(
     blocks: Sequence[nn.Module],
     strategy: Strategy,
     mesh: DeviceMesh,
-    made: Materializer,
+    materializer: Materializer,
 ) -> None:
     settings: dict[str, Any] = {
         "mesh": mesh,
@@ -92,35 +92,34 @@ def _shard(
     units = []
     for start in range(0, len(blocks), strategy.blocks_per_unit):
         members = list(blocks[start : start + strategy.blocks_per_unit])
-        made.unit(members)
+        materializer.unit(members)
         fully_shard(
             members if len(members) > 1 else members[0],
             reshard_after_forward=strategy.reshard_after_forward,
             **settings,
         )
         units.append(cast(FSDPModule, members[0]))
-    made.unit([model])
-    # The root is used first and last: resharding it between the two would gather it twice for
-    # nothing.
+    materializer.unit([model])
+    # The root's parameters are used first and last: resharding in between would only gather
+    # them twice.
     fully_shard(model, reshard_after_forward=False, **settings)
     _set_prefetch(cast(FSDPModule, model), units, strategy)
 
 
-def _compute_in(model: nn.Module, strategy: Strategy, device: torch.device) -> None:
-    """Without sharding there is no gather to cast in, so autocast makes the working copies."""
+def _apply_autocast(model: nn.Module, strategy: Strategy, device: torch.device) -> None:
+    """Use autocast where no all-gather casts parameters (DDP and single)."""
     if strategy.autocast:
         autocast = torch.autocast(device.type, dtype=TORCH_DTYPES[strategy.param_dtype])
         model.forward = autocast(model.forward)
 
 
 def _set_prefetch(root: FSDPModule, units: Sequence[FSDPModule], strategy: Strategy) -> None:
-    """How many units ahead are gathered; what the engine does by itself is left to it."""
+    """Set how many units ahead are gathered, where it differs from FSDP2's default."""
     ordered = [*units, root]
     if strategy.prefetch != 1:
         for index, unit in enumerate(ordered):
             ahead = ordered[max(0, index - strategy.prefetch) : index][::-1]
-            # An empty list would mean the default; a unit that prefetches itself prefetches
-            # nothing.
+            # An empty list means FSDP2's default; a unit that prefetches itself prefetches none.
             unit.set_modules_to_backward_prefetch(ahead or [unit])
     if strategy.forward_prefetch:
         for index, unit in enumerate(units):
@@ -147,32 +146,32 @@ def _offload(strategy: Strategy, mesh: DeviceMesh) -> OffloadPolicy:
 
 
 def _device(model: nn.Module) -> torch.device:
-    """Where the model is, or where one on the meta device should come to be."""
+    """The model's device, or the local device for a model on the meta device."""
     return local_device() if is_meta(model) else next(model.parameters()).device
 
 
 def _check_parameters(
     model: nn.Module, blocks: dict[str, nn.Module], master: torch.dtype | None
 ) -> None:
-    """What fully_shard would only find out in the first forward, or never say."""
+    """Raise SpecError for ties and dtypes that fully_shard reports late or not at all."""
     problems = []
     owner = owners(model, blocks)
     for aliases in parameter_names(model).values():
         inside = [n for n in aliases if any(n.startswith(f"{block}.") for block in blocks)]
         if len(aliases) > 1 and inside and owner[aliases[0]] == "":
             problems.append(
-                f"model: {aliases[0]} and {aliases[1]} are one tensor but lie in different units; "
+                f"model: {aliases[0]} and {aliases[1]} are tied but belong to different units; "
                 "untie them or move one out of its block"
             )
     dtypes: dict[str, dict[torch.dtype, str]] = {}
     for name, unit in owner.items():
         dtypes.setdefault(unit, {}).setdefault(model.get_parameter(name).dtype, name)
-    for unit, found in dtypes.items():
-        if len(found) > 1:
-            listed = ", ".join(f"{name} is {dtype}" for dtype, name in found.items())
+    for unit, first_names in dtypes.items():
+        if len(first_names) > 1:
+            listed = ", ".join(f"{name} is {dtype}" for dtype, name in first_names.items())
             problems.append(
-                f"model: unit '{unit or 'root'}' mixes dtypes ({listed}); one group is gathered in "
-                "one dtype, so convert them to the same"
+                f"model: unit '{unit or 'root'}' mixes dtypes ({listed}); FSDP gathers a unit in "
+                "one dtype: convert its parameters to the same"
             )
     if not problems and master is not None:
         other = [n for n, p in model.named_parameters() if p.dtype != master]
@@ -196,14 +195,14 @@ def _check_sharded(model: nn.Module) -> None:
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Raise SpecError for an optimizer created before sharding, which would update nothing."""
     current = {id(parameter) for parameter in model.parameters()}
-    stray = [
+    missing = [
         parameter
         for group in optimizer.param_groups
         for parameter in group["params"]
         if id(parameter) not in current
     ]
-    if stray:
+    if missing:
         raise SpecError(
-            f"optimizer: {len(stray)} of its parameters are not in the model; create the optimizer "
-            "after parallelize, from the parameters of the returned model"
+            f"optimizer: {len(missing)} of its parameters are not in the model; create the "
+            "optimizer after parallelize, from the parameters of the returned model"
         )

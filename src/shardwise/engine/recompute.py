@@ -1,4 +1,4 @@
-"""Recomputation of blocks: all of them, the first share, or by operation."""
+"""Activation checkpointing of blocks: all, a share of them, or selective by operation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MATMULS = (aten.mm.default, aten.addmm.default)
 
 
 def apply_recompute(blocks: Sequence[nn.Module], strategy: Strategy) -> None:
-    """Make the blocks recompute as the strategy says; names of parameters stay as they are."""
+    """Apply the strategy's recompute setting to the blocks; parameter names do not change."""
     if strategy.recompute == "none":
         return
     if strategy.recompute == "selective":
@@ -44,7 +44,7 @@ def _recompute_forward(block: nn.Module, context: Callable[[], Any] | None) -> N
 
 
 def _selective() -> Any:
-    """Attention, and the first of every two matmuls of a block, keep their outputs."""
+    """Checkpoint contexts that save attention and the first of every two matmuls of a block."""
     seen = {False: 0, True: 0}
 
     def policy(context: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:

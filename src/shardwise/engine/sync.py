@@ -1,4 +1,4 @@
-"""When gradients are reduced over the micro-batches of a step."""
+"""Control in which micro-batches of a step gradients are reduced."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _MARK, _SET = "_shardwise_strategy", "_shardwise_sync"
 
 
 def remember(model: nn.Module, strategy: Strategy) -> nn.Module:
-    """Note the resolved strategy of a model that is ready to train."""
+    """Store the resolved strategy on the model, for `strategy_of`."""
     object.__setattr__(model, _MARK, strategy)
     return model
 
 
 def strategy_of(model: nn.Module) -> Strategy:
     """The resolved strategy that `parallelize` applied."""
-    found = getattr(model, _MARK, None)
-    if found is None:
+    strategy = getattr(model, _MARK, None)
+    if strategy is None:
         raise ValueError("this model did not come from shardwise.parallelize")
-    return cast(Strategy, found)
+    return cast(Strategy, strategy)
 
 
 def is_parallel(model: nn.Module) -> bool:
@@ -42,7 +42,7 @@ def micro_batch(model: nn.Module, *, last: bool = True) -> Iterator[None]:
     backward will reduce.
 
     Args:
-        model: What `parallelize` returned.
+        model: The model that `parallelize` returned.
         last: True for the last micro-batch before the optimizer's step.
     """
     strategy = strategy_of(model)
@@ -52,7 +52,7 @@ def micro_batch(model: nn.Module, *, last: bool = True) -> Iterator[None]:
             last or strategy.grad_sync == "every",
             last or bool(strategy.reshard_after_backward),
         )
-        # Each of these walks through all modules; most steps are like the one before.
+        # Each call visits all modules; most micro-batches need no change.
         if getattr(model, _SET, None) != wanted:
             model.set_requires_gradient_sync(wanted[0])
             model.set_requires_all_reduce(wanted[1])

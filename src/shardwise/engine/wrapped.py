@@ -1,6 +1,6 @@
-"""What a model is that someone else has wrapped: its strategy and its collectives, as torch knows.
+"""Read strategy and collectives from a model that other code wrapped with FSDP2 or DDP.
 
-Reads what `fully_shard` and DDP keep about a module; nothing is run.
+Uses the state that `fully_shard` and DDP keep on modules; nothing is run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in TORCH_DTYPES.
 
 
 class _Group(NamedTuple):
-    """What torch keeps of a group, and whether it is sharded again after its forward."""
+    """FSDP2's state of a parameter group, and whether it reshards after forward."""
 
     state: Any
     reshards: bool | int
@@ -33,7 +33,7 @@ class _Group(NamedTuple):
 def read_strategy(model: nn.Module, **settings: object) -> Strategy:
     """The resolved strategy of a model that is ready to train.
 
-    `settings` are those that only its loop knows, such as `micro_batch` and `accumulate`.
+    `settings` are fields that only the loop knows, such as `micro_batch` and `accumulate`.
     """
     if is_parallel(model):
         return resolve_for_world(strategy_of(model).but(**settings))
@@ -41,24 +41,24 @@ def read_strategy(model: nn.Module, **settings: object) -> Strategy:
     if groups:
         return resolve_for_world(_sharded(groups, settings))
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    found: dict[str, object] = {"kind": "single", "master_dtype": _NAMES[dtype]}
+    fields: dict[str, object] = {"kind": "single", "master_dtype": _NAMES[dtype]}
     if isinstance(model, DistributedDataParallel) and world()[1] > 1:
-        found["kind"] = "ddp"
+        fields["kind"] = "ddp"
         if not model.bucket_bytes_cap_default:
-            found["ddp_bucket_mib"] = model.bucket_bytes_cap / 2**20
-    found = {"param_dtype": _NAMES[dtype], "reduce_dtype": _NAMES[dtype], **found}
-    return resolve_for_world(Strategy.read({**found, **settings}))
+            fields["ddp_bucket_mib"] = model.bucket_bytes_cap / 2**20
+    fields = {"param_dtype": _NAMES[dtype], "reduce_dtype": _NAMES[dtype], **fields}
+    return resolve_for_world(Strategy.read({**fields, **settings}))
 
 
 def _sharded(groups: list[_Group], settings: dict[str, object]) -> Strategy:
-    # The unit that comes most often is that of the blocks.
-    kinds = [group.reshards for group in groups]
-    reshard = max(kinds, key=kinds.count)
-    group = groups[kinds.index(reshard)].state
-    master = _kept_in(group)
+    # Most groups are blocks; the root may differ.
+    values = [group.reshards for group in groups]
+    reshard = max(values, key=values.count)
+    group = groups[values.index(reshard)].state
+    master = _master_dtype(group)
     param = group.mp_policy.param_dtype or master
     mesh = group.mesh_info
-    found: dict[str, object] = {
+    fields: dict[str, object] = {
         "kind": "zero3" if reshard else "zero2",
         "shard": mesh.shard_mesh_size,
         "replicate": getattr(mesh, "replicate_mesh_size", 1),
@@ -66,25 +66,25 @@ def _sharded(groups: list[_Group], settings: dict[str, object]) -> Strategy:
         "param_dtype": _NAMES[param],
         "reduce_dtype": _NAMES[group.mp_policy.reduce_dtype or param],
         "reshard_after_forward": reshard,
-        # Loops other than ours leave it as it is, and then a backward reshards.
+        # Other loops keep FSDP2's default, which reshards after every backward.
         "reshard_after_backward": group.reshard_after_backward,
         "offload": group.offload_policy.__class__.__name__ == "CPUOffloadPolicy",
     }
-    return Strategy.read({**found, **settings})
+    return Strategy.read({**fields, **settings})
 
 
 def sharded_traffic(model: nn.Module, strategy: Strategy) -> tuple[CollectiveProfile, ...] | None:
-    """The collectives of one step of the groups that are really there; None without any.
+    """The collectives of one step from the model's FSDP groups; None if it has none.
 
-    Of the arguments, `strategy` says how many micro-batches a step has and when gradients are
-    reduced; groups, sizes and dtypes are those of the model.
+    `strategy` gives the micro-batches per step and when gradients are reduced. Groups, sizes and
+    dtypes are read from the model.
     """
-    found: dict[tuple[str, str, int], tuple[int, int]] = {}
+    totals: dict[tuple[str, str, int], tuple[int, int]] = {}
 
     def add(op: str, group: str, size: int, calls: int, each: int) -> None:
         if size > 1:
-            before = found.get((op, group, size), (0, 0))
-            found[op, group, size] = (before[0] + calls, before[1] + calls * each)
+            before = totals.get((op, group, size), (0, 0))
+            totals[op, group, size] = (before[0] + calls, before[1] + calls * each)
 
     groups = list(_groups(model))
     micro_batches = strategy.accumulate
@@ -93,14 +93,13 @@ def sharded_traffic(model: nn.Module, strategy: Strategy) -> tuple[CollectivePro
         replicate = getattr(group.mesh_info, "replicate_mesh_size", 1)
         elements = sum(p.padded_sharded_param_size.numel() for p in group.fsdp_params) * shard
         trained = elements if any(p.sharded_param.requires_grad for p in group.fsdp_params) else 0
-        param = group.mp_policy.param_dtype or _kept_in(group)
+        param = group.mp_policy.param_dtype or _master_dtype(group)
         reduce = group.mp_policy.reduce_dtype or param
         gathers = micro_batches if group.reshard_after_backward else 1
         add("all_gather", "shard", shard, gathers, elements * param.itemsize)
         if reshard:
             size = shard if reshard is True else reshard
-            # What lies in smaller groups is less padded than what lies in the whole one; it is
-            # gathered from shards of the size of those groups.
+            # An integer reshards to smaller groups, which gather again for the backward.
             add("all_gather", "shard", size, micro_batches, elements * param.itemsize)
         if not trained:
             continue
@@ -112,43 +111,43 @@ def sharded_traffic(model: nn.Module, strategy: Strategy) -> tuple[CollectivePro
         return None
     return tuple(
         CollectiveProfile(op=op, group=group, group_size=size, calls=calls, bytes=total)
-        for (op, group, size), (calls, total) in found.items()
+        for (op, group, size), (calls, total) in totals.items()
     )
 
 
-def beside_gradients(model: nn.Module, strategy: Strategy) -> tuple[CollectiveProfile, ...]:
-    """What DDP sends that is no gradient: buffers from the first rank, and who used what."""
+def non_gradient_traffic(model: nn.Module, strategy: Strategy) -> tuple[CollectiveProfile, ...]:
+    """DDP's other collectives of a step: broadcast of buffers, all-reduce of used parameters."""
     if not isinstance(model, DistributedDataParallel) or world()[1] == 1:
         return ()
-    size, found = world()[1], []
-    # Those of a forward that follows a backward without reduction are left out.
+    size, traffic = world()[1], []
+    # DDP skips them in micro-batches after one without gradient reduction.
     times = strategy.accumulate if strategy.grad_sync == "every" else 1
     if model.forward_sync_buffers and model.modules_buffers:
         dtypes = {buffer.dtype for buffer in model.modules_buffers}
         total = sum(buffer.nbytes for buffer in model.modules_buffers)
-        found.append(
+        traffic.append(
             CollectiveProfile("broadcast", "replicate", size, times * len(dtypes), times * total)
         )
     if model.find_unused_parameters:
         used = 4 * sum(1 for parameter in model.parameters() if parameter.requires_grad)
-        found.append(CollectiveProfile("all_reduce", "replicate", size, times, times * used))
-    return tuple(found)
+        traffic.append(CollectiveProfile("all_reduce", "replicate", size, times, times * used))
+    return tuple(traffic)
 
 
 def keeps_two_gradients(model: nn.Module) -> bool:
-    """Whether DDP holds gradients in its buckets and once more where the optimizer reads them."""
+    """Whether DDP keeps gradients twice: in its buckets and in `.grad`."""
     return isinstance(model, DistributedDataParallel) and not model.gradient_as_bucket_view
 
 
 def _groups(model: nn.Module) -> Iterator[_Group]:
-    """Each a module, or several, that `fully_shard` gathers together."""
+    """Yield the groups of parameters that `fully_shard` gathers together."""
     seen: set[int] = set()
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
         state = module._get_fsdp_state()
-        # One that was not told keeps its parameters if it is the root, which the first forward
-        # finds out.
+        # Without reshard_after_forward FSDP2 decides in the first forward: the root keeps its
+        # parameters, other modules reshard.
         kept = module is model and bool(state._auto_reshard_after_forward)
         for group in state._fsdp_param_groups:
             if id(group) not in seen:
@@ -156,13 +155,13 @@ def _groups(model: nn.Module) -> Iterator[_Group]:
                 yield _Group(group, False if kept else _reshards(group))
 
 
-def _kept_in(group: Any) -> torch.dtype:
+def _master_dtype(group: Any) -> torch.dtype:
     dtype: torch.dtype = group.fsdp_params[0].sharded_param.dtype
     return dtype
 
 
 def _reshards(group: Any) -> bool | int:
-    """Whether a group is sharded again after its forward, or over how many devices."""
+    """Whether a group reshards after forward; an integer is the smaller group's size."""
     if not group._reshard_after_forward:
         return False
     if group._use_post_forward_mesh:

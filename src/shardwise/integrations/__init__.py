@@ -1,6 +1,6 @@
-"""For loops that are not ours: predict what runs there, measure it, and say how far off that was.
+"""Predict and measure the steps of other training loops, and compare the two.
 
 - `watch.StepWatch`: any loop.
-- `transformers.ShardwiseCallback`: the Trainer of transformers.
-- `lightning.ShardwiseCallback`: the Trainer of Lightning.
+- `transformers.ShardwiseCallback`: the transformers Trainer.
+- `lightning.ShardwiseCallback`: the Lightning Trainer.
 """

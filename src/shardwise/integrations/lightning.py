@@ -1,4 +1,4 @@
-"""The Trainer of Lightning, watched.
+"""A callback that predicts and measures the steps of the Lightning Trainer.
 
 watch = StepWatch(model, seq_len=2048, micro_batch=4)
 Trainer(callbacks=[ShardwiseCallback(watch)], ...)
@@ -16,9 +16,9 @@ from shardwise.integrations.watch import StepWatch
 
 
 class ShardwiseCallback(Callback):
-    """Logs through the module, so that all loggers see it; at the end it prints the comparison.
+    """Logs metrics with `log_dict`, so all loggers get them; prints the comparison at the end.
 
-    The watch is made from the model before it is sharded; one on the meta device will do.
+    Create the StepWatch from the model before it is sharded; it may be on the meta device.
     """
 
     def __init__(self, watch: StepWatch, *, prints: bool = True) -> None:
@@ -26,7 +26,7 @@ class ShardwiseCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         wrapped: Any = trainer.strategy.model
-        # Sharded is what the module holds; Lightning wraps nothing around it then.
+        # With FSDP2 a child of the module is sharded and Lightning wraps nothing.
         sharded = [child for child in pl_module.children() if isinstance(child, FSDPModule)]
         model = sharded[0] if len(sharded) == 1 else wrapped
         self.watch.start(model, trainer.optimizers[0], trainer.global_step)

@@ -1,4 +1,4 @@
-"""The Trainer of transformers, watched: three lines in a script that has one.
+"""A callback that predicts and measures the steps of the transformers Trainer.
 
 trainer = Trainer(...)
 trainer.add_callback(ShardwiseCallback(trainer, seq_len=2048))
@@ -20,9 +20,9 @@ _OPTIMIZERS: dict[str, Optimizer] = {"sgd": "sgd", "lion_32bit": "lion"}
 
 
 class ShardwiseCallback(TrainerCallback):
-    """Logs through the Trainer, so that its trackers see it; at the end it prints the comparison.
+    """Logs metrics through the Trainer, so its trackers get them; prints the comparison at the end.
 
-    `watch` holds what was predicted and, after a few steps, what was measured.
+    `watch` holds the prediction and, after a few steps, the measurement.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class ShardwiseCallback(TrainerCallback):
         prints: bool = True,
         **strategy: object,
     ) -> None:
-        """Make it before `train`. `seq_len` is that of the batches; the rest the Trainer tells.
+        """Create it before `train`. `seq_len` is the sequence length of the batches.
 
-        `cluster` and `strategy` are as for `StepWatch`.
+        `cluster` and `strategy` are as for `StepWatch`; other settings are read from the Trainer.
         """
         args = trainer.args
         known: dict[str, Any] = {
             "micro_batch": args.per_device_train_batch_size,
             "accumulate": args.gradient_accumulation_steps,
-            # accelerate reduces with the last micro-batch only.
+            # accelerate reduces gradients in the last micro-batch only.
             "grad_sync": "last",
             "recompute": "full" if args.gradient_checkpointing else "none",
             "compile": args.torch_compile,
@@ -60,7 +60,7 @@ class ShardwiseCallback(TrainerCallback):
         )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The model is wrapped now."""
+        """Start the watch; the Trainer has wrapped the model by now."""
         trainer: Any = self._trainer
         wrapped = trainer.model_wrapped
         casts: dict[str, object] = {}
@@ -74,10 +74,10 @@ class ShardwiseCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.watch.end_step()
-        # The Trainer's own callback comes first and decides when.
+        # The Trainer's own callback runs first and decides when to log.
         if control.should_log:
             self._trainer.log(self.watch.metrics())
-            # Logging has answered the question that the Trainer is about to ask.
+            # Trainer.log resets should_log; the Trainer must still write its own values.
             control.should_log = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""`StepWatch`: what a step of someone else's loop should take, and what it takes."""
+"""`StepWatch`: predict and measure the steps of any training loop."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import nn
 
 from shardwise.engine.mesh import processes_per_node, world
 from shardwise.engine.wrapped import (
-    beside_gradients,
     keeps_two_gradients,
+    non_gradient_traffic,
     read_strategy,
     sharded_traffic,
 )
@@ -33,13 +33,13 @@ from shardwise.units.module import module_units
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Where a loop does not say how long it is.
+# The last step of a loop whose length is unknown.
 _ENDLESS = 2**62
 PREFIX = "shardwise/"
 
 
-class _Watched(NamedTuple):
-    """What a meter looks at."""
+class _Trained(NamedTuple):
+    """Model, optimizer and device of the loop, for StepMeter."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -47,10 +47,10 @@ class _Watched(NamedTuple):
 
 
 class StepWatch:
-    """Watches the optimizer steps of a loop, on every rank.
+    """Predicts and measures the optimizer steps of a loop, on every rank.
 
-    Make it from the model **before** anything wraps it, call `start` with what the loop trains,
-    and wrap each optimizer step, with all its micro-batches, in `step`:
+    Create it from the model **before** anything wraps it. Call `start` with the wrapped model and
+    the optimizer. Run each optimizer step, with all its micro-batches, inside `step`:
 
         watch = StepWatch(model, seq_len=2048, micro_batch=4)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -60,8 +60,8 @@ class StepWatch:
                 ...
             values = watch.metrics()
 
-    The third and the fifth step are counted and weighed, which makes them slow where there is no
-    GPU; they, and those before, are left out of all times.
+    Collectives are counted in the third step and memory is measured in the fifth. This makes them
+    slow on CPUs. Times exclude them and all steps before.
     """
 
     def __init__(
@@ -79,13 +79,21 @@ class StepWatch:
         inputs: Any = None,
         **strategy: object,
     ) -> None:
-        """`seq_len` and `micro_batch` are of one forward on one device.
+        """Describe the loop; all that the wrapped model shows is read from it in `start`.
 
-        `precision` is what a loop casts to without telling the model, by autocast; `clips` whether
-        it computes the norm of the gradients. `cluster` names the devices, such as "8xH100-SXM",
-        and is needed where they are GPUs. `inputs` are an example of two samples for models that
-        do not take token ids. Any other field of Strategy that the model cannot tell, such as
-        `recompute` or `grad_sync`, is given by its name.
+        Args:
+            model: The model before it is wrapped.
+            seq_len: Sequence length of one forward.
+            micro_batch: Sequences of one forward on one device.
+            accumulate: Micro-batches per optimizer step.
+            optimizer: The optimizer's kind, which determines its state.
+            precision: The autocast precision of the loop, if it uses autocast.
+            clips: Whether the loop computes the gradient norm.
+            cluster: The devices, such as "8xH100-SXM"; required for GPUs.
+            steps: Optimizer steps of the loop, if known.
+            inputs: Example inputs of two samples, for models that do not take token ids.
+            strategy: Fields of Strategy that the model does not show, such as `recompute` or
+                `grad_sync`.
         """
         self._skeleton = _without_data(model)
         self._job = Job(seq_len=seq_len, optimizer=optimizer)
@@ -106,9 +114,9 @@ class StepWatch:
         step: int = 0,
         **strategy_fields: object,
     ) -> None:
-        """The model as the loop trains it, its optimizer, and the step it begins with.
+        """Predict a step of the wrapped `model` and prepare to measure from step `step` on.
 
-        Fields of Strategy given here go before those given when this was made.
+        Fields of Strategy given here override those given to the constructor.
         """
         device = next(model.parameters()).device
         strategy = read_strategy(model, **{**self._settings, **strategy_fields})
@@ -116,14 +124,14 @@ class StepWatch:
         self._peak = cluster.device.known_peak_flops(strategy.param_dtype)
         self.predicted = self._predict(model, strategy, cluster)
         self._step = step
-        watched = _Watched(model, optimizer, device)
-        self._meter = StepMeter(watched, step, self._last, compiled=strategy.compile)
+        trained = _Trained(model, optimizer, device)
+        self._meter = StepMeter(trained, step, self._last, compiled=strategy.compile)
         self._device = device
         self._clock = StepClock(device)
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """One optimizer step."""
+        """Measure one optimizer step."""
         self.begin_step()
         try:
             yield
@@ -131,14 +139,14 @@ class StepWatch:
             self.end_step()
 
     def begin_step(self) -> None:
-        """For loops that cannot be wrapped: the step begins."""
+        """Begin a step, in loops that cannot use `step`."""
         if self.predicted is None:
             raise SpecError("watch: call start(model, optimizer) before the first step")
         self._entered = ExitStack()
         self._entered.enter_context(self._meter.step(self._step + 1))
 
     def end_step(self) -> None:
-        """The step that was begun has ended."""
+        """End the step that `begin_step` began."""
         if self._entered is None:
             return
         self._entered.close()
@@ -147,14 +155,14 @@ class StepWatch:
         self._step += 1
 
     def skip(self) -> None:
-        """The time since the last step belongs to no step: something was saved or evaluated."""
+        """Exclude the time since the last step, such as saving or evaluation."""
         self._clock.skip()
 
     def metrics(self) -> dict[str, float]:
-        """Of the steps since the last call; without times while none says anything about the run.
+        """Metrics of the steps since the last call; no times before the first representative step.
 
-        Rates are over all devices unless a name says otherwise; MFU is there where the peak of the
-        device is known, by the convention in `predicted.work`.
+        Rates are over all devices unless a name says otherwise. MFU is included if the device's
+        peak is known; `predicted.work` says how FLOPs are counted.
         """
         settled = self._new_times()
         values = memory_now(self._device)
@@ -165,14 +173,14 @@ class StepWatch:
         return {f"{PREFIX}{name}": value for name, value in values.items()}
 
     def measured(self) -> StepProfile | None:
-        """The measured twin of `predicted`; None before the step that is weighed."""
+        """The measured profile of a step; None before memory has been measured."""
         if self.predicted is None or not self._meter.finished:
             return None
         self._new_times()
         return measured_profile(self.predicted, self._meter, self._settled, self._peak)
 
     def table(self) -> Table | None:
-        """Predicted against measured, term by term, for rich to print."""
+        """A rich table of predicted against measured terms; None before the measurement."""
         from shardwise.report.compare import comparison_table
 
         measured = self.measured()
@@ -195,14 +203,14 @@ class StepWatch:
             autocast=strategy.autocast,
             inputs=self._inputs,
         )
-        profile = price(units, strategy, cluster, self._job, "traced module, as it is wrapped")
+        profile = price(units, strategy, cluster, self._job, "traced module, wrapped by its loop")
         if keeps_two_gradients(model) and strategy.accumulate > 1:
             profile = _with_second_gradients(profile)
-        # Others may cut a model into other units than ours.
+        # Other code may shard a model in other units than Shardwise does.
         traffic = sharded_traffic(model, strategy)
         if traffic is None:
-            beside = beside_gradients(model, strategy)
-            return profile._replace(traffic=(*profile.traffic, *beside))
+            more = non_gradient_traffic(model, strategy)
+            return profile._replace(traffic=(*profile.traffic, *more))
         if self._clips and (strategy.shard or 1) > 1:
             tensors = sum(1 for p in model.parameters() if p.requires_grad)
             traffic = (*traffic, norm_traffic(strategy, tensors))
@@ -210,29 +218,29 @@ class StepWatch:
 
 
 def _with_second_gradients(profile: StepProfile) -> StepProfile:
-    """Those of earlier micro-batches are alive beside the buckets when a backward peaks."""
+    """Add the accumulated `.grad` tensors, which are alive with DDP's buckets at the peak."""
     memory = profile.known_memory
     more = memory.terms.get("gradients", 0)
     terms = dict(memory.terms)
     terms["unsharded_gradients"] = terms.get("unsharded_gradients", 0) + more
     peak = memory.peak_allocated_bytes + more
-    # What follows from the peak is not known anew.
+    # Reserved memory and verdict would have to be predicted again: leave them out.
     return profile._replace(memory=MemoryProfile(peak_allocated_bytes=peak, terms=terms))
 
 
 def _without_data(model: nn.Module) -> nn.Module:
-    """The same module with tensors on the meta device; nothing is copied."""
+    """A copy of the module with its tensors on the meta device; no data is copied."""
     empty: dict[int, Any] = {}
     for parameter in model.parameters():
-        hollow = torch.empty_like(parameter, device="meta")
-        empty[id(parameter)] = nn.Parameter(hollow, requires_grad=parameter.requires_grad)
+        meta = torch.empty_like(parameter, device="meta")
+        empty[id(parameter)] = nn.Parameter(meta, requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
         empty[id(buffer)] = torch.empty_like(buffer, device="meta")
     return copy.deepcopy(model, empty)
 
 
 def _cluster_here(cluster: str | ClusterSpec | None, device: torch.device) -> ClusterSpec:
-    """The processes that are running, on the devices that were named."""
+    """The given cluster, resized to the running processes."""
     _, size = world()
     per_node = processes_per_node()
     if cluster is None:

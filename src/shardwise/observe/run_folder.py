@@ -9,11 +9,11 @@ TRACES = "traces"
 SUMMARY = "summary.json"
 
 
-def profiled_moments(traces: Path) -> list[Path]:
-    """One folder per profile of a run, oldest first."""
-    moments = [folder for folder in traces.glob("step-*") if folder.is_dir()]
+def profiled_windows(traces: Path) -> list[Path]:
+    """The folders of the profiled windows of steps, oldest first."""
+    windows = [folder for folder in traces.glob("step-*") if folder.is_dir()]
     # Names are padded to six digits; longer ones are later.
-    return sorted(moments, key=lambda folder: (len(folder.name), folder.name))
+    return sorted(windows, key=lambda folder: (len(folder.name), folder.name))
 
 
 def traces_in(folder: Path) -> list[Path]:

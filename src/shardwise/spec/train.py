@@ -19,21 +19,22 @@ Tracker = Literal["tensorboard", "wandb", "mlflow"]
 class ProfileSettings(Record):
     """The `[train.profile]` section: which steps torch.profiler records, and what stays on disk.
 
-    A moment is a few steps in a row, in one folder of traces.
+    A window is a few consecutive steps, with one folder of traces.
     """
 
-    # Steps before the first that is profiled. It is later where steps are still measured.
+    # Steps before the first profiled one; more if train.measure needs them.
     after: Annotated[Count, Field(ge=1, le=10**12)] = 10
-    # Steps of one moment; unset, 3, or 1 where moments repeat.
+    # Steps per window. Default: 3, or 1 with `every`.
     steps: Annotated[Count, Field(ge=1, le=1000)] | None = None
-    # From one moment to the next; unset, there is one moment.
+    # Steps from one window to the next. Default: one window only.
     every: Annotated[Count, Field(ge=1, le=10**12)] | None = None
-    # How many moments stay on disk, the oldest going first; 0 keeps all.
+    # Windows kept on disk; older ones are deleted. 0 keeps all.
     keep: Annotated[Count, Field(ge=0)] = 5
-    # One process is enough to see where time goes; all are needed to see who is late.
+    # "first" shows where time goes; "all" is needed to find stragglers.
     ranks: Literal["all", "first"] = "all"
-    # Without shapes the bytes of a collective on a CPU are unknown.
+    # Record shapes; without them the bytes of collectives on CPUs are unknown.
     shapes: StrictBool = True
+    # Record allocations.
     memory: StrictBool = False
 
     @property
@@ -41,54 +42,55 @@ class ProfileSettings(Record):
         return self.steps or (3 if self.every is None else 1)
 
     @model_validator(mode="after")
-    def _apart(self) -> Self:
-        # A step warms up before, in the one after traces are written, and one stays undisturbed.
+    def _check_every(self) -> Self:
+        # One warm-up step before a window, one that writes traces after it, and one normal step.
         least = self.length + 3
         if self.every is not None and self.every < least:
             raise ValueError(
-                f"every {self.every} leaves no undisturbed step between moments of {self.length}; "
+                f"every {self.every} leaves no normal step between windows of {self.length} steps; "
                 f"set it to at least {least}"
             )
         return self
 
 
 class CheckpointSettings(Record):
-    """The `[train.checkpoint]` section: when a run is saved, where, and how many saves stay.
+    """The `[train.checkpoint]` section: when and where a run is saved, and how many saves are kept.
 
-    A run is saved after so many minutes or steps, when it is asked to stop, and at its end.
+    A run is saved every so many minutes or steps, when it is stopped, and at its end.
     `checkpoint = false` saves nothing.
     """
 
     save: StrictBool = True
-    # From one to the next, whichever comes first; 0 minutes and no steps mean only at the end.
+    # Minutes and steps between saves, whichever comes first; 0 minutes without `every`: only at the
+    # end.
     minutes: Annotated[float, Field(ge=0)] = 15.0
     every: Annotated[Count, Field(ge=1, le=10**12)] | None = None
-    # How many stay, the oldest going first; 0 keeps all.
+    # Checkpoints kept; older ones are deleted. 0 keeps all.
     keep: Annotated[Count, Field(ge=0)] = 2
-    # Training goes on while a copy in the host's memory is written.
+    # Write a copy in host memory while training continues.
     background: StrictBool = True
-    # A folder, or the URL of an object store such as s3://bucket/runs, in which the run's name is
-    # a folder; unset, the run's own folder.
+    # A folder or object store, such as s3://bucket/runs; the run's name is appended. Default: the
+    # run's own folder.
     to: str | None = None
 
 
 class RestartSettings(Record):
-    """The `[train.restart]` section: when a run that broke starts again, and what counts as broken.
+    """The `[train.restart]` section: restarts after failures, and time limits that detect hangs.
 
-    A rank that stays in one section of its work for long is named, and its stack is written; one
-    that stays for longer is killed. Both grow with the longest it has ever needed for a section.
+    A rank that stays in one section of a step for `named_after_s` is reported with its stack; after
+    `killed_after_s` it is killed. Both limits grow with the longest duration of that section.
     """
 
-    # So many in a row without a new checkpoint; 0 never starts again.
+    # Restarts in a row without a new checkpoint; 0 never restarts.
     attempts: Annotated[Count, Field(ge=0, le=1000)] = 3
     named_after_s: Annotated[float, Field(gt=0)] = 10.0
     killed_after_s: Annotated[float, Field(gt=0)] = 30.0
-    # Of what may take long: starting, the first steps, loading, saving.
+    # The limit of slow sections: start, first steps, loading, saving.
     slow_after_s: Annotated[float, Field(gt=0)] = 1800.0
 
 
 class TrainSettings(Record):
-    """The `[train]` section. Learning rates follow a warm-up and then the schedule."""
+    """The `[train]` section. The learning rate warms up linearly, then follows the schedule."""
 
     steps: Annotated[Count, Field(ge=1, le=10**12)] = 100
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -97,44 +99,43 @@ class TrainSettings(Record):
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
     schedule: Schedule = "cosine"
     warmup_steps: Steps = 0
-    # Where the schedule ends, as a share of the learning rate.
+    # The last learning rate, as a share of `learning_rate`.
     final_learning_rate: Share = 0.1
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     beta1: Share = 0.9
     beta2: Share = 0.95
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
     momentum: Share = 0.9
-    # Gradients are scaled down to this global norm; 0 leaves them as they are.
+    # Clip gradients to this global norm; 0 disables clipping.
     clip_norm: Annotated[float, Field(ge=0)] = 1.0
-    # What happens after a gradient that is not finite; its update is never applied.
+    # After a non-finite gradient, whose update is never applied: stop the run or skip the step.
     non_finite: Literal["stop", "skip"] = "stop"
 
     log_every: Annotated[Count, Field(ge=1)] = 10
-    # Beside metrics.jsonl; unset, TensorBoard where it is installed.
+    # In addition to metrics.jsonl. Default: TensorBoard if installed.
     trackers: tuple[Tracker, ...] | None = None
-    # One step early in the run is counted and weighed; it is slow, and left out of the timings.
+    # Measure collectives and memory in two early steps, which are slower and not timed.
     measure: StrictBool = True
-    # Steps that are profiled; unset, none.
     profile: ProfileSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()
     restart: RestartSettings = RestartSettings()
-    # Where the folder of each run is made, relative to where the command runs.
+    # Parent of the run folders, relative to the working directory.
     folder: str = "runs"
-    # Threads of a process on a CPU; unset, the cores are divided among the processes.
+    # CPU threads per process. Default: the cores divided by the processes.
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    # Build on the meta device and initialise unit by unit, so that no process holds the whole
+    # Build on the meta device and initialise unit by unit, so that no process holds the full
     # model.
     meta_init: StrictBool = True
 
     @field_validator("checkpoint", mode="before")
     @classmethod
-    def _on_or_off(cls, value: object) -> object:
+    def _bool_to_settings(cls, value: object) -> object:
         return {"save": value} if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.warmup_steps > self.steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} exceed the {self.steps} steps")
+            raise ValueError(f"warmup_steps {self.warmup_steps} is more than steps {self.steps}")
         return self
 
     def learning_rate_at(self, step: int) -> float:
@@ -153,32 +154,32 @@ class TrainSettings(Record):
 
 
 class DataSettings(Record):
-    """The `[data]` section: local files, tokenized once, or tokens that are made up.
+    """The `[data]` section: local files, your own iterable, or synthetic tokens.
 
     - `path`: one or more files or folders of `.txt`, `.jsonl` or `.parquet`, relative to the
       run.toml.
-    - `source = "package.module:function"`: called with (rank, world), it returns an iterable of
-      micro-batches of token ids, each one sequence longer than what is predicted from.
+    - `source = "package.module:function"`: called with (rank, world); returns an iterable of
+      micro-batches, tensors of token ids of shape (micro_batch, seq_len + 1).
     - neither: synthetic tokens.
     """
 
     path: tuple[str, ...] = ()
     source: str | None = None
-    # "bytes" needs no file: a token is a byte. Otherwise a tokenizer.json or a folder with one.
+    # "bytes" (one token per byte), a tokenizer.json, or a folder with one.
     tokenizer: str = "bytes"
-    # Where the text is in jsonl and parquet.
+    # The key or column with the text in jsonl and parquet.
     text_key: str = "text"
-    # Where tokenized shards are kept, relative to where the command runs.
+    # The folder for tokenized shards, relative to the working directory.
     cache: str = ".shardwise-cache"
     shuffle: StrictBool = True
 
     @field_validator("path", mode="before")
     @classmethod
-    def _one_or_more(cls, value: object) -> object:
+    def _to_tuple(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Self:
+    def _check_source(self) -> Self:
         if self.path and self.source:
             raise ValueError("path and source exclude each other; give one of the two")
         return self

@@ -1,1 +1,1 @@
-"""Spans on lanes: the shape of a step, simulated or measured."""
+"""Timelines of a step, simulated or measured: spans on lanes."""

@@ -230,7 +230,7 @@ def _as_declared(mini: RunSpec) -> Iterator[Check]:
     yield _ties(module, aliases)
     yield _dtypes(strategy, seen, model)
     expected = by_operation(predicted.traffic)
-    counted = {key: tuple(found) for key, found in counter.found.items()}
+    counted = {key: tuple(count) for key, count in counter.counts.items()}
     total = sum(calls for calls, _ in counted.values())
     yield Check(
         "collectives as predicted",

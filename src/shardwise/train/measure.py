@@ -153,7 +153,7 @@ def measured_profile(
         memory=meter.memory,
         traffic=tuple(
             CollectiveProfile(op=op, group="", group_size=size, calls=n.calls, bytes=n.bytes)
-            for (op, size), n in sorted(meter.counter.found.items())
+            for (op, size), n in sorted(meter.counter.counts.items())
         ),
         time=time,
         throughput=throughput,

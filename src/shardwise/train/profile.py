@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from shardwise.engine.mesh import world
-from shardwise.observe.run_folder import TRACES, profiled_moments
+from shardwise.observe.run_folder import TRACES, profiled_windows
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import ProfileSettings, TrainSettings
 from shardwise.train.analysis import WAIT_AFTER_RUN_S, Analyses
@@ -190,6 +190,6 @@ def _silence_profiler() -> None:
 
 def remove_old(traces: Path, keep: int, busy: Collection[Path] = ()) -> None:
     """Remove all but the newest `keep` windows and those being analysed; 0 keeps all."""
-    for folder in profiled_moments(traces)[:-keep] if keep else []:
+    for folder in profiled_windows(traces)[:-keep] if keep else []:
         if folder not in busy:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Where the repeated blocks of a module are, found by structure and not by name."""
+"""Find the repeated blocks of a module by structure, not by name."""
 
 from __future__ import annotations
 
@@ -51,21 +51,20 @@ def parameter_names(module: nn.Module) -> dict[int, list[str]]:
 
 
 def owners(module: nn.Module, blocks: dict[str, nn.Module]) -> dict[str, str]:
-    """For each parameter, by the first of its names, the block that owns it, or '' for the root.
+    """Map each parameter (by its first name) to the block that owns it, or '' for the root.
 
-    A parameter used by several units (a tied embedding) belongs to the one that contains them
-    all, which is the root.
+    A parameter that several units use, such as a tied embedding, belongs to the root.
     """
     prefixes = sorted(blocks, key=len, reverse=True)
 
     def owner(name: str) -> str:
         return next((block for block in prefixes if name.startswith(f"{block}.")), "")
 
-    found = {}
+    owner_of = {}
     for aliases in parameter_names(module).values():
         holders = {owner(name) for name in aliases}
-        found[aliases[0]] = holders.pop() if len(holders) == 1 else ""
-    return found
+        owner_of[aliases[0]] = holders.pop() if len(holders) == 1 else ""
+    return owner_of
 
 
 def _size(module: nn.Module) -> int:

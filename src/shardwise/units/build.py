@@ -1,4 +1,4 @@
-"""A real nn.Module from whatever a run names, on the device of the caller's context."""
+"""Build the nn.Module of a run, on the device of the caller's context."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shardwise.spec.record import SpecError
 
 
 def build_module(model: Model) -> nn.Module:
-    """The module, in training mode and fp32, with whatever weights its own code gives it."""
+    """The module in training mode and fp32, with its own initial weights."""
     if isinstance(model, ModuleRef):
         return _from_factory(model.factory)
     return _from_transformers(model)
 
 
 def find_function(reference: str, what: str) -> Any:
-    """What `package.module:name` names; the working directory is searched too."""
+    """Import `package.module:name`; the working directory is searched too."""
     module_name, _, function = reference.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -45,7 +45,7 @@ def _from_factory(factory: str) -> nn.Module:
 
 
 def _from_transformers(model: Any) -> nn.Module:
-    # Nothing is looked up on a hub: everything a run needs is named in it.
+    # Never download: a run.toml names all files that a run needs.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         from transformers import AutoConfig, AutoModelForCausalLM, logging

@@ -66,7 +66,7 @@ def _block(model: ModelSpec, span: int, itemsize: int, stream: int, compiled: bo
 
 
 def _root(model: ModelSpec, itemsize: int, stream: int) -> Unit:
-    """Only blocks go through a compiler: head and loss run as they are written."""
+    """The root unit. Only blocks are compiled: head and loss run in eager mode."""
     graph = Graph(itemsize=itemsize, input=Value(model.hidden, stream))
     normed = _norm(graph, model, graph.input, "final_norm")
     logits = graph.linear(
@@ -110,7 +110,7 @@ def _attention(graph: Graph, model: ModelSpec, x: Value, span: int) -> Value:
         k = _norm(graph, model, k, "attention.k_norm", heads=model.kv_heads)
     if model.positions == "rope":
         # Rotated copies; with fused projections the values stay a view of the joined tensor.
-        # The tables are of the stream's dtype, and so is what they rotate.
+        # The tables have the residual stream's dtype, and so have the rotated tensors.
         q = graph.pointwise(q, output=graph.value(width, graph.input.itemsize))
         k = graph.pointwise(k, output=graph.value(kv_width, graph.input.itemsize))
     mixed = graph.attention(q, k, v, heads=model.heads, width=width, span=span)
@@ -146,7 +146,7 @@ def _activation(graph: Graph, model: ModelSpec, x: Value, output: Value | None =
         return graph.pointwise(x, save_output=True, output=output)
     if model.activation != "gelu_new":
         return graph.pointwise(x, saves=(x,), output=output)
-    # transformers spells this one out: 0.5·x · (1 + tanh(c·(x + 0.044715·x³))).
+    # transformers computes this as 0.5·x · (1 + tanh(c·(x + 0.044715·x³))).
     inner = graph.pointwise(x, saves=(x,))
     curve = graph.pointwise(inner, save_output=True)
     one_plus = graph.pointwise(curve)
@@ -155,9 +155,9 @@ def _activation(graph: Graph, model: ModelSpec, x: Value, output: Value | None =
 
 
 def _experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
-    """A routed mixture: every token visits `experts_per_token` gated networks.
+    """A routed mixture: every token goes to `experts_per_token` experts.
 
-    Counted as if the load were even; the routing decides what a rank really computes.
+    Assumes an even load; the actual load depends on the routing.
     """
     assert model.experts is not None
     assert model.experts_per_token is not None
@@ -194,7 +194,7 @@ def _norm(graph: Graph, model: ModelSpec, x: Value, name: str, heads: int | None
     normed = graph.pointwise(high, scale, saves=(high, scale))
     if model.norm == "rmsnorm":
         normed = graph.cast(normed, x.itemsize)
-        # Weights are of the stream's dtype; a product with a narrower input takes theirs.
+        # Weights have the residual stream's dtype; a product with a narrower input has it too.
         return graph.pointwise(
             normed,
             saves=(normed,),
@@ -211,7 +211,7 @@ def _layernorm(graph: Graph, model: ModelSpec, x: Value, name: str, width: int) 
         elements += graph.parameter(f"{name}.weight", width)
     if model.norm_parameters == "weight+bias":
         elements += graph.parameter(f"{name}.bias", width)
-    # OLMo normalises in fp32; elsewhere the kernel does so inside.
+    # OLMo casts to fp32 first; other families do it inside the kernel.
     source = graph.cast(x, max(FP32, x.itemsize)) if not elements else x
     mean, scale = graph.norm_statistics(1), graph.norm_statistics(1)
     made = graph.pointwise(

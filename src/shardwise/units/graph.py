@@ -1,8 +1,7 @@
-"""A few tensor operations in order, and what autograd makes of them.
+"""A list of tensor operations, with the tensors that autograd saves for each.
 
-The formulas describe a block at the grain of the operations PyTorch runs, saying for each which
-tensors autograd saves. Parameters, FLOPs, bytes kept by a recompute policy, and the rise and fall
-of memory through the backward all follow from that one list.
+Parameters, FLOPs, bytes saved under each recompute policy, and memory during the backward are
+computed from this list.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Op:
     """One operation. `saves` are the tensors autograd holds for its backward."""
 
     output: Value
-    # Only the inputs that need a gradient; an alias passes its output's gradient on as it is.
+    # Only inputs that need a gradient. An alias passes its output's gradient to its inputs.
     inputs: tuple[Value, ...]
     saves: tuple[Value, ...] = ()
     parameter_elements: int = 0
@@ -40,7 +39,7 @@ class Op:
     alias: bool = False
     # Element-wise: a compiler can fuse it, and compute it again instead of saving its output.
     pointwise: bool = False
-    # One kernel whose backward makes no full-size temporary.
+    # One kernel whose backward allocates no full-size temporary.
     fused: bool = False
 
     @property
@@ -49,7 +48,7 @@ class Op:
 
     @property
     def reduces_in_backward(self) -> bool:
-        """A gradient narrower than the output is summed from a temporary of its full width."""
+        """Whether the backward sums a temporary of full width to a narrower gradient."""
         narrow = any(x.width < self.output.width for x in self.inputs)
         return self.pointwise and not self.fused and (narrow or self.parameter_elements > 0)
 
@@ -58,14 +57,13 @@ class Op:
 class Graph:
     """Operations in execution order, recorded by calling the methods below."""
 
-    # Of what matmuls and attention compute in. Under autocast that is not what flows between
-    # blocks: parameters, norms and the input stay as they are, and each matmul casts its own
-    # operand.
+    # Bytes per element in matmuls and attention. Under autocast the residual stream, parameters
+    # and norms keep their own dtype, and each matmul casts its input.
     itemsize: int
     input: Value
     ops: list[Op] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
-    # Values the code around keeps a name for until its forward returns.
+    # Values that variables in the model's code keep alive until its forward returns.
     named: list[Value] = field(default_factory=list)
 
     def _run(self, op: Op) -> Value:
@@ -113,7 +111,7 @@ class Graph:
         )
 
     def cast(self, x: Value, itemsize: int) -> Value:
-        """A change of dtype; nothing happens, and no tensor is made, if it is the same one."""
+        """A cast; returns the same tensor if the dtype does not change."""
         if x.itemsize == itemsize:
             return x
         output = self.value(x.width, itemsize, x.logits)
@@ -145,7 +143,7 @@ class Graph:
         )
 
     def residual(self, x: Value, branch: Value) -> Value:
-        """x + branch: its backward hands the same gradient to both."""
+        """x + branch: both get the same gradient tensor in the backward."""
         output = self.value(x.width, x.itemsize)
         return self._run(Op(output=output, inputs=(x, branch), alias=True, pointwise=True))
 
@@ -168,10 +166,10 @@ class Graph:
     def norm_statistics(self, per_token: float) -> Value:
         return self.value(per_token, 4)
 
-    # ---- what follows from the list -------------------------------------------------------
+    # ---- results ----------------------------------------------------------------------------
 
     def stage(self, compiled: bool = False) -> Stage:
-        """Everything a predictor asks of these operations."""
+        """The Stage of these operations: FLOPs, bytes, and memory of forward and backward."""
         saves = self._saved_values(compiled)
         moments = self._backward(saves)
         return Stage(
@@ -187,16 +185,16 @@ class Graph:
         )
 
     def _saved_values(self, compiled: bool) -> list[tuple[Value, ...]]:
-        """Per operation, what is held from forward to backward."""
+        """The values saved for the backward, per operation."""
         if not compiled:
             return [op.saves for op in self.ops]
-        # A compiler recomputes element-wise results in the backward from what made them, unless a
-        # matmul or attention reads them there: those have to be in memory, and are kept.
+        # A compiler recomputes element-wise results in the backward from their inputs, unless a
+        # matmul or attention needs them there.
         made_by = {op.output: op for op in self.ops if op.pointwise}
 
         def origins(value: Value) -> tuple[Value, ...]:
             op = made_by.get(value)
-            # The residual stream is a sum over all blocks: keeping it is what makes it one block.
+            # The residual stream is saved: recomputing it would cross the block's boundary.
             if op is None or op.alias:
                 return (value,)
             return tuple(dict.fromkeys(o for x in op.inputs for o in origins(x)))
@@ -220,7 +218,7 @@ class Graph:
             chosen = self._saved_by_selective()
             kept = [self.input]
             for op in chosen:
-                # An attention kernel returns its statistics beside its output.
+                # An attention kernel also returns its statistics.
                 extra = [s for s in op.saves if s not in op.inputs and s is not op.output]
                 kept += [op.output, *extra]
             again = [op for op in again if op not in chosen]
@@ -233,7 +231,7 @@ class Graph:
         )
 
     def _saved_by_selective(self) -> list[Op]:
-        """Attention, and the first of every two matmuls, keep their outputs."""
+        """Operations whose outputs selective recompute saves: attention and every other matmul."""
         matmuls = [op for op in self.ops if op.matmul_flops > 0]
         return [op for op in self.ops if op.attention_flops > 0] + matmuls[::2]
 
@@ -241,7 +239,7 @@ class Graph:
         """Index of the first operation that recomputation does not run.
 
         torch stops as soon as the last saved tensor exists. Inputs are saved before a kernel
-        runs, so the last matmul of a block, which saves its input only, is not run again.
+        runs, so the last matmul of a block, which saves its input only, is not recomputed.
         """
         last = max((i for i, op in enumerate(self.ops) if op.saves), default=-1)
         return last + 1 if last >= 0 and self.ops[last].saves_own_output else last
@@ -267,7 +265,7 @@ class Graph:
         return Moment(activation_bytes=peak[0], logit_bytes=peak[1], gradient_elements=0.0)
 
     def _backward(self, saves: list[tuple[Value, ...]]) -> list[Moment]:
-        """Walk the operations in reverse, making gradients and dropping what was saved."""
+        """Memory after each operation of the backward, which frees saved values."""
         readers: dict[Value, int] = {}
         for saved in saves:
             for value in saved:

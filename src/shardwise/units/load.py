@@ -1,4 +1,4 @@
-"""The units of any model a run names. The only import of torch from planning, made on demand."""
+"""Units of any model of a run. The only place where planning imports torch, on demand."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from shardwise.units.unit import ModelUnits
 
 
 def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
-    """Formulas where a ModelSpec describes the model, its traced module otherwise."""
+    """Units by formulas for a ModelSpec, else by tracing the module."""
     dtype, autocast = strategy.param_dtype, strategy.autocast
     if isinstance(model, ModelSpec):
         return decoder_units(model, seq_len, dtype, strategy.compile, autocast)
-    problem = _obstacle(model)
+    problem = _why_not_traceable(model)
     if problem:
         raise SpecError(problem)
     source = model.factory if isinstance(model, ModuleRef) else model.name
@@ -29,7 +29,7 @@ def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
         return traced_units(model, seq_len, dtype, autocast)
 
 
-def _obstacle(model: Model) -> str:
+def _why_not_traceable(model: Model) -> str:
     """Why a model without formulas cannot be traced, in a sentence; empty where it can."""
     from shardwise.spec.huggingface import config_table, without_formulas
 

@@ -1,6 +1,6 @@
-"""Units of any nn.Module: run once on tensors without data, watched by autograd and dispatcher.
+"""Units of any nn.Module, traced in one forward and backward on fake tensors.
 
-Nothing is computed and nothing is allocated, so a module of any size on the meta device will do.
+Nothing is computed or allocated, so a module of any size can be traced.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from shardwise.spec.lookup import Model
 from shardwise.spec.record import SpecError
 from shardwise.units.blocks import find_blocks, owners, parameter_names
 from shardwise.units.build import build_module
+from shardwise.units.recorder import ROOT, Recorder
 from shardwise.units.unit import ModelUnits, Parameter, Unit
-from shardwise.units.watch import ROOT, Watch
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {
     dtype: getattr(torch, name) for dtype, name in TORCH_NAMES.items()
 }
-# More than one sequence: with one, broadcasting takes short cuts that no training run takes.
+# At least two sequences: with one, broadcasting skips operations that a training run executes.
 TRACED_BATCHES = (2, 3, 5, 7, 11, 13)
 
 
@@ -48,10 +48,10 @@ def module_units(
     inputs: Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...] | None = None,
     name: str | None = None,
 ) -> ModelUnits:
-    """Units of `module` for sequences of `seq_len`, all of it in `dtype` or with `autocast` to it.
+    """Units of `module` at sequence length `seq_len`, in `dtype` or with `autocast` to it.
 
-    `inputs` are an example of two samples; without them the module's own `example_inputs(batch,
-    seq_len)` is asked, and failing that token ids and labels are assumed, as transformers takes.
+    `inputs` is an example of two samples. Default: the module's own `example_inputs(batch,
+    seq_len)` if it has one, else token ids and labels as transformers models take.
     """
     batch = TRACED_BATCHES[0] if inputs is not None else _batch(module, seq_len)
     blocks = find_blocks(module)
@@ -62,21 +62,21 @@ def module_units(
         state = _fake_state(module, kept)
         example = _example(module, inputs, batch, seq_len, kept)
         tokens = batch * seq_len
-        watch = Watch(
+        recorder = Recorder(
             units={parameter_name: owner[parameter_name] for parameter_name in owner},
             parameters={n: t for n, t in state.items() if n in owner},
             tied=_tied_shapes(module),
         )
         casting = torch.autocast("cpu", dtype=TORCH_DTYPES[dtype], enabled=autocast)
-        with watch.hooked(module, names), _fused_attention(module), watch, casting:
-            _run(module, state, example, watch)
-    return _units(module, blocks, owner, watch, tokens, seq_len, name or type(module).__name__)
+        with recorder.hooked(module, names), _fused_attention(module), recorder, casting:
+            _run(module, state, example, recorder)
+    return _units(module, blocks, owner, recorder, tokens, seq_len, name or type(module).__name__)
 
 
 def _batch(module: nn.Module, seq_len: int) -> int:
-    """A batch whose number of tokens is no dimension of a parameter.
+    """A batch size whose number of tokens is not a dimension of any parameter.
 
-    Logits and the gradient of a head are told apart by their shapes.
+    Otherwise logits and the gradient of the head could have the same shape.
     """
     sizes = {size for parameter in module.parameters() for size in parameter.shape}
     free = [batch for batch in TRACED_BATCHES if batch * seq_len not in sizes]
@@ -87,15 +87,15 @@ def _run(
     module: nn.Module,
     state: dict[str, torch.Tensor],
     example: Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...],
-    watch: Watch,
+    recorder: Recorder,
 ) -> None:
     args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
     try:
-        # Only the loss stays: the rest of the output goes as it does in a training loop.
-        watch.backward(_loss(functional_call(module, state, args, dict(kwargs))))
+        # Only the loss is kept; other outputs are freed, as in a training loop.
+        recorder.backward(_loss(functional_call(module, state, args, dict(kwargs))))
     except DataDependentOutputException as error:
         raise SpecError(
-            f"model: {type(module).__name__} looks at the values of its tensors ({error.func}), so "
+            f"model: {type(module).__name__} reads the values of its tensors ({error.func}), so "
             "it cannot be traced without data"
         ) from None
     except SpecError:
@@ -108,14 +108,14 @@ def _run(
 
 
 def _fake_state(module: nn.Module, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Stand-ins for parameters and buffers; tied names share one."""
+    """Fake tensors for parameters and buffers; tied names share one."""
     made: dict[int, torch.Tensor] = {}
     state = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if id(parameter) not in made:
             kind = dtype if parameter.is_floating_point() else parameter.dtype
-            stand_in = torch.empty(parameter.shape, dtype=kind, device="cpu")
-            made[id(parameter)] = stand_in.requires_grad_(parameter.requires_grad)
+            fake = torch.empty(parameter.shape, dtype=kind, device="cpu")
+            made[id(parameter)] = fake.requires_grad_(parameter.requires_grad)
         state[name] = made[id(parameter)]
     for name, buffer in module.named_buffers(remove_duplicate=False):
         state[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
@@ -136,7 +136,7 @@ def _example(
         else:
             return _token_inputs(module, batch, seq_len)
 
-    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
         # A mixed-precision policy casts floating-point inputs too.
         kind = dtype if tensor.is_floating_point() else tensor.dtype
         made = torch.empty(tensor.shape, dtype=kind, device="cpu")
@@ -150,8 +150,8 @@ def _example(
     ):
         raise SpecError("model: example_inputs must return tensors, in a tuple or by name")
     if isinstance(inputs, Mapping):
-        return {key: stand_in(value) for key, value in inputs.items()}
-    return tuple(stand_in(value) for value in inputs)
+        return {key: fake(value) for key, value in inputs.items()}
+    return tuple(fake(value) for value in inputs)
 
 
 def _token_inputs(
@@ -167,7 +167,7 @@ def _token_inputs(
 
 
 def _loss(output: Any) -> torch.Tensor:
-    """The loss a module returns, or a stand-in that starts a backward from its first output."""
+    """The loss a module returns, or the mean of its first output."""
     loss = getattr(output, "loss", None)
     if loss is None and isinstance(output, Mapping):
         loss = output.get("loss", next(iter(output.values())))
@@ -182,8 +182,8 @@ def _loss(output: Any) -> torch.Tensor:
 def _fused_attention(module: nn.Module) -> Iterator[None]:
     """Let transformers call fused causal attention without building a mask.
 
-    With real tensors transformers sees that the mask is plainly causal and leaves it out; with
-    stand-ins it cannot look, and would trace a slower attention than the one that runs.
+    With real tensors transformers sees that the mask is causal and drops it. With fake
+    tensors it cannot, and the trace would show a slower attention than the one that runs.
     """
     config = getattr(module, "config", None)
     before = getattr(config, "_attn_implementation", None)
@@ -218,13 +218,13 @@ def _units(
     module: nn.Module,
     blocks: dict[str, nn.Module],
     owner: dict[str, str],
-    watch: Watch,
+    recorder: Recorder,
     tokens: int,
     seq_len: int,
     name: str,
 ) -> ModelUnits:
     shapes = {n: tuple(p.shape) for n, p in module.named_parameters(remove_duplicate=False)}
-    used_late = watch.used_after_blocks(module)
+    used_late = recorder.used_after_blocks(module)
 
     def parameters(unit: str, shorten: Callable[[str], str]) -> tuple[Parameter, ...]:
         return tuple(
@@ -233,18 +233,18 @@ def _units(
             if holder == unit
         )
 
-    # Blocks that compute the same are one kind, described by its last member: the first also
-    # saves what all of them share, such as rotary tables.
+    # Equal blocks share one Unit, taken from the last of them: the first also saves tensors that
+    # all share, such as rotary tables.
     kinds: dict[object, Unit] = {}
     keys = []
     for block in blocks:
-        stage = watch.stage(block, tokens)
+        stage = recorder.stage(block, tokens)
         own = parameters(block, lambda n, block=block: n.removeprefix(f"{block}."))  # type: ignore[misc]
         keys.append((own, stage.matmul_flops, stage.attention_flops, stage.kernels))
         kinds[keys[-1]] = Unit(name="block", parameters=own, stage=stage)
     sequence = [kinds[key] for key in keys]
     root = Unit(
-        name="root", parameters=parameters(ROOT, lambda n: n), stage=watch.stage(ROOT, tokens)
+        name="root", parameters=parameters(ROOT, lambda n: n), stage=recorder.stage(ROOT, tokens)
     )
     before = [p for p in root.parameters if not p.after_blocks]
     return ModelUnits(
@@ -253,12 +253,12 @@ def _units(
         root=root,
         blocks=tuple(sequence),
         tied=bool(_tied_shapes(module)),
-        boundary_bytes=watch.boundary_bytes / tokens,
+        boundary_bytes=recorder.boundary_bytes / tokens,
         embedding_gradient_elements=sum(p.numel for p in before),
     )
 
 
 def _tied_shapes(module: nn.Module) -> set[tuple[int, ...]]:
-    """Shapes of the parameters that go by more than one name."""
+    """Shapes of tied parameters, which have more than one name."""
     names = parameter_names(module)
     return {tuple(p.shape) for p in module.parameters() if len(names[id(p)]) > 1}

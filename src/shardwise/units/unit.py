@@ -1,8 +1,8 @@
-"""A model as a sequence of units: what every predictor knows, and all that it knows.
+"""A model as a sequence of units: the input of all predictions.
 
-A unit is one `fully_shard` group. Everything that grows with the batch is counted per token of
-one device's micro-batch, at the sequence length the units were made for; a model that has no
-tokens (a CNN) counts samples instead.
+A unit is one `fully_shard` group. Quantities that grow with the batch are per token of one
+device's micro-batch, at the units' sequence length; a model without tokens (a CNN) counts samples
+instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
 
 
 class Parameter(NamedTuple):
-    """One parameter tensor, by the shape that sharding sees."""
+    """One parameter tensor and its unsharded shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,18 +35,18 @@ class Parameter(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a recompute policy keeps for the backward, and what it computes again, per token."""
+    """Bytes saved for the backward under a recompute policy, and FLOPs recomputed, per token."""
 
     activation_bytes: float
     logit_bytes: float = 0.0
     recomputed_matmul_flops: float = 0.0
     recomputed_attention_flops: float = 0.0
-    # Kept outputs that the backward itself never reads; they sit beside the recomputed ones.
+    # Saved outputs that the backward never reads; alive in addition to the recomputed tensors.
     unread_bytes: float = 0.0
 
 
 class Moment(NamedTuple):
-    """One point of a unit's backward: live bytes per token, and gradient elements made so far."""
+    """One point of a unit's backward: live bytes per token, and gradient elements so far."""
 
     activation_bytes: float
     logit_bytes: float
@@ -58,11 +58,11 @@ NOTHING = Moment(activation_bytes=0.0, logit_bytes=0.0, gradient_elements=0.0)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stage:
-    """The computation of a unit: forward work, what it keeps, and how its backward unfolds."""
+    """The computation of a unit: FLOPs, saved bytes, and memory during its backward."""
 
     matmul_flops: float = 0.0
-    # Every query against every visible key, as torch.utils.flop_counter counts: a causal kernel
-    # does about half of it.
+    # As torch.utils.flop_counter counts: every query with every visible key. A causal kernel
+    # computes about half of it.
     attention_flops: float = 0.0
     elementwise_bytes: float = 0.0
     kernels: int = 0
@@ -85,8 +85,8 @@ class Stage:
 class Unit:
     """One `fully_shard` group: its parameters and its computation.
 
-    A group of several blocks has them as `members`. They run one after the other and recompute
-    each by itself; the stage of the group counts only what adds up.
+    A group of several blocks has them as `members`. They run one after the other and are
+    recomputed one by one; the group's stage holds only the sums.
     """
 
     name: str
@@ -109,11 +109,11 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModelUnits:
-    """A model for a predictor: the blocks in forward order, and the root that owns the rest.
+    """A model for predictions: the blocks in forward order, and the root that owns the rest.
 
-    The root's stage runs after the blocks (final norm, head, loss). Its embedding takes no
-    FLOPs worth counting, but its gradient is made last: `embedding_gradient_elements` counts it.
-    Equal blocks are one object, so that a predictor may price each kind once.
+    The root's stage runs after the blocks (final norm, head, loss). The embedding has
+    negligible FLOPs, but its gradient is computed last: `embedding_gradient_elements` counts it.
+    Equal blocks are one object, so that a prediction computes each kind once.
     """
 
     name: str
@@ -121,7 +121,7 @@ class ModelUnits:
     root: Unit
     blocks: tuple[Unit, ...]
     tied: bool = False
-    # Bytes per token of a block's output: the gradient that walks from block to block.
+    # Bytes per token of a block's output: the gradient that passes between blocks.
     boundary_bytes: float = 0.0
     embedding_gradient_elements: float = 0.0
 
@@ -200,7 +200,7 @@ def _sum_kept(kept: list[Kept]) -> Kept:
 
 
 def prune(moments: list[Moment]) -> tuple[Moment, ...]:
-    """Only the moments that can be the largest for some batch: none is below another in both."""
+    """The moments that can be the peak at some batch size: the Pareto front."""
     best: list[Moment] = []
     ordered = sorted(
         moments,

@@ -152,7 +152,7 @@ def _comparison(subjects: Sequence[Subject]) -> Headline:
         return Headline(f"{len(models)} models, side by side; they are not ranked.", [])
     places = {s.profile.cluster.get("name") for s in subjects if s.profile is not None}
     if len(places) > 1:
-        # What ran on different machines is no contest.
+        # Runs on different machines are not ranked.
         errors = _errors(subjects)
         said = [*best_by_value(subjects)]
         return Headline(errors or f"{len(subjects)} on {len(places)} clusters.", said, "plain")

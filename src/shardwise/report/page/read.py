@@ -14,7 +14,7 @@ from shardwise.observe.diagnosis.stalls import stalls_of
 from shardwise.observe.diagnosis.verdict import mean
 from shardwise.observe.diagnosis.verdicts import health_of, verdicts_of
 from shardwise.observe.rules import Rules
-from shardwise.observe.run_folder import TRACES, profiled_moments, traces_in
+from shardwise.observe.run_folder import TRACES, profiled_windows, traces_in
 from shardwise.observe.summary import Summary, summarise
 from shardwise.planning.plan import Plan
 from shardwise.report.page.subject import Subject, Traced
@@ -137,8 +137,8 @@ def _run_folder(folder: Path, name: str) -> Subject:
     run = read_run(folder / "run.toml").resolved()
     predicted = _kept(folder / "prediction.json")
     measured = _kept(folder / "measurement.json")
-    moments = profiled_moments(folder / TRACES)
-    traced = _traced(traces_in(moments[-1]), run.cluster) if moments else None
+    windows = profiled_windows(folder / TRACES)
+    traced = _traced(traces_in(windows[-1]), run.cluster) if windows else None
     simulated, notes = _simulated(run)
     if traced is None:
         notes += (f"{_UNPROFILED}. To profile: shardwise profile {folder / 'run.toml'}",)

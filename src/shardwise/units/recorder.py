@@ -1,7 +1,7 @@
-"""What happens while a module runs forward and backward, attributed to its blocks.
+"""Record FLOPs, saved bytes and live memory of a forward and a backward, per block.
 
-Three observers: module hooks tell which block is running, autograd's saved-tensor hooks tell what
-is kept, and a dispatch mode sees every operation: its FLOPs, and the storages that live and die.
+Module hooks tell which block runs, autograd's saved-tensor hooks tell what is saved for the
+backward, and a dispatch mode sees the FLOPs of every operation and the storages it allocates.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _ATTENTION = "_scaled_dot_product"
 
 @dataclass
 class _Elementwise:
-    """One element-wise kernel: bytes of the storages it reads and writes, by their numbers."""
+    """One element-wise kernel: bytes of the storages it reads and writes, by storage number."""
 
     reads: dict[int, int]
     writes: dict[int, int]
-    # A change of dtype is a kernel of its own.
+    # A cast is a separate kernel.
     cast: bool
 
 
 @dataclass
-class _Seen:
-    """What one unit was seen to do."""
+class _Record:
+    """What was recorded of one unit. Bytes and FLOPs are of the whole traced batch."""
 
     matmul_flops: float = 0.0
     attention_flops: float = 0.0
@@ -49,7 +49,7 @@ class _Seen:
     saved_bytes: float = 0.0
     saved_logit_bytes: float = 0.0
     input_bytes: float = 0.0
-    # FLOPs done when the last tensor was saved: recomputation stops there.
+    # FLOPs until the last tensor was saved: recomputation stops there.
     matmul_flops_at_last_save: float = 0.0
     attention_flops_at_last_save: float = 0.0
     matmuls: int = 0
@@ -63,8 +63,11 @@ class _Seen:
     moments: list[Moment] = field(default_factory=list)
 
 
-class Watch(TorchDispatchMode):
-    """Enter it around one forward; call `backward` with the loss; then ask for stages."""
+class Recorder(TorchDispatchMode):
+    """Records one forward and backward.
+
+    Enter it around the forward, call `backward` with the loss, then read the stages.
+    """
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class Watch(TorchDispatchMode):
         self._tied_shapes = tied | {shape[::-1] for shape in tied}
         self.unit_of = units
         self.parameters = parameters
-        self.seen: dict[str, _Seen] = {}
+        self.records: dict[str, _Record] = {}
         self.order: list[str] = []
         self.unit = ROOT
         self.in_backward = False
@@ -85,7 +88,7 @@ class Watch(TorchDispatchMode):
         self._first_use: dict[str, bool] = {}
         self._fixed = {_key(t) for t in parameters.values()}
         self._live: dict[int, tuple[int, bool]] = {}
-        # A number, from 1, for every storage ever made: keys are used again when one is gone.
+        # Storages are numbered from 1, because their keys are reused after they are freed.
         self._numbers: dict[int, int] = {}
         self._storages = 0
         self._saved_numbers: set[int] = set()
@@ -95,13 +98,13 @@ class Watch(TorchDispatchMode):
         self._saved: set[int] = set()
         self._below: dict[str, float] = {}
         self._root_saved_before = 0.0
-        self._watchers: dict[int, weakref.ref[Any]] = {}
+        self._references: dict[int, weakref.ref[Any]] = {}
 
-    # ---- running ----------------------------------------------------------------------------
+    # ---- module and autograd hooks ----------------------------------------------------------
 
     @contextmanager
     def hooked(self, module: nn.Module, blocks: dict[int, str]) -> Iterator[None]:
-        """Follow which block runs, and which parameters of the root are used after the blocks."""
+        """Track which block runs, and which root parameters are used after the blocks."""
         handles: list[Any] = []
         for name, child in module.named_modules():
             block = blocks.get(id(child))
@@ -110,12 +113,12 @@ class Watch(TorchDispatchMode):
                     child.register_forward_pre_hook(self._enter(block), with_kwargs=True)
                 )
                 handles.append(child.register_forward_hook(self._leave(block), always_call=True))
-            handles.append(child.register_forward_pre_hook(self._note_use(name)))
+            handles.append(child.register_forward_pre_hook(self._record_first_use(name)))
         for name, parameter in self.parameters.items():
             if parameter.requires_grad:
                 handles.append(
                     parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                        self._note_gradient(name)
+                        self._record_gradient(name)
                     )
                 )
         saving = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
@@ -127,7 +130,7 @@ class Watch(TorchDispatchMode):
                 handle.remove()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Run the backward, following the blocks in reverse."""
+        """Run the backward and record its memory per block."""
         running = 0.0
         for block in self.order:
             self._below[block] = running + self._root_saved_before
@@ -170,21 +173,21 @@ class Watch(TorchDispatchMode):
     def _switch(self, unit: str) -> None:
         self.unit = unit
 
-    def _note_use(self, module_name: str) -> Callable[..., None]:
+    def _record_first_use(self, module_name: str) -> Callable[..., None]:
         def hook(*_: Any) -> None:
             self._first_use.setdefault(module_name, bool(self.order) and self.unit == ROOT)
 
         return hook
 
     def used_after_blocks(self, module: nn.Module) -> set[str]:
-        """Names of root parameters whose module first ran when the blocks were done."""
+        """Names of root parameters whose module first runs after the blocks."""
         return {
             aliases[0]
             for aliases in parameter_names(module).values()
             if all(self._first_use.get(alias.rpartition(".")[0], False) for alias in aliases)
         }
 
-    # ---- watching ---------------------------------------------------------------------------
+    # ---- operations -------------------------------------------------------------------------
 
     def __torch_dispatch__(
         self,
@@ -193,52 +196,52 @@ class Watch(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Count one operation and follow the storages it makes."""
+        """Run one operation, count it and track the storages it allocates."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         tensors = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         flops = 0.0 if self.in_backward else _flops(func, args, kwargs, out)
         if flops and self.order and self.unit == ROOT:
-            # The last product outside the blocks makes the logits.
+            # The last matmul outside the blocks computes the logits.
             self._logit_shape = (out.shape[-1], out.numel())
         if func is torch.ops.aten._to_copy.default and _key(args[0]) in self._fixed:
-            # Autocast's narrower copy of a weight is a parameter too, and counted with them.
+            # Autocast's narrower copy of a weight counts as a parameter, not as an activation.
             narrower = [t for t in tensors if t.itemsize < args[0].itemsize]
             self._fixed.update(_key(tensor) for tensor in narrower)
         for tensor in tensors:
-            self._follow(tensor)
+            self._track(tensor)
         if self.in_backward:
-            self._note_moment()
+            self._record_moment()
         elif not _is_view(func, (args, kwargs), tensors):
             self._count(func, flops, (args, kwargs), tensors)
         return out
 
     def _count(self, func: Any, flops: float, operands: Any, tensors: list[torch.Tensor]) -> None:
-        seen = self._of(self.unit)
+        record = self._of(self.unit)
         attention = _ATTENTION in func.__name__
-        seen.kernels += attention or flops > 0
+        record.kernels += attention or flops > 0
         if attention:
-            seen.attention_flops += flops
-            self._choose(seen, tensors)
+            record.attention_flops += flops
+            self._choose(record, tensors)
         elif flops:
-            seen.matmuls += 1
-            seen.matmul_flops += flops
-            # The first of every two matmuls keeps its output under selective recomputation.
-            if seen.matmuls % 2:
-                self._choose(seen, tensors)
-                seen.chosen_matmul_flops += flops
+            record.matmuls += 1
+            record.matmul_flops += flops
+            # Selective recompute saves the output of the first of every two matmuls.
+            if record.matmuls % 2:
+                self._choose(record, tensors)
+                record.chosen_matmul_flops += flops
         else:
-            self._count_elementwise(seen, func, operands, tensors)
+            self._count_elementwise(record, func, operands, tensors)
         live = (self._live_bytes[0], self._live_bytes[1])
         if self.unit == ROOT and self.order:
             below = self._root_saved_before + sum(self._of(b).saved_bytes for b in self.order)
             live = (live[0] - below, live[1])
-        seen.forward_peak = max(seen.forward_peak, live, key=sum)
+        record.forward_peak = max(record.forward_peak, live, key=sum)
 
     def _count_elementwise(
-        self, seen: _Seen, func: Any, operands: Any, made: list[torch.Tensor]
+        self, record: _Record, func: Any, operands: Any, made: list[torch.Tensor]
     ) -> None:
-        """Parameters count with the matmuls; what needs no gradient (masks, tables) not at all."""
+        """Record an element-wise operation; tensors without gradients (masks) do not count."""
         given = [t for t in tree_leaves(operands) if isinstance(t, torch.Tensor)]
         if not any(t.requires_grad for t in given):
             return
@@ -249,37 +252,37 @@ class Watch(TorchDispatchMode):
 
         read = sizes([t for t in given if t.requires_grad])
         cast = func is aten._to_copy.default
-        seen.elementwise.append(_Elementwise(reads=read, writes=sizes(made), cast=cast))
+        record.elementwise.append(_Elementwise(reads=read, writes=sizes(made), cast=cast))
 
-    def _choose(self, seen: _Seen, tensors: list[torch.Tensor]) -> None:
+    def _choose(self, record: _Record, tensors: list[torch.Tensor]) -> None:
         alive = {_key(t): _size(t) for t in tensors}
-        seen.chosen_alive |= alive
-        seen.chosen_bytes += sum(alive.values())
+        record.chosen_alive |= alive
+        record.chosen_bytes += sum(alive.values())
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.in_backward:
             return tensor
-        seen, key = self._of(self.unit), _key(tensor)
-        seen.matmul_flops_at_last_save = seen.matmul_flops
-        seen.attention_flops_at_last_save = seen.attention_flops
-        seen.chosen_matmul_flops_at_last_save = seen.chosen_matmul_flops
+        record, key = self._of(self.unit), _key(tensor)
+        record.matmul_flops_at_last_save = record.matmul_flops
+        record.attention_flops_at_last_save = record.attention_flops
+        record.chosen_matmul_flops_at_last_save = record.chosen_matmul_flops
         if key in self._fixed:
             return tensor
-        seen.chosen_read_bytes += seen.chosen_alive.pop(key, 0)
+        record.chosen_read_bytes += record.chosen_alive.pop(key, 0)
         self._saved_numbers.add(self._numbers.get(key, 0))
         if key not in self._saved:
             self._saved.add(key)
             if self._is_logits(tensor):
-                seen.saved_logit_bytes += _size(tensor)
+                record.saved_logit_bytes += _size(tensor)
             else:
-                seen.saved_bytes += _size(tensor)
+                record.saved_bytes += _size(tensor)
         return tensor
 
     def _is_logits(self, tensor: torch.Tensor) -> bool:
         elements = _size(tensor) // tensor.itemsize
         return tensor.ndim > 0 and (tensor.shape[-1], elements) == self._logit_shape
 
-    def _follow(self, tensor: torch.Tensor) -> None:
+    def _track(self, tensor: torch.Tensor) -> None:
         storage, key = tensor.untyped_storage(), _key(tensor)
         if key in self._fixed or key in self._live:
             return
@@ -288,24 +291,24 @@ class Watch(TorchDispatchMode):
         self._storages += 1
         self._numbers[key] = self._storages
         if self.in_backward and self.unit == ROOT and tuple(tensor.shape) in self._tied_shapes:
-            # The head's part of a tied gradient waits for the embedding's before it arrives.
+            # The head's part of a tied gradient stays alive until the embedding's is added.
             self._gradients.add(key)
-            self._made(ROOT, tensor.numel())
+            self._add_gradient(ROOT, tensor.numel())
         else:
             self._live_bytes[logits] += size
-        self._watchers[key] = weakref.ref(storage, lambda _, key=key: self._forget(key))  # type: ignore[misc]
+        self._references[key] = weakref.ref(storage, lambda _, key=key: self._forget(key))  # type: ignore[misc]
 
     def _forget(self, key: int) -> None:
         size, logits = self._live.pop(key, (0, False))
-        self._watchers.pop(key, None)
-        for seen in self.seen.values():
-            seen.chosen_alive.pop(key, None)
+        self._references.pop(key, None)
+        for record in self.records.values():
+            record.chosen_alive.pop(key, None)
         if key in self._gradients:
             self._gradients.discard(key)
         else:
             self._live_bytes[logits] -= size
 
-    def _note_gradient(self, name: str) -> Callable[[torch.Tensor], None]:
+    def _record_gradient(self, name: str) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
             if parameter.grad is None:
                 return
@@ -314,14 +317,14 @@ class Watch(TorchDispatchMode):
             if key not in self._gradients:
                 self._gradients.add(key)
                 self._live_bytes[logits] -= size
-            self._made(self.unit_of[name], parameter.numel())
+            self._add_gradient(self.unit_of[name], parameter.numel())
 
         return hook
 
-    def _made(self, unit: str, elements: int) -> None:
+    def _add_gradient(self, unit: str, elements: int) -> None:
         self._gradient_elements[unit] = self._gradient_elements.get(unit, 0.0) + elements
 
-    def _note_moment(self) -> None:
+    def _record_moment(self) -> None:
         if self.unit not in self._below:
             return
         self._of(self.unit).moments.append(
@@ -332,49 +335,49 @@ class Watch(TorchDispatchMode):
             )
         )
 
-    def _of(self, unit: str) -> _Seen:
-        return self.seen.setdefault(unit, _Seen())
+    def _of(self, unit: str) -> _Record:
+        return self.records.setdefault(unit, _Record())
 
-    # ---- answers ----------------------------------------------------------------------------
+    # ---- results ----------------------------------------------------------------------------
 
     def stage(self, unit: str, tokens: int) -> Stage:
-        """What `unit` was seen to do, per token."""
-        seen = self._of(unit)
-        again = seen.matmul_flops_at_last_save
-        kernels, moved = _fused(seen.elementwise, self._saved_numbers)
+        """The recorded computation of `unit`, per token."""
+        record = self._of(unit)
+        again = record.matmul_flops_at_last_save
+        kernels, moved = _fused(record.elementwise, self._saved_numbers)
         moments = [
             Moment(
                 activation_bytes=m.activation_bytes / tokens,
                 logit_bytes=m.logit_bytes / tokens,
                 gradient_elements=m.gradient_elements,
             )
-            for m in seen.moments
+            for m in record.moments
         ]
         return Stage(
-            matmul_flops=seen.matmul_flops / tokens,
-            attention_flops=seen.attention_flops / tokens,
+            matmul_flops=record.matmul_flops / tokens,
+            attention_flops=record.attention_flops / tokens,
             elementwise_bytes=moved / tokens,
-            kernels=seen.kernels + kernels,
+            kernels=record.kernels + kernels,
             kept={
                 "none": Kept(
-                    activation_bytes=seen.saved_bytes / tokens,
-                    logit_bytes=seen.saved_logit_bytes / tokens,
+                    activation_bytes=record.saved_bytes / tokens,
+                    logit_bytes=record.saved_logit_bytes / tokens,
                 ),
                 "selective": Kept(
-                    activation_bytes=(seen.input_bytes + seen.chosen_bytes) / tokens,
-                    recomputed_matmul_flops=(again - seen.chosen_matmul_flops_at_last_save)
+                    activation_bytes=(record.input_bytes + record.chosen_bytes) / tokens,
+                    recomputed_matmul_flops=(again - record.chosen_matmul_flops_at_last_save)
                     / tokens,
-                    unread_bytes=(seen.chosen_bytes - seen.chosen_read_bytes) / tokens,
+                    unread_bytes=(record.chosen_bytes - record.chosen_read_bytes) / tokens,
                 ),
                 "full": Kept(
-                    activation_bytes=seen.input_bytes / tokens,
+                    activation_bytes=record.input_bytes / tokens,
                     recomputed_matmul_flops=again / tokens,
-                    recomputed_attention_flops=seen.attention_flops_at_last_save / tokens,
+                    recomputed_attention_flops=record.attention_flops_at_last_save / tokens,
                 ),
             },
             forward_peak=Moment(
-                activation_bytes=max(0.0, seen.forward_peak[0]) / tokens,
-                logit_bytes=seen.forward_peak[1] / tokens,
+                activation_bytes=max(0.0, record.forward_peak[0]) / tokens,
+                logit_bytes=record.forward_peak[1] / tokens,
                 gradient_elements=0.0,
             ),
             backward=prune(moments) or (NOTHING,),
@@ -382,11 +385,11 @@ class Watch(TorchDispatchMode):
 
 
 def _fused(operations: list[_Elementwise], saved: set[int]) -> tuple[int, float]:
-    """Kernels and bytes of element-wise operations, at the grain of the formulas.
+    """(kernels, bytes) of element-wise operations, merged as the formulas count them.
 
-    Step times were fitted with the formulas, which take rotary embeddings or the mean square of a
-    norm for one operation each. So a result that autograd does not save and that only element-wise
-    operations read is no traffic, and the operations around it are one kernel.
+    Coefficients were fitted with the formulas of `decoder`, which count rotary embeddings or the
+    mean square of a norm as one operation. So operations are merged into one kernel if autograd
+    does not save the result between them and only element-wise operations read it.
     """
     readers: dict[int, list[int]] = {}
     for index, operation in enumerate(operations):
@@ -421,7 +424,7 @@ def _fused(operations: list[_Elementwise], saved: set[int]) -> tuple[int, float]
 
 
 def _is_view(func: Any, operands: Any, made: list[torch.Tensor]) -> bool:
-    """Whether an operation runs no kernel: what it returns is the memory it was given."""
+    """Whether an operation runs no kernel: it returns storages of its inputs."""
     if func._schema.is_mutable:
         return False
     given = {_key(t) for t in tree_leaves(operands) if isinstance(t, torch.Tensor)}
@@ -429,7 +432,7 @@ def _is_view(func: Any, operands: Any, made: list[torch.Tensor]) -> bool:
 
 
 def _touched(tensor: torch.Tensor) -> int:
-    """Bytes of it that a kernel reads or writes: a slice is less, an expansion no more."""
+    """Bytes that a kernel reads or writes: at most the storage, less for a slice."""
     return min(tensor.numel() * tensor.itemsize, _size(tensor))
 
 
@@ -442,18 +445,18 @@ def _size(tensor: torch.Tensor) -> int:
 
 
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """FLOPs by torch's own registry, which lacks only the CPU's fused attention."""
+    """FLOPs by torch's flop registry, plus the CPU's fused attention and grouped matmuls."""
     if func is aten._scaled_dot_product_flash_attention_for_cpu.default:
         query, key, value = args[:3]
         shapes = (query.shape, _expanded(key, query), _expanded(value, query))
         return float(sdpa_flop_count(*shapes))  # type: ignore[no-untyped-call]
     if func._overloadpacket is aten._grouped_mm:
-        # Every row meets the matrix of one expert.
+        # Every row is multiplied with the matrix of one expert.
         return 2.0 * float(out.numel()) * float(args[0].shape[-1])
     count = flop_registry.get(func._overloadpacket)
     return float(count(*args, **kwargs, out_val=out)) if count is not None else 0.0
 
 
 def _expanded(tensor: torch.Tensor, like: torch.Tensor) -> torch.Size:
-    """Grouped keys and values take part once per query head."""
+    """The shape of keys or values after expansion to all query heads (GQA)."""
     return torch.Size((tensor.shape[0], like.shape[1], *tensor.shape[2:]))

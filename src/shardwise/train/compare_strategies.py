@@ -19,7 +19,7 @@ from shardwise.spec.run import RunSpec, write_run
 from shardwise.train.launch import FOLDER, kill_tree
 
 
-class Contender(NamedTuple):
+class NamedRun(NamedTuple):
     """A run to benchmark, and its name in the table."""
 
     name: str
@@ -27,7 +27,7 @@ class Contender(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Measurements of one contender; times are None where no round succeeded."""
+    """Measurements of one strategy; times are None where no round succeeded."""
 
     name: str
     # The median step of every round that succeeded.
@@ -48,12 +48,12 @@ class Score(NamedTuple):
         """The fastest and the slowest round."""
         return (min(self.step_s), max(self.step_s)) if self.step_s else None
 
-    def indistinguishable_from(self, other: Score) -> bool:
-        """Whether the ranges of rounds overlap."""
-        mine, theirs = self.interval_s, other.interval_s
-        if mine is None or theirs is None:
+    def overlaps(self, other: Score) -> bool:
+        """Whether the ranges (fastest to slowest round) overlap: too close to call."""
+        own, others = self.interval_s, other.interval_s
+        if own is None or others is None:
             return False
-        return mine[0] <= theirs[1] and theirs[0] <= mine[1]
+        return own[0] <= others[1] and others[0] <= own[1]
 
     def to_dict(self) -> dict[str, Any]:
         """The score as `--json` prints it."""
@@ -61,10 +61,11 @@ class Score(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """Who is fastest, who is too close to call, and how much slower the next one is."""
+    """The fastest score, those too close to call, and the next slower one."""
 
     fastest: Score
-    indistinguishable: list[Score]
+    # Scores whose rounds overlap with those of the fastest.
+    too_close: list[Score]
     next: Score | None
     # Median step of `next` over that of the fastest, minus 1.
     next_slower_by: float
@@ -76,16 +77,16 @@ def ranking(scores: Sequence[Score]) -> Ranking | None:
     if not finished:
         return None
     fastest, *others = sorted(finished, key=lambda score: median(score.step_s))
-    close = [score for score in others if score.indistinguishable_from(fastest)]
-    slower = [score for score in others if not score.indistinguishable_from(fastest)]
+    close = [score for score in others if score.overlaps(fastest)]
+    slower = [score for score in others if not score.overlaps(fastest)]
     if not slower:
         return Ranking(fastest, close, None, 0.0)
     ratio = median(slower[0].step_s) / median(fastest.step_s)
     return Ranking(fastest, close, slower[0], ratio - 1)
 
 
-def contest(
-    contenders: Sequence[Contender],
+def compare_strategies(
+    runs: Sequence[NamedRun],
     rounds: int,
     processes: int,
     folder: Path,
@@ -95,19 +96,19 @@ def contest(
 
     `folder` keeps every run; `progress` gets a line before each.
     """
-    results: dict[str, list[dict[str, Any]]] = {one.name: [] for one in contenders}
-    failures: dict[str, list[str]] = {one.name: [] for one in contenders}
+    results: dict[str, list[dict[str, Any]]] = {one.name: [] for one in runs}
+    failures: dict[str, list[str]] = {one.name: [] for one in runs}
     for number in range(rounds):
-        # Rotate: each contender runs first, second, … equally often.
-        turn = number % len(contenders)
-        for one in [*contenders[turn:], *contenders[:turn]]:
+        # Rotate: each strategy runs first, second, … equally often.
+        turn = number % len(runs)
+        for one in [*runs[turn:], *runs[:turn]]:
             progress(f"round {number + 1} of {rounds}: {one.name}")
-            found = run_once(one.run, processes, folder / one.name.replace("/", "-"), number)
-            if isinstance(found, str):
-                failures[one.name].append(found)
+            result = run_once(one.run, processes, folder / one.name.replace("/", "-"), number)
+            if isinstance(result, str):
+                failures[one.name].append(result)
             else:
-                results[one.name].append(found)
-    scores = [_score(one.name, results[one.name], failures[one.name]) for one in contenders]
+                results[one.name].append(result)
+    scores = [_score(one.name, results[one.name], failures[one.name]) for one in runs]
     return sorted(scores, key=lambda score: score.median_s or float("inf"))
 
 
@@ -140,12 +141,12 @@ def run_once(
             raise
     (folder / f"round-{number + 1}.log").write_text(log)
     try:
-        found: dict[str, Any] = json.loads(output)
-        found["measured"]["time"]["step_s"]
+        result: dict[str, Any] = json.loads(output)
+        result["measured"]["time"]["step_s"]
     except (ValueError, KeyError):
         lines = log.strip().splitlines()
         return lines[-1] if lines else f"exit code {process.returncode}"
-    return found
+    return result
 
 
 def _score(name: str, results: list[dict[str, Any]], failures: list[str]) -> Score:

@@ -11,7 +11,7 @@ from shardwise.report.table import ERROR, Cell, Column, Table, error_cell, termi
 from shardwise.report.words import percent
 from shardwise.spec.quantity import show_gib, show_seconds
 from shardwise.step import relative_error
-from shardwise.train.contest import Ranking, Score, ranking
+from shardwise.train.compare_strategies import Ranking, Score, ranking
 
 _COLUMNS = (
     Column("name", "strategy", left=True),
@@ -75,7 +75,7 @@ def ranking_words(result: Ranking | None) -> str:
     if result is None:
         return "No strategy finished a round."
     name = result.fastest.name
-    close = [score.name for score in result.indistinguishable]
+    close = [score.name for score in result.too_close]
     sentence = f"Fastest: {name}."
     if close:
         sentence = f"Too close to call: {', '.join([name, *close])} (their rounds overlap)."

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from shardwise.calibrate.tune import Candidate, Probe, Tuned
-from shardwise.report.contest import print_scores, scores_table
+from shardwise.report.compare_strategies import print_scores, scores_table
 from shardwise.report.table import csv_text, markdown_text
 from shardwise.report.tune import print_tuned
-from shardwise.train.contest import Score, ranking
+from shardwise.train.compare_strategies import Score, ranking
 from tests.calibrate.known import observed
 from tests.screens import assert_screen
 from tests.tables import csv_rows, markdown_rows
@@ -35,11 +35,11 @@ SCORES = [FAST, NEAR, SLOW, BROKEN]
 def test_rounds_that_overlap_are_too_close_to_call() -> None:
     found = ranking(SCORES)
     assert found is not None
-    assert (found.fastest, found.indistinguishable, found.next) == (FAST, [NEAR], SLOW)
+    assert (found.fastest, found.too_close, found.next) == (FAST, [NEAR], SLOW)
     assert found.next_slower_by == pytest.approx(1.575 / 1.05 - 1)
     alone = ranking([FAST, BROKEN])
     assert alone is not None
-    assert (alone.fastest, alone.indistinguishable, alone.next) == (FAST, [], None)
+    assert (alone.fastest, alone.too_close, alone.next) == (FAST, [], None)
     assert ranking([BROKEN]) is None
 
 
