@@ -3,14 +3,16 @@
     python docs/make/outputs.py                  # commands that only plan, on all pages
     python docs/make/outputs.py README.md --all  # also those that train or measure
 
-A `text` block right after an `sh` block shows what the last command of that block prints. Passages
-keep their length where lines are left out (`…`): the block's first lines up to the first mark, its
-last lines after the last mark, and passages between by their first line.
+A `text` block right after an `sh` block shows what the last command of that block prints. Where
+lines are left out (`…`), each passage keeps its number of lines and is found by its similarity to
+what is printed now. Read the result: after a large change a passage may be the wrong one.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import itertools
 import os
 import re
 import shlex
@@ -29,34 +31,34 @@ PLANNING = ("plan", "estimate", "whatif", "catalog", "export", "import")
 
 
 def shortened(shown: Sequence[str], printed: Sequence[str]) -> list[str]:
-    """`printed` with the passages of `shown`: same places for the marks, same lengths."""
+    """`printed` with the passages of `shown`, each where it is most similar; the rest left out."""
     if LEFT_OUT not in shown:
         return list(printed)
-    passages, current = [], []
-    for line in shown:
-        if line == LEFT_OUT:
-            passages.append(current)
-            current = []
-        else:
-            current.append(line)
-    passages.append(current)
-    written = list(printed[: len(passages[0])])
-    rest = list(printed[len(passages[0]) :])
-    for number, passage in enumerate(passages[1:], 1):
-        written.append(LEFT_OUT)
-        if not passage:
-            continue
-        last = number == len(passages) - 1
-        start = len(rest) - len(passage) if last else _find(passage[0], rest)
-        written += rest[start : start + len(passage)]
-        rest = rest[start + len(passage) :]
-    return written
+    written: list[str] = []
+    begin = 0
+    for passage in _passages(shown):
+        start = _most_similar(passage, printed, begin)
+        written += [LEFT_OUT] * (start > begin) + list(printed[start : start + len(passage)])
+        begin = start + len(passage)
+    return written + [LEFT_OUT] * (begin < len(printed))
 
 
-def _find(line: str, lines: Sequence[str]) -> int:
-    """The line that begins with the same word, numbers aside."""
-    key = re.split(r"[\d,.]", line)[0][:12]
-    return next((n for n, other in enumerate(lines) if key and other.startswith(key)), 0)
+def _passages(shown: Sequence[str]) -> list[list[str]]:
+    """Runs of lines between marks."""
+    groups = itertools.groupby(shown, key=lambda line: line == LEFT_OUT)
+    return [list(lines) for left_out, lines in groups if not left_out]
+
+
+def _most_similar(passage: Sequence[str], printed: Sequence[str], begin: int) -> int:
+    """Where, from line `begin`, as many lines resemble a passage most."""
+    text = "\n".join(passage)
+
+    def similarity(start: int) -> float:
+        candidate = "\n".join(printed[start : start + len(passage)])
+        return difflib.SequenceMatcher(None, text, candidate, autojunk=False).ratio()
+
+    starts = range(begin, max(begin, len(printed) - len(passage)) + 1)
+    return max(starts, key=similarity)
 
 
 def rewrite(page: Path, everything: bool) -> int:
