@@ -172,7 +172,7 @@ def compare(problem: Problem) -> Outcome:
 def _text(best: Best) -> str:
     s = best.strategy
     if s is None:
-        return "nothing fits"
+        return "no configuration fits"
     return (
         f"{s}, micro-batch {s.micro_batch} × {s.accumulate}, recompute {s.recompute}, prefetch "
         f"{s.prefetch}, forward prefetch {s.forward_prefetch}, {s.blocks_per_unit} blocks per "

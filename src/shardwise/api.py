@@ -110,7 +110,7 @@ def plan(
 
     Examples:
         >>> plan = shardwise.plan("llama-3-8b", "8xH100-SXM", global_batch="1Mi")
-        >>> plan.winner.strategy, plan.winner.tokens_per_s  # winner is None if nothing fits
+        >>> plan.winner.strategy, plan.winner.tokens_per_s  # winner: None if none fits
     """
     found, _ = plan_run(
         model,
@@ -148,7 +148,7 @@ def whatif(
 
     Returns:
         The points by quantity. The candidate of a point is its best configuration, or
-        None if nothing fits.
+        None if no configuration fits.
 
     Examples:
         >>> vary = {"network": [100, 200, 400]}
@@ -179,7 +179,7 @@ def plan_run(
     for_stack: str | None = None,
     **settings: Any,
 ) -> tuple[Plan, RunSpec | None]:
-    """Plan as `plan` does; also return the run to start, or None where nothing fits.
+    """Plan as `plan` does; also return the run to start, or None if none fits.
 
     `settings` are those of `describe_run`.
     """

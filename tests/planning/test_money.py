@@ -49,7 +49,7 @@ def check_choice(choice: SizeChoice, budget: Budget) -> None:
     sentence = size_words(choice)
     named = [int(number) for number in re.findall(r"(\d+)(?: of \d+)? devices", sentence)]
     if choice.chosen is None:
-        assert choice.reason == ("nothing fits" if not cost else "none in time")
+        assert choice.reason == ("no configuration fits" if not cost else "none in time")
         assert not in_time
         return
     assert devices in in_time

@@ -153,7 +153,7 @@ def test_two_nodes_train_stop_before_the_time_is_up_and_go_on(
     assert stopped < 300
 
     again = started(run, tmp_path, slurm)
-    said = again.communicate(timeout=120)
+    said = again.communicate(timeout=480)
     assert again.returncode == 0, said
     assert steps_in(tmp_path) == list(range(1, 301))
     [folder] = (tmp_path / "runs").iterdir()

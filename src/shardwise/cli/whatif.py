@@ -90,7 +90,7 @@ def whatif(
 ) -> None:
     """Compare other hardware or other jobs, or find the least that meets a target.
 
-    Exits with 1 if nothing fits, no value meets the target, or all miss the deadline.
+    Exits with 1 if no configuration fits, no value meets the target, or all miss the deadline.
     """
     from shardwise.api import describe_run, read_budget
     from shardwise.planning.least import devices_for_deadline, parse_target

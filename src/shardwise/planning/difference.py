@@ -39,7 +39,7 @@ class Difference(NamedTuple):
 
 
 def difference(before: Point, after: Point) -> Difference | None:
-    """None where nothing fits at one of the points."""
+    """None if no configuration fits at one of the points."""
     one, other = before.candidate, after.candidate
     if one is None or other is None or before.mfu is None or after.mfu is None:
         return None

@@ -163,7 +163,7 @@ def by_size(problem: Problem, space: Space | None = None) -> list[Sized]:
     return found
 
 
-SizeReason = Literal["nothing fits", "none in time", "cheapest", "as cheap and faster"]
+SizeReason = Literal["no configuration fits", "none in time", "cheapest", "as cheap and faster"]
 
 
 class SizeChoice(NamedTuple):
@@ -172,7 +172,7 @@ class SizeChoice(NamedTuple):
     sizes: list[Sized]
     all_devices: int
     reason: SizeReason
-    # None where nothing fits or no size meets the deadline.
+    # None if no configuration fits or no size meets the deadline.
     chosen: Sized | None
     # The least cost of the sizes that meet the deadline, and of all sizes.
     cheapest_in_time: Sized | None
@@ -207,7 +207,7 @@ class SizeChoice(NamedTuple):
 def choose_size(sizes: list[Sized], budget: Budget, all_devices: int) -> SizeChoice:
     """The largest size whose cost per token is within SAME_COST of the least, in time."""
     if not sizes:
-        return SizeChoice(sizes, all_devices, "nothing fits", None, None, None)
+        return SizeChoice(sizes, all_devices, "no configuration fits", None, None, None)
     cheapest = min(sizes, key=_cost)
     in_time = [size for size in sizes if budget.in_time(size.candidate.tokens_per_s)]
     if not in_time:

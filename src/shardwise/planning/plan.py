@@ -46,7 +46,7 @@ class Baseline(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The answer of `plan`. `winner` is None where nothing fits; then `ways` says what would."""
+    """The answer of `plan`. `winner` is None if none fits; then `ways` says what would."""
 
     problem: Problem
     units: Units
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
     def _repr_html_(self) -> str:
         return html_of(self)
 
-    def indistinguishable(self) -> int:
+    def too_close_to_call(self) -> int:
         """How many layouts differ from the winner by less than the error of a comparison."""
         if self.winner is None:
             return 0

@@ -159,7 +159,7 @@ class Found(NamedTuple):
         return sorted((c for c in each if c), key=lambda c: -c.tokens_per_s)
 
     def rejected(self) -> list[Nearest]:
-        """The layouts of which nothing fits, the nearest first."""
+        """The layouts without a configuration that fits, the closest first."""
         misses = [n for n in self.nearest.values() if n.needed_bytes > self.limit_bytes]
         return sorted(misses, key=lambda n: n.needed_bytes)
 

@@ -25,7 +25,7 @@ QUICK = Space().quick()
 
 
 class Point(NamedTuple):
-    """One value of what is varied, and the best configuration there; None where nothing fits."""
+    """One value of what is varied, and the best configuration there; None if none fits."""
 
     value: str
     problem: Problem

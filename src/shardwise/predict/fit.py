@@ -62,7 +62,7 @@ def ways_to_fit(
 ) -> list[Change]:
     """The smallest changes of settings, then of the number of devices, after which it fits.
 
-    Where nothing fits within the usable memory, what is at risk is offered, unless that is what
+    Where none fits within the usable memory, what is at risk is offered, unless that is what
     the strategy itself already is.
     """
     tried: list[tuple[str, Strategy]] = []

@@ -1,4 +1,4 @@
-"""One optimizer step as a race of streams, by FSDP2's rules, for many configurations at once.
+"""One optimizer step simulated on streams by FSDP2's rules, for many configurations at once.
 
 What waits for what, as torch 2.13 issues it (the host runs ahead of the device):
 

@@ -1,4 +1,4 @@
-"""Seconds of a step, from the cost of its pieces and the race of its streams."""
+"""Seconds of a step, from the cost of its operations and the simulation of its streams."""
 
 from __future__ import annotations
 

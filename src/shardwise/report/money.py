@@ -118,7 +118,7 @@ def sizes_table(sizes: list[Sized], budget: Budget, chosen_devices: int) -> Tabl
 def size_words(choice: SizeChoice) -> str:
     """Which size to train on, what it costs against the cheapest, and why it was chosen."""
     all_devices = choice.all_devices
-    if choice.reason == "nothing fits":
+    if choice.reason == "no configuration fits":
         return ""
     if choice.chosen is None or choice.cheapest_in_time is None or choice.cheapest is None:
         return (

@@ -206,7 +206,7 @@ def _print_notes(out: Console, plan: Plan) -> None:
     now = next((b for b in plan.baselines if b.name == "now"), None)
     if now is not None and plan.winner is not None and now.strategy == plan.winner.strategy:
         out.print("Row 1 is the current configuration.")
-    alike = plan.indistinguishable()
+    alike = plan.too_close_to_call()
     if alike > 1:
         out.print(alike_words(plan, alike))
     out.print(
@@ -265,7 +265,7 @@ def _print_lower_memory(out: Console, plan: Plan) -> None:
 
 
 def nearest_words(plan: Plan) -> str:
-    """What came closest where nothing fits."""
+    """The closest configurations if none fits."""
     nearest = plan.rejected[0]
     short = shortfall_words(nearest.needed_bytes, plan.limit_bytes)
     return f"Closest: {_configuration(plan, nearest.strategy)} ({short})."

@@ -93,7 +93,7 @@ def studies_table(studies: Sequence[Study], budget: Budget, title: str = "value"
 def _point_cells(point: Point, budget: Budget) -> list[Cell | str | float | None]:
     c, cluster = point.candidate, point.problem.cluster
     if c is None:
-        return [None, Cell(None, "not possible" if point.refused else "nothing fits")]
+        return [None, Cell(None, "not possible" if point.refused else "none fits")]
     low, high = point.step_s_interval or (None, None)
     return [
         cluster.devices,
@@ -206,7 +206,7 @@ def _print_costs(out: Console, name: str, points: Sequence[Point], budget: Budge
 
 
 def _change_words(before: Point, after: Point) -> str:
-    """What another value changes, in a sentence; empty where nothing fits at both."""
+    """What another value changes, in a sentence; empty if no configuration fits at both."""
     change = difference(before, after)
     if change is not None:
         return difference_words(change, blocks_of(before.problem.model))
@@ -293,7 +293,7 @@ def least_words(found: Least, problem: Problem) -> list[str]:
         best = found.best
         return [
             f"No number of devices on one node reaches {wanted}.",
-            *(_figures(best, "Best") if best else ["Nothing fits on one node."]),
+            *(_figures(best, "Best") if best else ["No configuration fits on one node."]),
             f"{_capital(needs_network(cluster))}.",
         ]
     reach = f" up to {MOST_DEVICES:,}" if found.name == "devices" else ""
@@ -302,7 +302,7 @@ def least_words(found: Least, problem: Problem) -> list[str]:
     best = found.best
     return [
         f"No {name}{reach} reaches {wanted}.",
-        *(_figures(best, "Best") if best else ["Nothing fits at any value."]),
+        *(_figures(best, "Best") if best else ["No configuration fits at any value."]),
     ]
 
 
@@ -323,7 +323,7 @@ def deadline_words(found: Least, problem: Problem) -> str:
 def _figures(point: Point, label: str = "") -> list[str]:
     c = point.candidate
     if c is None:
-        return ["Nothing fits there."]
+        return ["No configuration fits there."]
     job = point.problem.job
     words = configuration_words(
         c.strategy, seq_len=job.seq_len, blocks=blocks_of(point.problem.model)

@@ -1,1 +1,1 @@
-"""Whether a checkpoint is whole and is what was saved. Needs no torch."""
+"""Verify a checkpoint's integrity. Needs no torch."""

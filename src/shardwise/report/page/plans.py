@@ -41,7 +41,7 @@ def plan_section(plan: Plan) -> Markup | None:
          f"{b.needed_bytes / GIB:,.1f} GiB"]
         for b in plan.baselines if b.candidate is None
     ]  # fmt: skip
-    alike = plan.indistinguishable()
+    alike = plan.too_close_to_call()
     note = f"{alike_words(plan, alike)} " if alike > 1 else ""
     head: list[Content] = [
         fragment("layout ", badge("predicted")),

@@ -1,7 +1,7 @@
 """Write a run as a training script that needs torch and nothing else.
 
-The script is plain `fully_shard` or DDP code with its settings at the top, and holds only what the
-run needs. It computes what `shardwise train` computes, to the last bit of every loss.
+The script is plain `fully_shard` or DDP code with its settings at the top, and contains only what
+the run needs. Its losses equal those of `shardwise train` bit by bit.
 """
 
 from __future__ import annotations

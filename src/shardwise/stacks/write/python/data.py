@@ -1,4 +1,4 @@
-"""Where a script's sequences come from: made up, read from token files, or given by the user."""
+"""The data of a script: synthetic, from token files, or from the user's iterable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def data_settings(run: RunSpec) -> dict[str, object]:
 
 
 def token_folders(data: DataSettings) -> list[Path]:
-    """Folders of tokens that were made from a text of this name, the newest last."""
+    """Cached token folders of a text file with this name, the newest last."""
     stem = Path(data.path[0]).stem[:40]
     indexes = [
         index
@@ -33,7 +33,7 @@ def token_folders(data: DataSettings) -> list[Path]:
 
 
 def knows_vocabulary(run: RunSpec) -> bool:
-    """Whether the size of the vocabulary is a constant, where anybody asks for it."""
+    """Whether the script needs no function for the vocabulary size."""
     return isinstance(run.model, ModelSpec) or not data_of(run).synthetic
 
 
@@ -112,7 +112,7 @@ def random_words(*seeds: int) -> Iterator[int]:
 
 _MADE_UP = '''
 def sequence(position: int) -> torch.Tensor:
-    """Made up, in place of real data: it counts in steps of its own, and loses count at times."""
+    """Synthetic tokens: count up by a fixed increment, with a random jump one time in ten."""
     words = random_words(SEED, position)
     word = next(words)
     halves = [word >> 32]
@@ -153,9 +153,10 @@ class Tokens:
 
 _SHUFFLE = '''
 def shuffled(index: int, size: int, key: str) -> int:
-    """Where an index goes in an order of 0..size-1 that is chosen by `key`.
+    """Apply a permutation of 0..size-1, selected by `key`, to an index.
 
-    A Feistel network permutes a power of four; what leaves the range walks on until it is back.
+    A Feistel network permutes numbers below a power of four; an index outside the range is
+    permuted again until it is inside (cycle walking).
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1

@@ -1,4 +1,4 @@
-"""Models that only other code can build: transformers, or a factory of the user."""
+"""Models that other code builds: transformers, or the user's factory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def blocks_of(run: RunSpec) -> str:
 
 
 def fills(run: RunSpec) -> bool:
-    """Whether weights are drawn module by module, not by whatever builds the model."""
+    """Whether the script initialises weights module by module on the meta device."""
     return train_of(run).meta_init and not getattr(run.model, "pretrained", False)
 
 
@@ -71,10 +71,10 @@ def _initializer(run: RunSpec) -> Piece:
     code = lines(
         '''
 class Initializer:
-    """Makes the tensors of a model on the meta device, unit by unit.
+    """Allocates and initialises the tensors of a model on the meta device, unit by unit.
 
-    Each module is filled from a seed of its own name, so every rank draws the same numbers, and
-    none ever holds more than one unit whole.
+    Each module has a seed from its name, so every rank draws the same numbers, and none ever
+    holds more than one unsharded unit.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -91,7 +91,7 @@ class Initializer:
                 torch.manual_seed(int.from_bytes(seed[:8], "little") >> 1)
                 with torch.no_grad():
                     self.fill(module)
-        # What is drawn later, such as dropout, follows from the run's own seed.
+        # Later random numbers, such as dropout, use the run's own seed.
         torch.manual_seed(SEED)
 ''',
         f"""
@@ -139,7 +139,7 @@ def size(module: nn.Module) -> int:
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks: lists of modules of one class, of the class with most parameters."""
+    """The repeated blocks: lists of modules of the class with the most parameters."""
     outer: list[str] = []
     blocks: dict[type, list[nn.Module]] = {}
     for name, module in model.named_modules():
@@ -155,7 +155,7 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 
 VOCABULARY = '''
 def vocabulary(model: nn.Module) -> int:
-    """How many token ids the model knows."""
+    """The size of the model's vocabulary."""
     config = getattr(model, "config", None)
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     return getattr(config, "vocab_size", None) or tables[0].num_embeddings

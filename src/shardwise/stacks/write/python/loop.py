@@ -15,14 +15,14 @@ from shardwise.stacks.write.python.step import changes_rate, is_fused
 
 
 def loop_pieces(run: RunSpec, written: bool) -> list[Piece]:
-    """`train`, the call of it and, where there are processes, what ends them."""
+    """`train`, its call and, with several processes, the end of the process group."""
     alone = run.strategy.kind == "single"
     gloo = not alone and on_cpu(run)
     call = lines(
         'if __name__ == "__main__":\n    train()',
         not alone and _DONE,
         # A thread of Gloo that still holds tensors when Python ends would abort it.
-        gloo and "    dist.barrier()  # while it waits, threads let go of their last tensors",
+        gloo and "    dist.barrier()  # lets threads release their last tensors",
         not alone and "    dist.destroy_process_group()",
     )
     return [_train(run, written), Piece(call, () if alone else ("gc",))]
@@ -64,7 +64,7 @@ def _train(run: RunSpec, written: bool) -> Piece:
             group["lr"] = learning_rate(step)
 """,
         _update(run),
-        "        # Gradients are views of the buckets: dropping them would make a second copy."
+        "        # Gradients are views of the buckets: set to None they would get a second copy."
         if strategy.kind == "ddp"
         else None,
         f"        optimizer.zero_grad({'set_to_none=False' if strategy.kind == 'ddp' else ''})",
@@ -99,7 +99,7 @@ def _start(run: RunSpec) -> tuple[str, tuple[str, ...]]:
             '    device = torch.device("cpu")',
         )
         return text, (*counted, "torch.distributed as dist")
-    # The norm of gradients that are offloaded is reduced where they lie.
+    # The norm of offloaded gradients is reduced on CPUs.
     backend = "cpu:gloo,cuda:nccl" if run.strategy.offload else "nccl"
     text = lines(
         '    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))',
@@ -111,7 +111,7 @@ def _start(run: RunSpec) -> tuple[str, tuple[str, ...]]:
 
 
 def _threads(run: RunSpec) -> str:
-    """How many threads add up decides the last bits of a sum, so they are never left to chance."""
+    """Set the number of threads, which affects the last bits of sums."""
     if train_of(run).threads is not None:
         return "    torch.set_num_threads(THREADS)"
     if run.strategy.kind == "single":
@@ -192,7 +192,7 @@ def _skips_sync(run: RunSpec) -> bool:
 
 
 def sync_calls(strategy: Strategy, model: str) -> list[str]:
-    """What a sharded `model` is told before each micro-batch, of its step the `last` or not."""
+    """FSDP calls before each micro-batch; `last` is true for the last one of a step."""
     calls = []
     if strategy.accumulate > 1 and strategy.sharded:
         if strategy.grad_sync == "last":
@@ -218,7 +218,7 @@ def _micro_batches(run: RunSpec) -> str:
         "            ids = next(batches).to(device, non_blocking=True)",
         skips and "            with nullcontext() if last else model.no_sync():",
         strategy.kind != "single"
-        and f"            {inner}# Ranks are averaged, so it is a mean over all tokens of a step.",
+        and f"            {inner}# Averaged over ranks: the mean over all tokens of a step.",
         f"            {inner}part = {scaled}",
         f"            {inner}part.backward()",
         "            loss += part.detach()",
@@ -226,12 +226,12 @@ def _micro_batches(run: RunSpec) -> str:
 
 
 _FLAG = (
-    "        # The fused optimizer reads this flag on the device, and makes no update if it is 1."
+    "        # The fused optimizer reads this flag on the device and skips the update if it is 1."
 )
 
 
 def _stops_later(run: RunSpec) -> bool:
-    """Whether a gradient that is not finite ends the run when it is logged next."""
+    """Whether a non-finite gradient ends the run at the next log line."""
     return train_of(run).non_finite == "stop" and is_fused(run)
 
 
@@ -242,11 +242,11 @@ def _update(run: RunSpec) -> str:
 
 
 def _guard(run: RunSpec) -> str:
-    """Without waiting for the device where that can be: fused optimizers read the flag there."""
+    """Handle non-finite gradients, without waiting for the device if the optimizer is fused."""
     if not is_fused(run):
         stop = """
         if not norm.isfinite():
-            raise SystemExit("a gradient was not finite; its update was not made")
+            raise SystemExit("a gradient was not finite; its update was not applied")
 """
         return lines(train_of(run).non_finite == "stop" and stop)
     moved = ".to(device)" if run.strategy.offload else ""
@@ -272,7 +272,7 @@ def _log(run: RunSpec) -> str:
         _stops_later(run)
         and """
 if broken:
-    raise SystemExit("a gradient was not finite; its update was not made")
+    raise SystemExit("a gradient was not finite; its update was not applied")
 """,
         "losses.zero_()\nsteps, since = 0, time.perf_counter()",
     )

@@ -1,7 +1,7 @@
-"""Llama and its plain relatives, written out with torch alone.
+"""Llama, Mistral, Qwen2 and Qwen3 in torch alone.
 
-The operations and their order are those of transformers with fused attention, so that results are
-the same to the last bit; modules have the names that its checkpoints have.
+Operations and their order are those of transformers with fused attention, so that results are equal
+bit by bit; modules are named as in its checkpoints.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from shardwise.stacks.write.python.piece import Piece, lines
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}
-# What transformers takes where a configuration says nothing, in each of these families.
+# Defaults of transformers in these families.
 ROPE_THETA, NORM_EPSILON, INITIAL_STD = 10000.0, 1e-6, 0.02
 
 
 def config_of(model: ModelSpec) -> Mapping[str, object]:
-    """What transformers would build the model from."""
+    """The config.json from which transformers builds the model."""
     if model.config is None:
         return to_config(model)
     return config_table(Path(model.config))
 
 
 def can_be_written(run: RunSpec) -> bool:
-    """Whether the model is one that this file writes."""
+    """Whether this module can write the model."""
     model = run.model
     if not isinstance(model, ModelSpec) or model.family not in FAMILIES or model.pretrained:
         return False
@@ -39,7 +39,7 @@ def can_be_written(run: RunSpec) -> bool:
         and config.get("hidden_act", "silu") in ACTIVATIONS
         # transformers repeats the keys of wider heads before it attends to them.
         and (model.kv_heads == model.heads or model.head_dim <= 256)
-        and not _is_stretched(config)
+        and not _scales_rope(config)
         and not config.get("attention_dropout")
         and not config.get("use_sliding_window")
         and config.get("pad_token_id") is None
@@ -49,8 +49,8 @@ def can_be_written(run: RunSpec) -> bool:
     )
 
 
-def _is_stretched(config: Mapping[str, object]) -> bool:
-    """Whether the rotary angles are scaled in some way."""
+def _scales_rope(config: Mapping[str, object]) -> bool:
+    """Whether the configuration scales rotary embeddings."""
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, dict):
         return True
@@ -226,9 +226,10 @@ def _initialize(run: RunSpec, biases: bool) -> Piece:
         if sharded
         else "def initialize(model: nn.Module) -> None:",
         '''
-    """Make the layers that are still on the meta device, each from a seed of its own.
+    """Allocate and initialise the layers that are still on the meta device.
 
-    So every rank draws the same numbers, and none ever holds more than one unit whole.
+    Each layer has a seed from its name, so every rank draws the same numbers, and none ever holds
+    more than one unsharded unit.
     """
     for name, layer in modules:
         if not any(parameter.is_meta for parameter in layer.parameters(recurse=False)):
@@ -237,7 +238,7 @@ def _initialize(run: RunSpec, biases: bool) -> Piece:
 '''
         if sharded
         else '''
-    """Fill each layer from a seed of its own, so that every rank draws the same numbers."""
+    """Initialise each layer from its own seed, so that every rank draws the same numbers."""
     for name, layer in model.named_modules():
 ''',
         """

@@ -1,4 +1,4 @@
-"""How a script's model is recomputed, compiled, sharded or replicated."""
+"""The code of a script that recomputes, compiles, shards or replicates its model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwise.stacks.write.python.settings import on_cpu, torch_dtype
 def parallel_pieces(run: RunSpec, written: bool) -> list[Piece]:
     """Code that defines `shard`, or `prepare` where nothing is sharded but blocks are changed.
 
-    `written` tells a model that stands in the script from one that other code builds.
+    `written`: the model is defined in the script, not built by other code.
     """
     strategy = run.strategy
     pieces = []
@@ -20,12 +20,12 @@ def parallel_pieces(run: RunSpec, written: bool) -> list[Piece]:
         imports = ("torch.utils.checkpoint:CheckpointPolicy", "typing:Any", "torch")
         more = "torch.utils.checkpoint:create_selective_checkpoint_contexts"
         pieces.append(Piece(_SELECTIVE, (*imports, more)))
-    prepare = _sharded(run, written) if strategy.sharded else _whole(run, written)
+    prepare = _sharded(run, written) if strategy.sharded else _unsharded(run, written)
     return [*pieces, prepare]
 
 
 def needs_preparing(run: RunSpec) -> bool:
-    """Whether anything at all is done to the blocks of a model that is not sharded."""
+    """Whether an unsharded model is recomputed or compiled."""
     return run.strategy.compile or _recomputes(run.strategy)
 
 
@@ -38,7 +38,7 @@ def _blocks(run: RunSpec, written: bool) -> str:
 
 
 def _change_blocks(run: RunSpec) -> str:
-    """Recompute, then compile; both inside what fully_shard hooks into."""
+    """Recompute, then compile; fully_shard adds its hooks outside both."""
     strategy = run.strategy
     share = strategy.full_recompute_share
     some = 0 < share < 1
@@ -46,7 +46,7 @@ def _change_blocks(run: RunSpec) -> str:
     selective = strategy.recompute == "selective"
     context = "use_reentrant=False, context_fn=keep_half_of_matmuls"
     recompute = _recomputes(strategy) and lines(
-        "    # Below the hooks of fully_shard: one gather serves recomputation and backward."
+        "    # Inside the hooks of fully_shard: one gather serves recompute and backward."
         if strategy.sharded
         else "",
         selective and f"    recomputed = partial(checkpoint, {context})",
@@ -83,7 +83,7 @@ def _sharded(run: RunSpec, written: bool) -> Piece:
         prefetch and several and "    units = []",
         _several(prefetch, fills, written) if several else _one_by_one(fills, written),
         fills and _fill_rest(written),
-        "    # Used first and last: resharding it in between would gather it twice for nothing.",
+        "    # Used first and last: resharding in between would only gather it twice.",
         "    fully_shard(model, reshard_after_forward=False, **settings)",
         _prefetch(strategy, several) if prefetch else "",
     )
@@ -93,9 +93,9 @@ def _sharded(run: RunSpec, written: bool) -> Piece:
 
 def _summary(strategy: Strategy) -> str:
     what = {
-        "zero3": "Shard block by block; a block is whole only while it works.",
-        "zero2": "Shard block by block; parameters stay whole from forward to backward.",
-        "zero1": "Shard block by block; parameters stay whole, and gradients until the last one.",
+        "zero3": "ZeRO-3: shard block by block; a block is unsharded only while it computes.",
+        "zero2": "ZeRO-2: shard block by block; parameters stay gathered until the backward.",
+        "zero1": "ZeRO-1: shard block by block; gradients are reduced in the last micro-batch.",
     }
     return what[strategy.kind]
 
@@ -138,7 +138,7 @@ def _prefetch(strategy: Strategy, several: bool) -> str:
     order = [*{units}, model]
     for index, unit in enumerate(order):
         ahead = order[max(0, index - BACKWARD_PREFETCH) : index][::-1]
-        # An empty list would mean the default; one that prefetches itself prefetches nothing.
+        # An empty list means the default; a unit that prefetches itself prefetches none.
         unit.set_modules_to_backward_prefetch(ahead or [unit])
 """,
         strategy.forward_prefetch > 0
@@ -175,7 +175,7 @@ def _policy(strategy: Strategy, cpu: bool) -> tuple[str, tuple[str, ...]]:
     ), tuple(imports)
 
 
-def _whole(run: RunSpec, written: bool) -> Piece:
+def _unsharded(run: RunSpec, written: bool) -> Piece:
     if not needs_preparing(run):
         return Piece("")
     code = lines(
@@ -188,7 +188,7 @@ def _whole(run: RunSpec, written: bool) -> Piece:
 
 _SELECTIVE = '''
 def keep_half_of_matmuls() -> Any:
-    """Of a recomputed block, attention and every other matrix product keep their results."""
+    """Save the outputs of attention and of every other matmul; recompute the rest."""
     matmuls = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
     seen = {False: 0, True: 0}
 

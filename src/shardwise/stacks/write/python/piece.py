@@ -10,14 +10,14 @@ WIDTH = 100
 
 
 class Piece(NamedTuple):
-    """Some top-level code. Imports are `module` or `module:name`, with ` as other` where wanted."""
+    """Some top-level code. Imports are `module`, `module as alias` or `module:name`."""
 
     code: str
     imports: tuple[str, ...] = ()
 
 
 def lines(*parts: str | bool | None) -> str:
-    """Those parts that are there, one below the other, each without its first and last line end."""
+    """Join the parts that are not empty by line ends, each without its outer line ends."""
     given = [part for part in parts if isinstance(part, str) and part]
     return "\n".join(part.removeprefix("\n").removesuffix("\n") for part in given)
 

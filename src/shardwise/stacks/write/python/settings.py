@@ -14,7 +14,7 @@ OUTPUT = "trained"
 
 
 def settings_piece(run: RunSpec, model: Mapping[str, object], data: Mapping[str, object]) -> Piece:
-    """All settings of a run; those of its model and of its data are given."""
+    """The constants of a run; `model` and `data` are those of model and data."""
     groups: list[tuple[str, Mapping[str, object]]] = [
         (f"The model: {plain_name(run)}.", model),
         (_step_title(run), _step(run)),
@@ -28,11 +28,11 @@ def settings_piece(run: RunSpec, model: Mapping[str, object], data: Mapping[str,
 
 
 class Code(str):
-    """A value that is written as it is."""
+    """A Python expression, written without quotes."""
 
 
 def plain_name(run: RunSpec) -> str:
-    """The model's name as it can stand in any comment or docstring."""
+    """The model's name without characters that could end a comment or docstring."""
     return " ".join(re.sub(r"[^\w .:/+-]", " ", run.model.name).split())[:60] or "a model"
 
 
@@ -45,7 +45,7 @@ def data_of(run: RunSpec) -> DataSettings:
 
 
 def on_cpu(run: RunSpec) -> bool:
-    """A cluster of CPUs means CPUs, also where a GPU is."""
+    """Whether the run uses CPUs; a cluster of CPUs means CPUs even if there is a GPU."""
     kind = train_of(run).device
     return kind == "cpu" or (kind == "auto" and run.cluster.device.is_cpu)
 

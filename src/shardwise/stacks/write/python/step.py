@@ -1,4 +1,4 @@
-"""What a script's loop calls: optimizer, learning rate, loss, gradient norm, save."""
+"""The functions of a script's loop: optimizer, learning rate, loss, gradient norm, save."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardwise.stacks.write.python.settings import on_cpu, torch_dtype, train_of
 
 
 def step_pieces(run: RunSpec, written: bool) -> list[Piece]:
-    """The functions, in the order in which a reader wants them."""
+    """Code that defines the functions, in the order of their use."""
     return [_optimizer(run), _rate(run), _loss(run, written), _norm(run), _save(run)]
 
 
@@ -20,9 +20,9 @@ def changes_rate(run: RunSpec) -> bool:
 
 
 def is_fused(run: RunSpec) -> bool:
-    """Whether the optimizer is one kernel, which a flag on the device can call off.
+    """Whether the optimizer is fused: a flag on the device can cancel its update.
 
-    torch 2.13 has no fused SGD for parameters that are sharded.
+    torch 2.13 has no fused SGD for sharded parameters.
     """
     return not (run.strategy.sharded and run.job.optimizer in ("sgd", "momentum"))
 
@@ -37,12 +37,10 @@ def _optimizer(run: RunSpec) -> Piece:
     }
     call = calls.get(run.job.optimizer)
     if call is None:
-        raise SpecError(
-            f"job.optimizer: torch has no '{run.job.optimizer}' to train with; choose adamw"
-        )
+        raise SpecError(f"job.optimizer: torch has no '{run.job.optimizer}' optimizer; use adamw")
     code = f'''
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """Weight decay is for matrices; norms and biases go without."""
+    """Weight decay applies to matrices, not to norms and biases."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {{"params": [p for p in parameters if p.ndim >= 2], "weight_decay": WEIGHT_DECAY}},
@@ -107,9 +105,9 @@ def _norm(run: RunSpec) -> Piece:
     whole = ".full_tensor()" if run.strategy.sharded else ""
     code = lines(
         f"def {'clip_gradients' if clips else 'gradient_norm'}(model: nn.Module) -> torch.Tensor:",
-        '    """Scale gradients down to CLIP_NORM; returns the norm they had, over all ranks."""'
+        '    """Clip gradients to CLIP_NORM; return their global norm before clipping."""'
         if clips
-        else '    """The norm of the whole gradient, over all ranks."""',
+        else '    """The global gradient norm, over all ranks."""',
         "    parameters = [p for p in model.parameters() if p.grad is not None]",
         f"    norm = get_total_norm([p.grad for p in parameters]){whole}",
         clips and "    clip_grads_with_norm_(parameters, CLIP_NORM, norm)",
@@ -131,7 +129,7 @@ def save(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
         return Piece(code, ("torch", "torch:nn"))
     code = '''
 def save(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """All ranks write what they hold; any number of ranks can load it."""
+    """Save a sharded checkpoint, which any number of ranks can load."""
     model_state, optimizer_state = get_state_dict(model, optimizer)
     state = {"model": model_state, "optimizer": optimizer_state}
     dcp.save(state, checkpoint_id=OUTPUT / f"step-{step}")
