@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardwise.planning.whatif import Point
     from shardwise.predict.fit import Change
     from shardwise.timeline.spans import Timeline
+    from shardwise.units.unit import ModelUnits
 
 
 @keywords(RunSettings)
@@ -293,8 +294,10 @@ def ways_for(run: RunSpec) -> list[Change]:
     """List changes after which a run that does not fit would fit."""
     from shardwise.predict.fit import ways_to_fit
 
-    units = load_units(run.model, run.job.seq_len, run.strategy)
-    return ways_to_fit(units, run.strategy, run.cluster, run.job)
+    def units_of(strategy: Strategy) -> ModelUnits:
+        return load_units(run.model, run.job.seq_len, strategy)
+
+    return ways_to_fit(units_of, run.strategy, run.cluster, run.job)
 
 
 def describe_run(

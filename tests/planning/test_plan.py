@@ -216,7 +216,7 @@ def test_where_nothing_fits_it_says_what_would() -> None:
     found = plan("llama-3.1-405b", "8xH100-SXM")
     assert found.winner is None
     assert found.ways
-    assert any("devices" in way.options for way in found.ways)
+    assert any("--cluster" in way.options for way in found.ways)
     assert any("--offload" in way.options for way in found.ways)
     smaller = plan("llama-3-70b", "8xH100-SXM")
     assert smaller.winner is None

@@ -20,6 +20,7 @@ from shardwise.planning.reasons import (
     DataParallelEnds,
     DoesNotFit,
     FitsOffloaded,
+    GradientsUnsharded,
     LargeBatch,
     LeastMemory,
     LimitedBy,
@@ -129,6 +130,10 @@ def check_batch(plan: Plan, winner: Candidate, reason: Reason) -> bool:
                     for n in (job.global_batch // one, math.ceil(job.global_batch / one))
                 )
                 assert abs(reason.deviation) <= max(BATCH_TOLERANCE, closest) + 1e-9
+                assert reason.outside_tolerance == (abs(reason.deviation) > BATCH_TOLERANCE)
+                assert ("Warning" in words) == reason.outside_tolerance
+                assert all(near % one == 0 for near in reason.neighbours)
+                assert all(abs(near - job.global_batch) < one for near in reason.neighbours)
         case MicroBatchGain(smaller=smaller, gain=gain):
             half = again(plan, winner.strategy.but(micro_batch=smaller))
             assert gain == pytest.approx(winner.tokens_per_s / half.tokens_per_s - 1, abs=1e-9)
@@ -209,7 +214,7 @@ def test_every_reason_agrees_with_the_table(seed: int, objective: str) -> None:
         return
     if plan.winner is None:
         for tip in plan.tips:
-            assert isinstance(tip, (FitsOffloaded, RiskyAlternative))
+            assert isinstance(tip, (FitsOffloaded, GradientsUnsharded, RiskyAlternative))
         assert all(miss.needed_bytes > plan.limit_bytes for miss in plan.rejected)
         return
     winner = plan.winner

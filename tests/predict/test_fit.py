@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import random
+
 import pytest
+from typer.testing import CliRunner
 
 import shardwise
-from shardwise.api import describe_run, estimate_run, ways_for
+from shardwise.api import describe_run, estimate_run, plan_run, ways_for
+from shardwise.cli.main import add_commands, app
 from shardwise.predict.estimate import reserved_interval, verdict
 from shardwise.predict.fit import shortfall_of
 from shardwise.spec import catalogue
@@ -51,7 +56,7 @@ def test_what_would_help_helps() -> None:
 def test_more_devices_are_offered_where_they_help() -> None:
     run = describe_run("llama-3-70b", "1x8xH100-SXM", "zero3", seq_len=2048, recompute="full")
     assert estimate_run(run).memory.fits is False
-    assert any(" devices with " in way.options for way in ways_for(run))
+    assert any("--cluster " in way.options for way in ways_for(run))
 
 
 def test_smaller_groups_are_offered_where_padding_is_what_breaks_it() -> None:
@@ -111,3 +116,39 @@ def test_a_two_trillion_parameter_model_on_a_hundred_thousand_gpus() -> None:
     assert profile.model["parameters"] > 2e12
     assert profile.cluster["devices"] == 100_000
     assert sum(profile.memory.terms.values()) == profile.memory.peak_allocated_bytes
+
+
+def needed_by(command: list[str]) -> int:
+    """What `estimate` with these options says is needed."""
+    if not app.registered_commands:
+        add_commands()
+    result = CliRunner().invoke(app, ["estimate", *command, "--json"])
+    assert result.exit_code in (0, 1), result.output
+    return int(json.loads(result.stdout)["memory"]["needed_bytes"])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_options_give_the_memory_they_state(seed: int) -> None:
+    """Typed behind the command that was refused, of `estimate` or of `plan`."""
+    rng = random.Random(seed)
+    cluster = rng.choice(["1xH100-SXM", "8xRTX-4090", "8xA100-40GB", "2x8xL40S@100Gbps"])
+    command = ["--model", rng.choice(["llama-3-8b", "llama-2-13b", "llama-3-70b"])]
+    command += ["--cluster", cluster, "--seq-len", rng.choice(["2048", "8192"])]
+    settings: dict[str, str] = {}
+    if rng.random() < 0.5:
+        settings["global_batch"] = "2M"
+        command += ["--global-batch", "2M"]
+    run = {"model": command[1], "cluster": cluster, "seq_len": command[5], **settings}
+    ways = list(plan_run(**run)[0].ways)  # type: ignore[arg-type]
+    for way in ways:
+        assert needed_by([*command, *way.options.split()]) == way.needed_bytes, way
+    kind = "single" if cluster[:2] == "1x" else rng.choice(["ddp", "zero2", "zero3"])
+    own = ["--strategy", kind, "--micro-batch", "2", "--recompute", "selective"]
+    described = describe_run(
+        command[1], cluster, kind, seq_len=command[5], micro_batch=2, recompute="selective",
+        **settings,  # type: ignore[arg-type]
+    )  # fmt: skip
+    for way in ways_for(described):
+        assert needed_by([*command, *own, *way.options.split()]) == way.needed_bytes, way
+        ways.append(way)
+    assert ways

@@ -70,7 +70,7 @@ def batches(
     found = [batch for batch in found if batch.accumulate <= LARGEST_ACCUMULATION]
     closest = min(batch.deviation for batch in found)
     if tolerance == 0 and closest > 1e-9:
-        raise _not_exact(job, cluster, wanted)
+        raise _not_exact(job, cluster)
     return [batch for batch in found if batch.deviation <= max(tolerance, closest) + 1e-9]
 
 
@@ -85,10 +85,19 @@ def _closest(size: int, wanted: float) -> Batch:
     return Batch(size, steps, abs(size * steps / wanted - 1))
 
 
-def _not_exact(job: Job, cluster: ClusterSpec, wanted: float) -> SpecError:
+def neighbours(job: Job, cluster: ClusterSpec) -> tuple[int, ...]:
+    """The batches in tokens next to the global batch that divide evenly; none without one."""
+    wanted = sequences_wanted(job, cluster)
+    if wanted is None:
+        return ()
     least = job.seq_len * cluster.devices
-    below, above = math.floor(wanted) * least, math.ceil(wanted) * least
-    near = f"{below:,} or {above:,}" if below else f"{above:,}"
+    near = (math.floor(wanted) * least, math.ceil(wanted) * least)
+    return tuple(dict.fromkeys(tokens for tokens in near if tokens))
+
+
+def _not_exact(job: Job, cluster: ClusterSpec) -> SpecError:
+    least = job.seq_len * cluster.devices
+    near = " or ".join(f"{tokens:,}" for tokens in neighbours(job, cluster))
     return SpecError(
         f"job.global_batch: {job.global_batch:,} tokens are no multiple of {least:,} (one sequence "
         f"of {job.seq_len:,} tokens on each of {cluster.devices:,} devices); ask for {near}, or "

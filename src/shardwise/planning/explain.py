@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from shardwise.planning.batches import LARGE_BATCH
+from shardwise.planning.batches import LARGE_BATCH, neighbours
 from shardwise.planning.layout import Layout
 from shardwise.planning.limits import Limits, crossover
 from shardwise.planning.price import price_one
@@ -54,7 +54,7 @@ def reasons(search: Search, found: Found, winner: Candidate, by_speed: bool = Tr
     return [
         *layout,
         _recompute(problem, units, found, winner),
-        *_batch(problem, units, winner),
+        *_batch(search, winner),
     ]
 
 
@@ -188,7 +188,8 @@ def _recompute(problem: Problem, units: Units, found: Found, winner: Candidate) 
     )
 
 
-def _batch(problem: Problem, units: Units, winner: Candidate) -> Iterator[Reason]:
+def _batch(search: Search, winner: Candidate) -> Iterator[Reason]:
+    problem, units = search.problem, search.units
     strategy, job = winner.strategy, problem.job
     devices, sequences = strategy.devices, strategy.micro_batch * strategy.accumulate
     tokens = job.tokens_per_step(strategy)
@@ -199,6 +200,8 @@ def _batch(problem: Problem, units: Units, winner: Candidate) -> Iterator[Reason
         accumulate=strategy.accumulate,
         seq_len=job.seq_len,
         asked=job.global_batch,
+        tolerance=search.space.batch_tolerance,
+        neighbours=neighbours(job, problem.cluster),
     )
     smaller = strategy.micro_batch // 2
     if job.global_batch is None and smaller >= 1:

@@ -14,6 +14,7 @@ from shardwise.planning.problem import Problem, Units
 from shardwise.planning.reasons import (
     BeyondPositions,
     FitsOffloaded,
+    GradientsUnsharded,
     LeastMemory,
     LowPrecisionReduce,
     Reason,
@@ -68,6 +69,8 @@ class Plan(NamedTuple):
     limits_why: list[Reason]
     tips: list[Reason]
     ways: list[Change]
+    # Whether figures are those of another stack, whose limits the search kept to.
+    for_stack: bool
     considered: int
     fitting: int
     limit_bytes: int
@@ -222,9 +225,11 @@ def make_plan(
         limits_why=_limits(problem, objective, winner, limits),
         tips=[
             *_tips(problem, units, found, winner),
+            *([] if winner else _gradients_unsharded(problem, units, found)),
             *([] if winner else _offloaded(problem, search.space)),
         ],
-        ways=[] if winner else _ways(problem, units, found),
+        ways=[] if winner else _ways(search, found),
+        for_stack=search.space.for_stack,
         considered=found.considered,
         fitting=found.fitting,
         limit_bytes=found.limit_bytes,
@@ -289,6 +294,23 @@ def _tips(problem: Problem, units: Units, found: Found, winner: Candidate | None
     return tips
 
 
+def _gradients_unsharded(problem: Problem, units: Units, found: Found) -> Iterator[Reason]:
+    """What unsharded gradients cost the configuration closest to fitting."""
+    if not found.nearest:
+        return
+    nearest = min(found.nearest.values(), key=lambda n: n.needed_bytes)
+    strategy = nearest.strategy
+    if strategy.kind != "zero3" or strategy.grad_sync != "last" or strategy.accumulate == 1:
+        return
+    yield GradientsUnsharded(
+        accumulate=strategy.accumulate,
+        needed_bytes=nearest.needed_bytes,
+        needed_if_sharded_bytes=price_one(
+            problem, units, strategy.but(grad_sync="every")
+        ).needed_bytes,
+    )
+
+
 def _offloaded(problem: Problem, space: Space) -> list[Reason]:
     """The fastest that fits with parameters and optimizer states in host memory."""
     if problem.cluster.device.is_cpu:
@@ -319,9 +341,17 @@ def _risky_alternative(
         yield RiskyAlternative(strategy=risky.strategy, needed_bytes=risky.needed_bytes, gain=gain)
 
 
-def _ways(problem: Problem, units: Units, found: Found) -> list[Change]:
+def _ways(search: Search, found: Found) -> list[Change]:
     """Changes after which the configuration closest to fitting would fit."""
     if not found.nearest:
         return []
+    problem, units = search.problem, search.units
     nearest = min(found.nearest.values(), key=lambda n: n.needed_bytes)
-    return ways_to_fit(units.of(nearest.strategy), nearest.strategy, problem.cluster, problem.job)
+    return ways_to_fit(
+        lambda strategy: units.of(strategy.but(blocks_per_unit=1)),
+        nearest.strategy,
+        problem.cluster,
+        problem.job,
+        base=problem.base,
+        applied=search.space.applied if search.space.for_stack else None,
+    )

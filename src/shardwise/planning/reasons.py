@@ -131,11 +131,20 @@ class StepBatch(Reason):
     seq_len: int
     # None where no global batch was given.
     asked: int | None = None
+    # How far from that a step should be at most, as a share of it.
+    tolerance: float = 0.0
+    # The batches next to what was asked for that divide evenly.
+    neighbours: tuple[int, ...] = ()
 
     @property
     def deviation(self) -> float:
         """Relative to what was asked for; 0 where nothing was."""
         return self.tokens / self.asked - 1 if self.asked else 0.0
+
+    @property
+    def outside_tolerance(self) -> bool:
+        """Whether no batch within the tolerance divides over the devices."""
+        return abs(self.deviation) > self.tolerance + 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +243,15 @@ class FitsOffloaded(Reason):
     strategy: Strategy
     needed_bytes: float
     step_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientsUnsharded(Reason):
+    """Gradients stay unsharded until the last micro-batch, and what is needed if they did not."""
+
+    accumulate: int
+    needed_bytes: float
+    needed_if_sharded_bytes: float
 
 
 # ---- the objective --------------------------------------------------------------------------

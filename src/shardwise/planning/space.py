@@ -46,6 +46,11 @@ class Space(NamedTuple):
     # A resolved strategy as the stack runs it; layouts are tried in that form.
     applied: Callable[[Strategy], Strategy] = _unchanged
 
+    @property
+    def for_stack(self) -> bool:
+        """Whether strategies run as a stack changes them."""
+        return self.applied is not _unchanged
+
     def quick(self) -> Space:
         """Without what the last pass varies, which brings a few percent."""
         return self._replace(

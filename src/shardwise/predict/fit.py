@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from shardwise.predict.configurations import Configurations
@@ -57,67 +57,165 @@ def shortfall_of(profile: StepProfile, strategy: Strategy) -> Shortfall:
     )
 
 
+Changes = dict[str, object]
+
+
+class _Tried(NamedTuple):
+    """Options to type, and the resolved strategy that a run with them has."""
+
+    options: str
+    strategy: Strategy
+
+
 def ways_to_fit(
-    units: ModelUnits, strategy: Strategy, cluster: ClusterSpec, job: Job
+    units_of: Callable[[Strategy], ModelUnits],
+    strategy: Strategy,
+    cluster: ClusterSpec,
+    job: Job,
+    *,
+    base: Strategy | None = None,
+    applied: Callable[[Strategy], Strategy] | None = None,
 ) -> list[Change]:
     """The smallest changes of settings, then of the number of devices, after which it fits.
+
+    Options are complete: added to a command whose strategy is `base` (`strategy` itself where none
+    is given), they give the needed bytes that are stated. `applied` gives a strategy as the stack
+    that trains it runs it. `units_of` gives the model's units, one block each.
 
     Where none fits within the usable memory, what is at risk is offered, unless that is what
     the strategy itself already is.
     """
-    tried: list[tuple[str, Strategy]] = []
-    for options, changes in _candidates(strategy, cluster):
-        try:
-            changed = strategy.but(**changes)
-            resolved = changed.resolve(cluster.devices, cluster.devices_per_node)
-        except SpecError:
-            continue
-        tried.append((options, resolved))
-    for wanted in _better_verdicts(units, strategy, cluster, job):
-        fitting = _those_that_are(wanted, units, tried, cluster, job)
+    command = base or strategy
+    runs = applied or (lambda typed: typed)
+
+    def tried(changed: Iterable[Strategy], where: ClusterSpec) -> Iterator[_Tried]:
+        for wanted in changed:
+            typed = _typed(command, wanted, where, job)
+            if typed is not None and (applied is not None or typed.strategy == wanted):
+                yield typed._replace(strategy=runs(typed.strategy))
+
+    def judged(wanted: Verdict, ways: Iterable[_Tried]) -> list[Change]:
+        return _those_that_are(wanted, units_of, ways, cluster, job)
+
+    own = _resolved(strategy, {}, cluster, job)
+    unfit = own is not None and judged("does not fit", [_Tried("", runs(own))])
+    unset = {name: getattr(command, name) for name in _NO_OPTION}
+    resolved = (
+        _resolved(strategy, {**unset, **changes}, cluster, job)
+        for changes in _candidates(strategy, cluster)
+    )
+    here = [way for way in tried((s for s in resolved if s), cluster) if way.options]
+    for wanted in ("fits", "at risk") if unfit else ("fits",):
+        fitting = judged(wanted, dict.fromkeys(here))
         free = [way for way in fitting if not way.host_bytes]
         # Offload is slow and asks for host memory: only when nothing else does.
         ways = (free or fitting)[:MOST_WAYS]
-        more = _more_devices(wanted, units, strategy, cluster, job)
-        ways += [more] if more and len(ways) < MOST_WAYS else []
+        if len(ways) < MOST_WAYS:
+            for recompute in dict.fromkeys((strategy.recompute, "full")):
+                more = _on_more_devices(strategy.but(**unset, recompute=recompute), cluster, job)
+                larger = [way for where, s in more for way in tried([s], where)]
+                found = judged(wanted, larger)[:1]
+                ways += found
+                if found:
+                    break
         if ways:
             return ways
     return []
 
 
-def _better_verdicts(
-    units: ModelUnits, strategy: Strategy, cluster: ClusterSpec, job: Job
-) -> tuple[Verdict, ...]:
-    resolved = strategy.resolve(cluster.devices, cluster.devices_per_node)
-    unfit = _those_that_are("does not fit", units, [("", resolved)], cluster, job)
-    return ("fits", "at risk") if unfit else ("fits",)
+# Settings that no option of `estimate` sets.
+_NO_OPTION = ("forward_prefetch", "ddp_bucket_mib", "compile")
+_OPTIONS = {
+    "micro_batch": "--micro-batch",
+    "accumulate": "--accumulate",
+    "recompute": "--recompute",
+    "grad_sync": "--grad-sync",
+    "reshard_after_forward": "--reshard-after-forward",
+    "blocks_per_unit": "--blocks-per-unit",
+    "prefetch": "--prefetch",
+    "offload": "--offload",
+}
+# What another kind sets anew, unless the command sets it.
+_BY_KIND = ("grad_sync", "reshard_after_forward")
+
+
+def _resolved(
+    strategy: Strategy, changes: Changes, cluster: ClusterSpec, job: Job
+) -> Strategy | None:
+    """A changed strategy as a run has it; None where it is not possible."""
+    try:
+        changed = strategy.but(**changes).resolve(cluster.devices, cluster.devices_per_node)
+        return job.split(changed)
+    except SpecError:
+        return None
+
+
+def _shorthand(strategy: Strategy) -> str:
+    return f"{strategy.kind}:{strategy.shard}" if strategy.hybrid else strategy.kind
+
+
+def _typed(base: Strategy, wanted: Strategy, cluster: ClusterSpec, job: Job) -> _Tried | None:
+    """All options that turn a command with the strategy `base` into one with `wanted`.
+
+    None where options cannot say it.
+    """
+    moved = base.devices != wanted.devices
+    options = [f"--cluster {cluster}"] if moved else []
+    start, explicit = base, set()
+    if moved or _shorthand(base) != _shorthand(wanted):
+        options.append(f"--strategy {_shorthand(wanted)}")
+        usual = _resolved(
+            base.as_kind(_shorthand(base)), {"replicate": base.replicate}, cluster, job
+        )
+        explicit = {n for n in _BY_KIND if usual and getattr(base, n) != getattr(usual, n)}
+        try:
+            start = base.as_kind(_shorthand(wanted))
+        except SpecError:
+            return None
+    before = _resolved(start, {}, cluster, job)
+    if before is None or (before.offload and not wanted.offload):
+        return None
+    fields: Changes = {}
+    for name, option in _OPTIONS.items():
+        value = getattr(wanted, name)
+        if value == getattr(before, name) and name not in explicit:
+            continue
+        if name == "accumulate" and job.global_batch is not None:
+            continue  # follows from the global batch
+        fields[name] = value
+        text = str(value).lower() if isinstance(value, bool) else f"{value}"
+        options.append(option if name == "offload" else f"{option} {text}")
+    after = _resolved(start, fields, cluster, job)
+    return _Tried(" ".join(options), after) if after is not None else None
 
 
 def _those_that_are(
     wanted: Verdict,
-    units: ModelUnits,
-    tried: list[tuple[str, Strategy]],
+    units_of: Callable[[Strategy], ModelUnits],
+    tried: Iterable[_Tried],
     cluster: ClusterSpec,
     job: Job,
 ) -> list[Change]:
-    if not tried:
-        return []
-    grouped = units.grouped(tried[0][1].blocks_per_unit)
-    memory = predict_memory(
-        grouped, Configurations.of([s for _, s in tried]), OPTIMIZER_STATES[job.optimizer]
-    )
-    return [
-        Change(
-            options,
-            needed_bytes(round(float(peak)), cluster.device, round(float(pooled))),
-            round(float(host)),
-            wanted == "at risk",
+    """Those with a verdict, in their order."""
+    ways = list(tried)
+    alike: dict[tuple[bool, int], list[int]] = {}
+    for index, (_, strategy) in enumerate(ways):
+        alike.setdefault((strategy.autocast, strategy.blocks_per_unit), []).append(index)
+    found: dict[int, Change] = {}
+    for (_, blocks), indices in alike.items():
+        strategies = [ways[index].strategy for index in indices]
+        memory = predict_memory(
+            units_of(strategies[0]).grouped(blocks),
+            Configurations.of(strategies),
+            OPTIMIZER_STATES[job.optimizer],
         )
-        for (options, _), peak, host, pooled in zip(
-            tried, memory.peak_bytes, memory.host_bytes, memory.pooled_bytes, strict=True
-        )
-        if verdict(round(float(peak)), cluster.device, round(float(pooled))) == wanted
-    ]
+        figures = zip(memory.peak_bytes, memory.host_bytes, memory.pooled_bytes, strict=True)
+        for index, sizes in zip(indices, figures, strict=True):
+            peak, host, pooled = (round(float(size)) for size in sizes)
+            if verdict(peak, cluster.device, pooled) == wanted:
+                needed = needed_bytes(peak, cluster.device, pooled)
+                found[index] = Change(ways[index].options, needed, host, wanted == "at risk")
+    return [found[index] for index in sorted(found)]
 
 
 _UNSET: dict[str, object] = {
@@ -129,68 +227,55 @@ _UNSET: dict[str, object] = {
 }
 
 
-def _candidates(
-    strategy: Strategy, cluster: ClusterSpec
-) -> Iterator[tuple[str, dict[str, object]]]:
-    """Options and the fields they set: one change first, then two, then with offload."""
-    recompute: list[tuple[str, dict[str, object]]] = []
+def _candidates(strategy: Strategy, cluster: ClusterSpec) -> Iterator[Changes]:
+    """One change first, then two, then three, then with offload."""
+    recompute: list[Changes] = []
     if strategy.recompute != "full":
-        recompute = [("--recompute full", {"recompute": "full"})]
-    batch: list[tuple[str, dict[str, object]]] = []
+        recompute = [{"recompute": "full"}]
+    batch: list[Changes] = []
     smaller = strategy.micro_batch // 2
     while smaller >= 1:
-        batch.append((f"--micro-batch {smaller}", {"micro_batch": smaller}))
+        batch.append({"micro_batch": smaller})
         smaller //= 2
     sharding = list(_shardings(strategy, cluster))
     yield from (*batch, *recompute, *sharding)
-    yield from (_both(b, r) for b in batch for r in recompute)
-    yield from (_both(s, r) for s in sharding for r in recompute)
-    yield from (_both(s, b) for s in sharding for b in batch[-1:])
-    yield from (_both(_both(s, b), r) for s in sharding for b in batch[-1:] for r in recompute)
+    yield from (b | r for b in batch for r in recompute)
+    yield from (s | r for s in sharding for r in recompute)
+    yield from (s | b for s in sharding for b in batch[-1:])
+    yield from (s | b | r for s in sharding for b in batch[-1:] for r in recompute)
     if not cluster.device.is_cpu and not strategy.offload:
-        offload: tuple[str, dict[str, object]] = ("--offload", {"offload": True})
-        if not strategy.sharded:
-            offload = ("--strategy zero3 --offload", {"kind": "zero3", **_UNSET, "offload": True})
+        kind: Changes = {} if strategy.sharded else {"kind": "zero3", **_UNSET}
+        offload = {**kind, "offload": True}
         yield offload
-        yield from (_both(offload, r) for r in recompute)
-        yield from (_both(_both(offload, b), r) for b in batch[-1:] for r in recompute)
+        yield from (offload | r for r in recompute)
+        yield from (offload | b | r for b in batch[-1:] for r in recompute)
 
 
-def _both(
-    one: tuple[str, dict[str, object]], other: tuple[str, dict[str, object]]
-) -> tuple[str, dict[str, object]]:
-    return f"{one[0]} {other[0]}", {**one[1], **other[1]}
-
-
-def _shardings(strategy: Strategy, cluster: ClusterSpec) -> Iterator[tuple[str, dict[str, object]]]:
+def _shardings(strategy: Strategy, cluster: ClusterSpec) -> Iterator[Changes]:
     """Full sharding, then smaller and smaller groups, which pad less."""
     if cluster.devices == 1:
         return
     if strategy.kind != "zero3" or strategy.hybrid:
-        yield "--strategy zero3", {"kind": "zero3", **_UNSET}
+        yield {"kind": "zero3", **_UNSET}
     group = cluster.devices // 2
     while group > 1 and cluster.devices % group == 0:
         if group != strategy.shard:
-            yield f"--strategy zero3:{group}", {"kind": "zero3", **_UNSET, "shard": group}
+            yield {"kind": "zero3", **_UNSET, "shard": group}
         group //= 2
 
 
-def _more_devices(
-    wanted: Verdict, units: ModelUnits, strategy: Strategy, cluster: ClusterSpec, job: Job
-) -> Change | None:
-    """The least power-of-two multiple of the cluster on which zero3 fits, with full recompute if
-    it must be.
-    """
-    for recompute in dict.fromkeys((strategy.recompute, "full")):
-        tried = []
-        count = cluster.devices * 2
-        while count <= MOST_DEVICES:
-            changes = {**_UNSET, "kind": "zero3", "recompute": recompute, "shard": count}
-            resolved = strategy.but(**changes).resolve(count, cluster.devices_per_node)
-            words = f"{count} devices with --strategy zero3"
-            extra = "" if recompute == strategy.recompute else " --recompute full"
-            tried.append((words + extra, resolved))
-            count *= 2
-        for way in _those_that_are(wanted, units, tried, cluster, job):
-            return way
-    return None
+def _on_more_devices(
+    strategy: Strategy, cluster: ClusterSpec, job: Job
+) -> Iterator[tuple[ClusterSpec, Strategy]]:
+    """ZeRO-3 on power-of-two multiples of the cluster; a single node is filled first."""
+    own = cluster.devices_per_node
+    per_node = max(own, cluster.device.node_size) if cluster.nodes == 1 else own
+    count = cluster.devices * 2
+    while count <= MOST_DEVICES:
+        size = min(per_node, count)
+        if count % size == 0:
+            larger = cluster.but(nodes=count // size, devices_per_node=size)
+            resolved = _resolved(strategy, {"kind": "zero3", **_UNSET}, larger, job)
+            if resolved is not None:
+                yield larger, resolved
+        count *= 2

@@ -235,5 +235,9 @@ def print_ways(out: Console, ways: Sequence[Change], of: str = "") -> None:
     risky = " at risk" if all(way.at_risk for way in ways) else ""
     out.print(Text(f"Lower-memory options{risky}{whose}", style="bold"))
     for way in ways:
-        host = f", and {show_memory(way.host_bytes)} of host memory" if way.host_bytes else ""
+        host = (
+            f", and {show_memory(way.host_bytes)} of host memory per device"
+            if way.host_bytes
+            else ""
+        )
         out.print(f"  {way.options}: needs {show_memory(way.needed_bytes)}{host}")

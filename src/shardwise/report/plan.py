@@ -281,6 +281,6 @@ def _print_nothing_fits(out: Console, plan: Plan) -> None:
         out.print(tip)
     out.print(f"{plan.considered:,} configurations priced." + _rejected(plan), style="dim")
     out.print()
-    print_ways(out, plan.ways, of="shardwise estimate")
+    print_ways(out, plan.ways, of="" if plan.for_stack else "shardwise estimate")
     if plan.ways:
         out.print("Tensor parallelism would help too; shardwise does not run it.", style="dim")

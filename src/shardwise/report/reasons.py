@@ -14,6 +14,7 @@ from shardwise.planning.reasons import (
     DataParallelEnds,
     DoesNotFit,
     FitsOffloaded,
+    GradientsUnsharded,
     LargeBatch,
     LeastMemory,
     LimitedBy,
@@ -182,6 +183,15 @@ def _step_batch(reason: StepBatch, blocks: int | None) -> str:
         f"{reason.seq_len:,} tokens",
     ]
     made = " × ".join(factor for factor in factors if factor)
+    if reason.asked and reason.outside_tolerance:
+        near = " and ".join(f"{tokens:,}" for tokens in reason.neighbours)
+        label = "Neighbours" if len(reason.neighbours) > 1 else "Nearest"
+        return (
+            f"Warning: no batch within {percent(reason.tolerance)} of {reason.asked:,} tokens "
+            f"divides over {reason.data_parallel:,} devices; using {reason.tokens:,} "
+            f"({reason.deviation:+.0%}). {label}: {near}.\n"
+            f"Tokens per step: {reason.tokens:,} ({made})."
+        )
     if reason.asked and reason.tokens != reason.asked:
         return (
             f"Global batch {reason.tokens:,} tokens instead of {reason.asked:,} "
@@ -287,6 +297,14 @@ def _offloaded(reason: FitsOffloaded, blocks: int | None) -> str:
     )
 
 
+def _gradients_unsharded(reason: GradientsUnsharded, blocks: int | None) -> str:
+    return (
+        "Cause: gradients stay unsharded until the last of "
+        f"{reason.accumulate} micro-batches. Reduced in every micro-batch, it would need "
+        f"{show_memory(reason.needed_if_sharded_bytes)}."
+    )
+
+
 # ---- the objective --------------------------------------------------------------------------
 
 
@@ -329,6 +347,7 @@ _WORDS: dict[type[Reason], Callable[[Any, int | None], str]] = {
     BeyondPositions: _beyond_positions,
     LowPrecisionReduce: _low_precision_reduce,
     FitsOffloaded: _offloaded,
+    GradientsUnsharded: _gradients_unsharded,
     LongestSequence: _longest,
     LeastMemory: _least_memory,
 }
