@@ -67,26 +67,13 @@ def strategy_of(case: Chosen) -> Strategy:
 
 
 CASES = covering(FACTORS, possible)
-# What is known to be predicted wrongly; a case that agrees after all fails, and is taken out here.
-AUTOCAST_RECOMPUTED = pytest.mark.xfail(
-    strict=True,
-    reason="autocast under full recomputation: the peak of 4 blocks is predicted 5.1 % low",
-)
-
-
-def marked(case: Chosen) -> Any:
-    """The case for pytest, with its mark where it is known to fail."""
-    autocast = case["kind"] == "ddp" and case["param_dtype"] == "bf16"
-    known = autocast and case["recompute"] == "full" and case["model"] == "llama"
-    marks = [AUTOCAST_RECOMPUTED] if known else []
-    return pytest.param(case, marks=marks, id=name_of(case))
 
 
 def name_of(case: Chosen) -> str:
     return " ".join(f"{name}={value}" for name, value in case.items() if value != FACTORS[name][0])
 
 
-@pytest.mark.parametrize("case", [marked(case) for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_the_engine_does_what_is_predicted(case: Chosen, workers: Workers) -> None:
     assert_agrees(workers, MODELS[case["model"]], strategy_of(case), SEQ_LEN)
 

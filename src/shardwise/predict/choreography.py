@@ -87,13 +87,13 @@ class Step:
         kept = self._kept_per_block()
         self.kept_below = np.cumsum(kept, axis=1) - kept
         self.kept = sum_by_unit(kept, units)
-        # Elements of the blocks below the first, the second, ... and of all; and of those among
-        # them that do not recompute.
+        # Elements of the units below the first, the second, ... and of all.
         self.elements_below = _sums_below(self.blocks)
-        elements = np.asarray([float(block.numel) for block in self.singles])
-        recomputing = sum_by_unit(np.where(self.recomputed, elements, 0.0), units)
-        self.recomputing_elements = recomputing
-        self.kept_elements_below = _sums_below(self.blocks - recomputing)
+        # The same of single blocks; and of those of them that autograd keeps autocast's copies of.
+        elements = np.asarray([[float(block.numel) for block in self.singles]])
+        self.single_elements_below = _sums_below(elements)
+        copies_again = self.recomputed | c.selective[:, None]
+        self.kept_copies_below = _sums_below(np.where(copies_again, 0.0, elements))
         self.head = units.root.stage
         self.head_elements = max(m.gradient_elements for m in self.head.backward)
         self.micro_batches = self._micro_batches()
@@ -167,33 +167,61 @@ class Step:
         return in_place
 
     def _new_gradients(self, m: MicroBatch, unit: Unit, made: float, padded: Floats) -> Floats:
-        """Gradients autograd has made of `unit` and not handed on."""
+        """Bytes of the gradients autograd has made of `unit` and not handed on."""
+        c = self.c
         largest = min(float(max((p.numel for p in unit.parameters), default=0)), made)
         elsewhere = np.where(self.replicated, 0.0, np.minimum(made, padded))
-        fresh: Floats = np.where(self._added_in_place(m), largest, elsewhere)
-        return fresh * self.c.param_bytes
+        # A matmul under autocast makes its weight's gradient in the compute dtype. Its copy of the
+        # weight is dropped, the gradient cast, and the cast one added to that which is there.
+        cast = self.replicated & self.mixed & (c.ddp | m.earlier)
+        in_place = largest * np.where(cast, c.master_bytes, c.param_bytes)
+        fresh: Floats = np.where(self._added_in_place(m), in_place, elsewhere * c.param_bytes)
+        return fresh
 
     def _head_gradients(self, m: MicroBatch) -> Floats:
-        """The root's first gradients, whole until everything else is reduced."""
-        counted_elsewhere = self.replicated | self._added_in_place(m)
-        return np.where(counted_elsewhere, 0.0, self.head_elements) * self.c.param_bytes
+        """The root's first gradients, whole until everything else is reduced.
 
-    def _working(self, gathered: Floats, first: int | None = None) -> Floats:
-        """Gathered parameters (sharded kinds) or low-precision copies (replicated kinds).
-
-        Autocast copies the weights of matmuls. Autograd holds a copy until its backward is over,
-        unless the block recomputes and copies again; `first` blocks are still to come, all of
-        them by default.
+        Gradients that are added in place need no memory of their own, unless the table is tied:
+        then autograd holds the head's gradient until it has the embedding's.
         """
+        c, in_place = self.c, self._added_in_place(m)
+        elements = np.where(in_place, self._tied_elements, self.head_elements)
+        alone = np.where(in_place, self._tied_elements, 0.0) * c.master_bytes
+        return np.where(self.replicated, alone, elements * c.param_bytes)
+
+    @property
+    def _tied_elements(self) -> float:
+        """Elements of the table that embedding and head share; 0 if each has its own."""
+        sizes = [float(p.numel) for p in self.units.root.parameters]
+        return max(sizes, default=0.0) if self.units.tied else 0.0
+
+    def _working(self, gathered: Floats, copied: Floats) -> Floats:
+        """Bytes of gathered parameters (sharded kinds) or of autocast's copies (replicated)."""
         if not self.replicated.any():
             return gathered * self.c.param_bytes
-        kept = self.kept_elements_below[:, -1 if first is None else first]
-        if first is not None and first:
-            kept = kept + self.recomputing_elements[:, first - 1]
-        looked_up = 0.0 if self.units.tied else self.units.embedding_gradient_elements
-        head = self.root - looked_up if first is None else 0.0
-        copies = np.where(self.mixed, kept + head, 0.0)
+        copies = np.where(self.mixed, copied, 0.0)
         return np.where(self.replicated, copies, gathered) * self.c.param_bytes
+
+    # Autocast copies the weights of matmuls and caches the copies until the model's forward
+    # returns, so during it those of all blocks so far are alive, whether they recompute or not.
+    # After it only those are left that autograd has saved: of blocks that do not recompute, and of
+    # the one whose backward runs, which has copied its weights again if it recomputes.
+
+    def _cached_copies(self, blocks: int) -> Floats:
+        """Elements that autocast has copied when the forward has reached this many blocks."""
+        return self.single_elements_below[:, blocks]
+
+    def _saved_copies(self, blocks: int, *, running: bool = False) -> Floats:
+        """Elements autograd holds copies of for these first blocks; the last may be running."""
+        if not running:
+            return self.kept_copies_below[:, blocks]
+        own = self.single_elements_below[:, blocks] - self.single_elements_below[:, blocks - 1]
+        return self.kept_copies_below[:, blocks - 1] + own
+
+    @property
+    def _head_copies(self) -> Floats:
+        """Elements of the root that a matmul reads."""
+        return self.root - (self.units.embedding_gradient_elements - self._tied_elements)
 
     def _post_forward_shards(self, waiting: Floats) -> Floats:
         """An integer reshard keeps a larger shard of each unit between forward and backward."""
@@ -231,8 +259,8 @@ class Step:
         assert best is not None
         return best
 
-    def _around_the_head(self, m: MicroBatch) -> Ledger:
-        """What the end of the forward and the loss have in common.
+    def _around_the_head(self, m: MicroBatch, block_copies: Floats) -> Ledger:
+        """What the end of the forward and the loss have in common, but for autocast's copies.
 
         The loss lies outside the model: the last block's buffer is dropped before it, and the
         backward's first prefetch comes after it.
@@ -241,7 +269,7 @@ class Step:
         gathered = gathered + self._post_forward_shards(self.all_blocks)
         nothing = np.zeros(self.rows)
         return self.ledger(
-            unsharded_parameters=self._working(gathered),
+            unsharded_parameters=self._working(gathered, block_copies + self._head_copies),
             gradients=self._gradients(m, nothing, 0.0),
             unsharded_gradients=self._accumulators(m, nothing),
             activations=self.kept.sum(axis=1) * self.tokens,
@@ -254,25 +282,32 @@ class Step:
         buffer = np.where(self.c.sharded & gathers, size, 0.0)
         before = np.where(self.c.reshard_forward, self._post_forward_shards(below), below)
         nothing = np.zeros(self.rows)
+        gathered = self.root + size + buffer + before
         base = self.ledger(
-            unsharded_parameters=self._working(self.root + size + buffer + before, index + 1),
             gradients=self._gradients(m, nothing, 0.0),
             unsharded_gradients=self._accumulators(m, nothing),
         )
         for single in self._singles_that_can_peak(index):
-            working = self.singles[single].stage.forward_peak.activation_bytes
-            yield base | {"activations": (self.kept_below[:, single] + working) * self.tokens}
+            stage = self.singles[single].stage
+            saving, transient = stage.forward_peak, stage.forward_peak_unsaved or stage.forward_peak
+            working = np.where(
+                self.recomputed[:, single], transient.activation_bytes, saving.activation_bytes
+            )
+            yield base | {
+                "unsharded_parameters": self._working(gathered, self._cached_copies(single + 1)),
+                "activations": (self.kept_below[:, single] + working) * self.tokens,
+            }
 
     def forward(self, m: MicroBatch) -> Iterator[Ledger]:
         """Memory grows from block to block: the last of each kind decides."""
         if not self.units.blocks:
-            yield self._around_the_head(m)
+            yield self._around_the_head(m, self._cached_copies(0))
         last = {id(unit): index for index, unit in enumerate(self.units.blocks)}
         for index in last.values():
             yield from self.block_forward(m, index)
 
     def end_of_forward(self, m: MicroBatch) -> Iterator[Ledger]:
-        ledger = self._around_the_head(m)
+        ledger = self._around_the_head(m, self._cached_copies(len(self.singles)))
         peak = self.head.forward_peak
         # While the head runs, the last block's buffer is still there, and of the logits no more
         # than the head itself makes.
@@ -281,15 +316,17 @@ class Step:
         made = self.c.param_bytes / (np.maximum(self.c.param_bytes, LOSS_BYTES) + LOSS_BYTES)
         yield ledger | {
             "unsharded_parameters": ledger["unsharded_parameters"] + buffer,
-            "activations": ledger["activations"] + self.units.boundary_bytes * self.tokens,
+            "activations": ledger["activations"] + peak.activation_bytes * self.tokens,
             "logits": peak.logit_bytes * made * self.tokens,
         }
+        # The loss lies outside the model's forward, whose cache of copies is gone.
+        ledger = self._around_the_head(m, self._saved_copies(len(self.singles)))
         ledger["activations"] = ledger["activations"] + peak.activation_bytes * self.tokens
         ledger["logits"] = peak.logit_bytes * self.tokens
         yield ledger
 
     def loss_backward(self, m: MicroBatch) -> Iterator[Ledger]:
-        base = self._around_the_head(m)
+        base = self._around_the_head(m, self._saved_copies(len(self.singles)))
         for moment in self.head.backward:
             made = moment.gradient_elements
             new = self._new_gradients(m, self.units.root, made, self.root)
@@ -303,7 +340,7 @@ class Step:
     def steady_backward(self, m: MicroBatch) -> Iterator[Ledger]:
         """The largest instant of any block's backward."""
         if not self.units.blocks:
-            yield self._around_the_head(m)
+            yield self._around_the_head(m, self._saved_copies(0))
         for index in self._blocks_that_can_peak():
             yield from self.block_backward(m, index)
 
@@ -353,10 +390,13 @@ class Step:
         kept_below = self.kept_below[:, self.first_single[index]] * self.tokens
         whole_sums, head = self._accumulators(m, above), self._head_gradients(m)
 
-        # Copied out of the flat buffer it was gathered into.
+        # Copied out of the flat buffer it was gathered into. After an integer reshard it was
+        # gathered from the unit's own larger shard, which is dropped when all is copied out.
         buffer = np.where(c.reshard_forward & c.sharded & (c.shard > 1), size, 0.0)
+        buffer = buffer + self._post_forward_shards(size)
+        saved = self._saved_copies(self.first_single[index + 1])
         yield self.ledger(
-            unsharded_parameters=self._working(others + size + buffer, index + 1),
+            unsharded_parameters=self._working(others + size + buffer, saved),
             gradients=self._gradients(m, above, self.head_elements),
             unsharded_gradients=whole_sums + head,
             reduce_buffers=in_flight + self._all_reduce_inputs(m, above),
@@ -371,10 +411,11 @@ class Step:
             )
             later = self.singles[single + 1 : self.first_single[index + 1]]
             made_before = float(sum(other.numel for other in later))
+            saved = self._saved_copies(single + 1, running=True)
             for moment in stage.backward:
                 made = moment.gradient_elements + made_before
                 yield self.ledger(
-                    unsharded_parameters=self._working(others + size, index + 1),
+                    unsharded_parameters=self._working(others + size, saved),
                     gradients=self._gradients(m, above, made + self.head_elements),
                     unsharded_gradients=whole_sums
                     + head
@@ -390,7 +431,7 @@ class Step:
             size=size,
             done=above,
             gathered=others + self._left_gathered(m, size),
-            copied=index,
+            copied=self._saved_copies(self.first_single[index]),
             head=head,
             activations=kept_below + self.units.boundary_bytes * self.tokens,
         )
@@ -403,7 +444,7 @@ class Step:
         size: Floats,
         done: Floats,
         gathered: Floats,
-        copied: int,
+        copied: Floats,
         head: Floats,
         activations: Floats,
     ) -> Iterator[Ledger]:
@@ -453,12 +494,14 @@ class Step:
         embedding = self.units.embedding_gradient_elements
         # A tied table receives the embedding's gradient beside the head's, and autograd adds the
         # two into a third.
-        table = max((p.numel for p in root.parameters), default=0) if self.units.tied else 0
+        table = self._tied_elements
         in_place = self._added_in_place(m)
-        alone = np.where(in_place, embedding + 2.0 * table, 2.0 * table)
-        fresh = np.where(self.replicated, alone, embedding + table) * c.param_bytes
+        # Autocast leaves the embedding alone: its gradient, and the sum, are of the master dtype.
+        added = embedding if table == 0 else 2.0 * table
+        alone = np.where(in_place, added, 2.0 * table) * c.master_bytes
+        fresh = np.where(self.replicated, alone, (embedding + table) * c.param_bytes)
         yield self.ledger(
-            unsharded_parameters=self._working(self.root + left, 0),
+            unsharded_parameters=self._working(self.root + left, self._saved_copies(0)),
             gradients=self._gradients(m, self.all_blocks, float(root.numel)),
             unsharded_gradients=whole_sums + self._head_gradients(m) + fresh,
             reduce_buffers=np.where(syncs, first, 0.0) * c.reduce_bytes
@@ -471,7 +514,7 @@ class Step:
             size=self.root,
             done=self.all_blocks,
             gathered=left + self._left_gathered(m, self.root),
-            copied=0,
+            copied=self._saved_copies(0),
             head=np.zeros(self.rows),
             activations=np.zeros(self.rows),
         )

@@ -181,6 +181,7 @@ class Graph:
             kernels=len(self.ops),
             kept={policy: self._kept(policy, saves) for policy in POLICIES},
             forward_peak=self._forward_peak(saves),
+            forward_peak_unsaved=self._forward_peak([() for _ in self.ops]),
             backward=prune(moments),
         )
 

@@ -70,6 +70,8 @@ class Stage:
         default_factory=lambda: {policy: Kept(activation_bytes=0.0) for policy in POLICIES}
     )
     forward_peak: Moment = NOTHING
+    # The same under full recompute, when autograd saves nothing; None where it is not known.
+    forward_peak_unsaved: Moment | None = None
     backward: tuple[Moment, ...] = (NOTHING,)
 
     @property
