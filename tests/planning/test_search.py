@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise, product
 
-import numpy as np
 import pytest
 
 from shardwise.planning.batches import batches
 from shardwise.planning.price import price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate, complexity
-from shardwise.planning.search import HEADROOM, LEAST_SHARE, TIE, Search, tightness
+from shardwise.planning.search import HEADROOM, UNSHARDED_GAIN, Search
 from shardwise.planning.space import Space, group_sizes, placements
 from shardwise.predict.estimate import usable_bytes, verdict
 from shardwise.spec.job import Job
@@ -87,10 +86,12 @@ def test_it_finds_what_pricing_everything_finds(
     fastest = max(c.tokens_per_s for c in grid)
     best = found.best()
     assert best is not None
-    allowed = 0.03 if best.strategy.sharded else 1 - LEAST_SHARE
+    allowed = 0.035 if best.strategy.sharded else UNSHARDED_GAIN
     assert best.tokens_per_s >= (1 - allowed) * fastest
     # Before ties are decided, nothing is lost but what the last pass did not look at.
-    assert found.fastest() >= 0.995 * fastest
+    quickest = found.fastest()
+    assert quickest is not None
+    assert quickest.tokens_per_s >= 0.995 * fastest
     # The best of each layout is the best of that layout.
     for candidate in found.layouts():
         rivals = [c.tokens_per_s for c in grid if c.layout == candidate.layout]
@@ -158,42 +159,32 @@ def test_simple_is_counted_by_what_one_has_to_know() -> None:
     ddp = Strategy(kind="ddp").resolve(8, 8)
     zero2, zero3 = (Strategy(kind=kind).resolve(8, 8) for kind in ("zero2", "zero3"))
     hybrid = Strategy(kind="zero3", shard=4).resolve(8, 8)
-    scores = [complexity(s, "none", False) for s in (ddp, zero3, hybrid)]
+    scores = [complexity(s, "none", False) for s in (ddp, zero3)]
     scores += [complexity(hybrid, "full", False), complexity(hybrid, 0.5, False)]
     assert scores == sorted(set(scores))
     assert complexity(zero2, "none", False) == complexity(zero3, "none", False)
+    assert complexity(hybrid, "none", False) == complexity(zero3, "none", False)
 
 
 @pytest.mark.parametrize(
     ("model", "cluster", "batch"),
-    [
-        ("llama-3-70b", "64x8xH100-SXM@400Gbps", 2**23),
-        ("llama-3-8b", "8xH100-SXM", 2**20),
-        ("llama-3-8b", "8xA100-40GB", None),
-    ],
+    [("llama-3-70b", "64x8xH100-SXM@400Gbps", 2**22), ("llama-3-8b", "8xA100-40GB", None)],
 )
-def test_of_a_tie_more_headroom_wins_then_simplicity(
+def test_headroom_decides_only_while_it_is_scarce(
     model: str, cluster: str, batch: int | None
 ) -> None:
+    """Of all rows: nothing with the headroom is 1 % faster, nothing without it 2.5 %."""
     found = Search(problem(model, cluster, 4096, batch)).run()
     best = found.best()
     assert best is not None
-    assert best.strategy.sharded
     columns = found.table.columns
     closest = columns.deviation <= columns.deviation.min() + 1e-9
     rivals = closest & (columns.needed_bytes <= found.limit_bytes)
-    near = rivals & (columns.tokens_per_s >= (1 - TIE) * columns.tokens_per_s[rivals].max())
-    levels = tightness(columns.needed_bytes, found.limit_bytes)
-    mine = found.tightness(best)
-    assert mine == levels[near].min()
-    strategy = best.strategy
-    score = complexity(strategy, strategy.recompute, strategy.accumulate > 1)
-    assert score == columns.complexity[near & (levels == mine)].min()
-
-
-def test_tightness_counts_steps_of_missing_headroom() -> None:
-    needed = np.asarray([0.5, 1 - HEADROOM, 0.81, 0.85, 0.86, 1.0]) * 100
-    assert tightness(needed, 100).tolist() == [0, 0, 1, 1, 2, 4]
+    roomy = rivals & (columns.needed_bytes <= (1 - HEADROOM) * found.limit_bytes)
+    fastest = columns.tokens_per_s[roomy].max()
+    quickest = columns.tokens_per_s[rivals].max()
+    assert found.is_tight(best) == (quickest > 1.025 * fastest)
+    assert best.tokens_per_s >= 0.99 * (quickest if found.is_tight(best) else fastest)
 
 
 def test_what_a_stack_cannot_express_is_never_priced() -> None:

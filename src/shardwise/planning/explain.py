@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
 
 from shardwise.planning.batches import LARGE_BATCH, neighbours
 from shardwise.planning.layout import Layout
@@ -15,6 +14,7 @@ from shardwise.planning.reasons import (
     BatchCapped,
     Compared,
     DataParallelEnds,
+    DecidedBy,
     Difference,
     DoesNotFit,
     LargeBatch,
@@ -25,15 +25,22 @@ from shardwise.planning.reasons import (
     Padding,
     Reason,
     Recomputes,
+    Setting,
     SingleDevice,
     Slack,
     StatesFit,
     StepBatch,
 )
-from shardwise.planning.rows import Candidate
-from shardwise.planning.search import Found, Search
+from shardwise.planning.rows import Candidate, complexity
+from shardwise.planning.search import Found, Search, group_rank
 from shardwise.spec.dtype import DTYPE_BYTES
 
+# Settings that tell two configurations apart besides their layout, and their usual values.
+SETTINGS: tuple[Setting, ...] = (
+    *("recompute", "micro_batch"),
+    *("prefetch", "forward_prefetch", "blocks_per_unit", "grad_sync", "reshard_after_forward"),
+)
+USUAL: dict[Setting, int] = {"prefetch": 1, "forward_prefetch": 0, "blocks_per_unit": 1}
 # Padding below this share is no reason for anything.
 MIN_PADDING = 0.05
 # Throughputs closer than this read as equal.
@@ -48,7 +55,7 @@ def reasons(search: Search, found: Found, winner: Candidate, by_speed: bool = Tr
     `by_speed` is false where the objective is not throughput: then a faster one lost to that.
     """
     problem, units = search.problem, search.units
-    layout = list(_layout(search, found, winner))
+    layout = list(_layout(search, found, winner, by_speed))
     if not by_speed:
         layout = [_lost_to_objective(reason) for reason in layout]
     return [
@@ -69,7 +76,7 @@ def relative(other: Candidate, winner: Candidate) -> float:
     return other.tokens_per_s / winner.tokens_per_s - 1
 
 
-def _layout(search: Search, found: Found, winner: Candidate) -> Iterator[Reason]:
+def _layout(search: Search, found: Found, winner: Candidate, by_speed: bool) -> Iterator[Reason]:
     layout = winner.layout
     if layout.kind == "single":
         yield SingleDevice()
@@ -80,26 +87,28 @@ def _layout(search: Search, found: Found, winner: Candidate) -> Iterator[Reason]
         yield StatesFit(state_bytes=numel * each * (2.0 + search.problem.states))
         sharded = [c for c in found.layouts() if c.strategy.sharded]
         if sharded:
-            yield _compared(found, "sharded", sharded[0], winner)
+            yield _compared(search, found, "sharded", sharded[0], winner)
         return
-    yield from _rival(found, winner, Layout("ddp", 1, search.problem.cluster.devices), "replicated")
+    yield from _rival(
+        search, found, winner, Layout("ddp", 1, search.problem.cluster.devices), "replicated"
+    )
     if layout.kind == "zero3":
-        yield from _rival(found, winner, layout.as_kind("zero2"), "gathered once")
+        yield from _rival(search, found, winner, layout.as_kind("zero2"), "gathered once")
     else:
         rival = found.best(layout.as_kind("zero3"))
         if rival is not None:
-            yield _compared(found, "gathered twice", rival, winner)
-    yield from _groups(search, found, winner)
+            yield _compared(search, found, "gathered twice", rival, winner)
+    yield from _groups(search, found, winner, by_speed)
     yield from _padding(search, winner)
 
 
 def _rival(
-    found: Found, winner: Candidate, layout: Layout, difference: Difference
+    search: Search, found: Found, winner: Candidate, layout: Layout, difference: Difference
 ) -> Iterator[Reason]:
     """How another layout compares, or that it does not fit."""
     best, nearest = found.best(layout), found.nearest.get(layout)
     if best is not None:
-        yield _compared(found, difference, best, winner)
+        yield _compared(search, found, difference, best, winner)
     elif nearest is not None and nearest.needed_bytes > found.limit_bytes:
         yield DoesNotFit(
             strategy=nearest.strategy,
@@ -109,50 +118,72 @@ def _rival(
 
 
 def _compared(
-    found: Found, difference: Difference, other: Candidate, winner: Candidate
+    search: Search, found: Found, difference: Difference, other: Candidate, winner: Candidate
 ) -> Compared:
+    """Another layout, the settings it has and the winner has not, and what decided."""
     throughput = relative(other, winner)
-    names: tuple[Literal["recompute", "micro_batch"], ...] = ("recompute", "micro_batch")
+    own = {name: getattr(winner.strategy, name) for name in SETTINGS}
+    differing = tuple(n for n in SETTINGS if getattr(other.strategy, n) != own[n])
+    unusual = {
+        n: USUAL[n] for n in differing if n in USUAL and getattr(other.strategy, n) != USUAL[n]
+    }
+    needs = False
+    if unusual and throughput < 0:
+        usual = price_one(search.problem, search.units, other.strategy.but(**unusual))
+        needs = usual.needed_bytes > found.limit_bytes
+    gathers = [c.strategy.accumulate for c in (other, winner) if c.layout.kind == "zero3"]
     return Compared(
         difference=difference,
         strategy=other.strategy,
         throughput=throughput,
-        differing=tuple(
-            name
-            for name in names
-            if getattr(other.strategy, name) != getattr(winner.strategy, name)
+        differing=differing,
+        fits_only_so=needs,
+        gathers=2 * gathers[0]
+        if gathers and difference in ("gathered once", "gathered twice")
+        else None,
+        decided_by=(
+            _decided_by(search, found, other, winner) if throughput > MIN_DIFFERENCE else None
         ),
-        decided_by=_decided_by(found, other, winner) if throughput > MIN_DIFFERENCE else None,
     )
 
 
-def _decided_by(
-    found: Found, other: Candidate, winner: Candidate
-) -> Literal["headroom", "simplicity"]:
-    """Why a faster one lost a tie: it leaves less headroom, or is less simple."""
-    tighter = found.tightness(other) > found.tightness(winner)
-    return "headroom" if tighter else "simplicity"
+def _decided_by(search: Search, found: Found, other: Candidate, winner: Candidate) -> DecidedBy:
+    """Which part of the rule decided against a faster one."""
+    tokens, asked = search.problem.job.tokens_per_step, search.problem.job.global_batch or 0
+    away = [abs(tokens(c.strategy) - asked) for c in (other, winner)]
+    if winner.layout.kind == "ddp":
+        return "unsharded"
+    if asked and away[0] > away[1]:
+        return "batch"
+    if found.is_tight(other) and not found.is_tight(winner):
+        return "headroom"
+    score = [
+        complexity(c.strategy, c.strategy.recompute, c.strategy.accumulate > 1)
+        for c in (other, winner)
+    ]
+    return "simplicity" if score[0] > score[1] else "smaller groups"
 
 
-def _groups(search: Search, found: Found, winner: Candidate) -> Iterator[Reason]:
+def _groups(search: Search, found: Found, winner: Candidate, by_speed: bool) -> Iterator[Reason]:
     """Why the shards are spread as they are, and the network at which that changes."""
     layout, cluster = winner.layout, search.problem.cluster
     if cluster.nodes == 1 or cluster.network is None:
         return
-    turn = crossover(search, winner)
+    turn = crossover(search, winner) if by_speed else None
     if winner.strategy.hybrid:
         flat = [c for c in found.layouts() if c.strategy.sharded and not c.strategy.hybrid]
         if flat:
-            yield _compared(found, "over all devices", flat[0], winner)
+            yield _compared(search, found, "over all devices", flat[0], winner)
         else:
-            yield from _rival(found, winner, layout.over_all_devices(), "over all devices")
+            yield from _rival(search, found, winner, layout.over_all_devices(), "over all devices")
     else:
         rivals = [c for c in found.layouts() if c.strategy.hybrid]
         alike = [c for c in rivals if turn and c.layout == turn.choice.layout]
-        # The smallest groups differ most; those near to all devices are the same thing.
-        smallest = min(alike or rivals, key=lambda c: c.layout.shard, default=None)
+        # Groups of one node differ most; those near to all devices are the same thing.
+        node = cluster.devices_per_node
+        smallest = min(alike or rivals, key=lambda c: group_rank(c.layout, node), default=None)
         if smallest is not None:
-            yield _compared(found, "in groups", smallest, winner)
+            yield _compared(search, found, "in groups", smallest, winner)
     if turn:
         yield NetworkCrossover(
             network=_rounded(cluster.network * turn.factor),
@@ -213,7 +244,7 @@ def _batch(search: Search, winner: Candidate) -> Iterator[Reason]:
         yield LargeBatch(tokens=tokens, limit_tokens=LARGE_BATCH)
     elif job.global_batch is None and tokens + devices * job.seq_len > LARGE_BATCH:
         yield BatchCapped(limit_tokens=LARGE_BATCH)
-    if sequences == 1 and devices > 1 and (job.global_batch or tokens >= LARGE_BATCH / 4):
+    if sequences == 1 and devices > 1 and job.global_batch is not None:
         yield DataParallelEnds(devices=devices, tokens=tokens)
 
 

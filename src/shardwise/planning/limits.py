@@ -9,20 +9,20 @@ from shardwise.planning.price import price_one, scaled_network
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import MIN_GAIN, WITH_MORE_MEMORY, Found, Search
+from shardwise.spec.cluster import ClusterSpec
 from shardwise.step import Bottleneck
 
 # A step this much longer counts as slower.
 SLOWDOWN_THRESHOLD = 0.05
-# How far from today's network another is looked for.
-MOST_DOUBLINGS = 6
+# How far from today's network another is looked for: up to four times.
+MOST_DOUBLINGS = 2
 
 
 class Limits(NamedTuple):
     """The binding constraint of a configuration, gains from relaxing each, and slack."""
 
     binding: Bottleneck
-    # Relative gains in tokens/s, re-planned for memory and with the same configuration for the
-    # network.
+    # Relative gains in tokens/s of the fastest that fits: each is planned again.
     twice_network: float
     more_memory: float
     with_memory: Candidate | None
@@ -32,15 +32,20 @@ class Limits(NamedTuple):
     network_slack: float | None
 
 
-def limits_of(problem: Problem, units: Units, found: Found, winner: Candidate) -> Limits:
-    """Relax each constraint in turn and price the gain."""
-    roomier = found.best(memory=WITH_MORE_MEMORY)
-    more_memory = roomier.tokens_per_s / winner.tokens_per_s - 1 if roomier else 0.0
+def limits_of(search: Search, cluster: ClusterSpec, found: Found, winner: Candidate) -> Limits:
+    """Relax each constraint in turn, plan again, and compare with the fastest that fits today.
+
+    `cluster` is the one of the search, or the same with another network.
+    """
+    problem, units = search.problem._replace(cluster=cluster), search.units
+    today, roomier = found.fastest(), found.fastest(memory=WITH_MORE_MEMORY)
+    assert today is not None, "the winner fits"
+    more_memory = roomier.tokens_per_s / today.tokens_per_s - 1 if roomier else 0.0
     moves = winner.strategy.devices > 1
     twice = 0.0
     if moves:
-        faster = price_one(problem, units, winner.strategy, scaled_network(problem.cluster, 2.0))
-        twice = winner.step_s / faster.step_s - 1
+        faster = search.retimed(scaled_network(cluster, 2.0)).fastest()
+        twice = faster.tokens_per_s / today.tokens_per_s - 1 if faster else 0.0
     slack = _network_slack(problem, units, winner) if moves else None
     if twice >= max(MIN_GAIN, more_memory):
         binding: Bottleneck = "bandwidth"
@@ -48,7 +53,7 @@ def limits_of(problem: Problem, units: Units, found: Found, winner: Candidate) -
         binding = "memory" if more_memory >= MIN_GAIN else "compute"
     return Limits(
         binding=binding,
-        twice_network=twice,
+        twice_network=max(twice, 0.0),
         more_memory=max(more_memory, 0.0),
         with_memory=roomier,
         free_bytes=found.limit_bytes - winner.needed_bytes,

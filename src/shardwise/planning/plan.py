@@ -33,6 +33,8 @@ from shardwise.spec.strategy import Strategy
 Objective = Literal["throughput", "memory", "sequence", "money"]
 # The objective "memory" takes the least memory of those with this share of the best throughput.
 FAST_ENOUGH = 0.9
+# Larger differences than this between layouts are no matter of prediction error.
+CLOSE = 0.05
 # Reducing gradients in low precision is worth a tip from this gain on.
 MIN_REDUCE_GAIN = 0.01
 
@@ -89,12 +91,20 @@ class Plan(NamedTuple):
         return html_of(self)
 
     def too_close_to_call(self) -> int:
-        """How many layouts differ from the winner by less than the error of a comparison."""
+        """How many other layouts differ too little from the winner to tell which is faster.
+
+        Layouts on one machine share most errors, so that only small differences count; and what
+        other recomputation costs is certain.
+        """
         if self.winner is None:
             return 0
-        low, high = self.comparison
-        speeds = [c.tokens_per_s / self.winner.tokens_per_s for c in self.layouts]
-        return sum(1 for speed in speeds if 1 + low <= speed <= 1 + high)
+        low, high = max(self.comparison[0], -CLOSE), min(self.comparison[1], CLOSE)
+        return sum(
+            1 + low <= c.tokens_per_s / self.winner.tokens_per_s <= 1 + high
+            for c in self.layouts
+            if c.layout != self.winner.layout
+            and c.strategy.recompute == self.winner.strategy.recompute
+        )
 
     def cost(self, candidate: Candidate) -> Cost:
         """Time, device-hours and money of the budget's tokens, or of a billion."""
@@ -207,7 +217,7 @@ def make_plan(
     if objective == "memory" and winner is not None:
         winner, aim = _least_memory(found)
     units = search.units
-    limits = limits_of(problem, units, found, winner) if winner else None
+    limits = limits_of(search, problem.cluster, found, winner) if winner else None
     return Plan(
         problem=problem,
         units=units,
@@ -240,7 +250,9 @@ def make_plan(
 
 
 def _least_memory(found: Found) -> tuple[Candidate, LeastMemory]:
-    fastest = found.fastest()
+    best = found.fastest()
+    assert best is not None, "something fits"
+    fastest = best.tokens_per_s
     winner = found.smallest(FAST_ENOUGH * fastest)
     assert winner is not None, "the fastest is fast enough"
     return winner, LeastMemory(

@@ -63,6 +63,16 @@ class DoesNotFit(Reason):
     usable_bytes: int
 
 
+Setting = Literal[
+    "recompute",
+    "micro_batch",
+    "prefetch",
+    "forward_prefetch",
+    "blocks_per_unit",
+    "grad_sync",
+    "reshard_after_forward",
+]
+DecidedBy = Literal["objective", "batch", "headroom", "simplicity", "smaller groups", "unsharded"]
 Difference = Literal[
     "replicated", "sharded", "gathered once", "gathered twice", "over all devices", "in groups"
 ]
@@ -75,10 +85,14 @@ class Compared(Reason):
     difference: Difference
     strategy: Strategy
     throughput: float
-    # Settings it must take to fit where the chosen one need not.
-    differing: tuple[Literal["recompute", "micro_batch"], ...] = ()
-    # What decided against it, where its speed did not.
-    decided_by: Literal["objective", "headroom", "simplicity"] | None = None
+    # Settings that differ from those of the chosen one.
+    differing: tuple[Setting, ...] = ()
+    # Whether it does not fit with the usual prefetch and blocks per unit.
+    fits_only_so: bool = False
+    # How often per step ZeRO-3 gathers the parameters, where that is the difference.
+    gathers: int | None = None
+    # The part of the rule that decided against it, where its speed did not.
+    decided_by: DecidedBy | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

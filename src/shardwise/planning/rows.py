@@ -22,7 +22,6 @@ def complexity(strategy: Strategy, recompute: Recompute, accumulates: bool) -> i
     return sum(
         (
             strategy.sharded,
-            strategy.hybrid,
             accumulates,
             strategy.kind == "zero1",
             not isinstance(strategy.reshard_after_forward, bool),

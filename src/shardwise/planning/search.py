@@ -34,18 +34,18 @@ REFINED = 24
 REFINED_PLACEMENTS = 32
 REFINED_SHARE = 0.85
 MICRO_BATCHES_BETWEEN = 6
-# Throughputs closer than this are a tie: more headroom wins, then simplicity.
-TIE = 0.025
+# The rule of the choice. A configuration that leaves less than HEADROOM of the usable memory free
+# has to be more than TIGHT_GAIN faster than those that leave it. Of those within TIE of the
+# fastest, the simpler wins, then the smaller group of whole nodes.
+HEADROOM = 0.1
+TIGHT_GAIN = 0.025
+TIE = 0.01
 # A gain below this changes nothing: not the batch, not what limits a run.
 MIN_GAIN = 0.03
-# Not sharding at all is so much simpler that it may be this much slower than what would be chosen
-# otherwise, well within the error of any prediction; never below LEAST_SHARE of the fastest.
-UNSHARDED_TIE = 0.08
-LEAST_SHARE = 0.9
-# Of a tie, those that leave this share of the usable memory free are preferred; tighter ones are
-# compared in steps.
-HEADROOM = 0.2
-HEADROOM_STEP = 0.05
+# Not sharding at all is so much simpler that sharding has to be more than this much faster.
+UNSHARDED_GAIN = 0.1
+# Lower-memory options differ by at least this share of the usable memory.
+MEMORY_STEP = 0.05
 
 
 class Nearest(NamedTuple):
@@ -67,63 +67,61 @@ class Found(NamedTuple):
     considered: int
     fitting: int
     limit_bytes: int
+    devices_per_node: int
 
     def best(
         self, layout: Layout | None = None, *, kind: Kind | None = None, memory: float = 1.0
     ) -> Candidate | None:
         """The choice among all rows, or among those of one layout or kind.
 
-        Of those within TIE of the fastest, more headroom wins, then simplicity. A batch other than
-        the closest needs a gain of MIN_GAIN. Where nothing needs to be sharded and little is lost,
-        nothing is. `memory` is what it may take, as a multiple of the usable memory.
+        The fastest wins, but for headroom, simplicity and small groups, as the constants above
+        say. A batch other than the closest needs a gain of MIN_GAIN. `memory` is what it may take,
+        as a multiple of the usable memory.
         """
         rows = self._rows(layout, kind, memory)
         if not len(rows):
             return None
-        choice = self._preferred(rows)
+        choice = self._preferred(rows, memory)
         if layout is None and kind is None and choice.strategy.sharded:
-            return self._unsharded(rows, choice) or choice
+            return self._unsharded(rows, choice, memory) or choice
         return choice
 
-    def _unsharded(self, rows: Ints, choice: Candidate) -> Candidate | None:
-        """DDP, where it is nearly as fast as the choice and leaves as much headroom."""
-        columns = self.table.columns
-        room = tightness(columns.needed_bytes[rows], self.limit_bytes) <= self.tightness(choice)
-        roomy = np.intersect1d(rows[room], self._rows(None, "ddp", WITH_MORE_MEMORY))
-        if not len(roomy):
+    def _unsharded(self, rows: Ints, choice: Candidate, memory: float) -> Candidate | None:
+        """DDP, unless sharding is UNSHARDED_GAIN faster or leaves headroom that DDP lacks."""
+        unsharded = np.intersect1d(rows, self._rows(None, "ddp", memory))
+        if not len(unsharded):
             return None
-        found = self._preferred(roomy, tie=0.01)
-        least = max(
-            (1 - UNSHARDED_TIE) * choice.tokens_per_s,
-            LEAST_SHARE * float(columns.tokens_per_s[rows].max()),
-        )
-        return found if found.tokens_per_s >= least else None
+        found = self._preferred(unsharded, memory)
+        if self.is_tight(found) and not self.is_tight(choice):
+            return None
+        fastest = float(self.table.columns.tokens_per_s[rows].max())
+        return found if found.tokens_per_s * (1 + UNSHARDED_GAIN) >= fastest else None
 
-    def _preferred(self, rows: Ints, tie: float = TIE) -> Candidate:
+    def _preferred(self, rows: Ints, memory: float = 1.0) -> Candidate:
         columns = self.table.columns
         speed = columns.tokens_per_s
         closest = rows[columns.deviation[rows] <= columns.deviation.min() + 1e-9]
         if len(closest) and speed[closest].max() * (1 + MIN_GAIN) >= speed[rows].max():
             rows = closest
-        rows = rows[speed[rows] >= (1 - tie) * speed[rows].max()]
-        order = np.lexsort(
-            (
-                -speed[rows],
-                columns.deviation[rows],
-                columns.complexity[rows],
-                tightness(columns.needed_bytes[rows], self.limit_bytes),
-            )
-        )
+        allowed = self.limit_bytes * max(memory, 1.0) * (1 - HEADROOM)
+        roomy = rows[columns.needed_bytes[rows] <= allowed]
+        if len(roomy) and speed[rows].max() <= (1 + TIGHT_GAIN) * speed[roomy].max():
+            rows = roomy
+        rows = rows[speed[rows] >= (1 - TIE) * speed[rows].max()]
+        groups = np.asarray([group_rank(one, self.devices_per_node) for one in self.table.layouts])
+        order = np.lexsort((-speed[rows], groups[columns.layout[rows]], columns.complexity[rows]))
         return self.table.candidate(int(rows[order[0]]))
 
-    def tightness(self, candidate: Candidate) -> int:
-        """Steps of usable memory that a candidate misses of the wanted headroom."""
-        return int(tightness(np.asarray(candidate.needed_bytes), self.limit_bytes))
+    def is_tight(self, candidate: Candidate) -> bool:
+        """Whether a candidate leaves less than the wanted headroom."""
+        return candidate.needed_bytes > (1 - HEADROOM) * self.limit_bytes
 
-    def fastest(self) -> float:
-        """Tokens per second of the fastest row that fits; 0 where none does."""
-        rows = self._rows(None, None, 1.0)
-        return float(self.table.columns.tokens_per_s[rows].max()) if len(rows) else 0.0
+    def fastest(self, memory: float = 1.0) -> Candidate | None:
+        """The fastest row, whatever its headroom, simplicity or batch."""
+        rows = self._rows(None, None, memory)
+        if not len(rows):
+            return None
+        return self.table.candidate(int(rows[self.table.columns.tokens_per_s[rows].argmax()]))
 
     def smallest(self, at_least: float) -> Candidate | None:
         """The one that takes the least memory of those with at least this many tokens/s."""
@@ -143,9 +141,7 @@ class Found(NamedTuple):
         needed = winner.needed_bytes
         while len(found) < most and self.limit_bytes:
             # Steps of a few percent of the device, so that neighbours differ in earnest.
-            memory = min(
-                needed / self.limit_bytes - HEADROOM_STEP, 0.85 * needed / self.limit_bytes
-            )
+            memory = min(needed / self.limit_bytes - MEMORY_STEP, 0.85 * needed / self.limit_bytes)
             rows = self._rows(None, None, memory)
             if not len(rows):
                 break
@@ -178,11 +174,10 @@ class Found(NamedTuple):
         return rows
 
 
-def tightness(needed: Floats, limit: float) -> Ints:
-    """Steps of usable memory that rows miss of the wanted headroom; 0 where they have it."""
-    missing = needed / max(limit, 1) - (1 - HEADROOM)
-    found: Ints = np.ceil(np.maximum(missing, 0.0) / HEADROOM_STEP - 1e-9).astype(np.int64)
-    return found
+def group_rank(layout: Layout, devices_per_node: int) -> int:
+    """Orders groups: whole nodes first, the smaller the better, then parts of a node."""
+    whole = layout.shard >= devices_per_node or layout.shard == 1
+    return layout.shard if whole else 2**40 - layout.shard
 
 
 class Search:
@@ -216,7 +211,8 @@ class Search:
         return self._found(self.table)
 
     def _found(self, table: Table) -> Found:
-        return Found(table, self.nearest, self.considered, self.fitting, self.limit)
+        node = self.problem.cluster.devices_per_node
+        return Found(table, self.nearest, self.considered, self.fitting, self.limit, node)
 
     def _empty_table(self) -> Table:
         job = self.problem.job

@@ -81,15 +81,15 @@ def point(
         return _fixed_point(problem, value, fixed)
     search = Search(problem, space)
     found = search.run()
-    return _best_point(problem, value, search.units, found)
+    return _best_point(problem, value, search, found)
 
 
-def _best_point(problem: Problem, value: str, units: Units, found: Found) -> Point:
+def _best_point(problem: Problem, value: str, search: Search, found: Found) -> Point:
     best = found.best()
     if best is None:
         return Point(value, problem, None, None, "memory")
-    limits = limits_of(problem, units, found, best)
-    return Point(value, problem, best, mfu_of(problem, units, best), limits.binding)
+    limits = limits_of(search, problem.cluster, found, best)
+    return Point(value, problem, best, mfu_of(problem, search.units, best), limits.binding)
 
 
 def _fixed_point(problem: Problem, value: str, fixed: Strategy) -> Point:
@@ -128,7 +128,7 @@ class Points:
             self._search = Search(changed, QUICK)
             self._search.run()
         found = self._search.retimed(changed.cluster)
-        return _best_point(changed, value, self._search.units, found)
+        return _best_point(changed, value, self._search, found)
 
 
 def study(

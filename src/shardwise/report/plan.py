@@ -7,7 +7,7 @@ from textwrap import fill
 from rich.console import Console
 from rich.text import Text
 
-from shardwise.planning.plan import Plan
+from shardwise.planning.plan import CLOSE, Plan
 from shardwise.planning.reasons import LeastMemory, RiskyAlternative, StepBatch
 from shardwise.planning.rows import Candidate
 from shardwise.report.estimate import not_compared, print_ways
@@ -21,13 +21,19 @@ from shardwise.report.money import (
     tokens_words,
 )
 from shardwise.report.reasons import (
-    TIE_WORDS,
     plan_tips,
     reason_words,
+    rule_words,
     speed_words,
 )
 from shardwise.report.screen import screen
-from shardwise.report.strategy import batch_words, configuration_words, recompute_cell, shorthand
+from shardwise.report.strategy import (
+    batch_words,
+    configuration_words,
+    recompute_cell,
+    shorthand,
+    unusual_settings,
+)
 from shardwise.report.table import Cell, Column, Table, terminal_table
 from shardwise.report.words import percent, span
 from shardwise.spec.quantity import GIB, show_count, show_seconds
@@ -64,7 +70,7 @@ def print_plan(plan: Plan, *, top: int, written: str | None, command: str) -> No
         out.print(terminal_table(sizes_table(plan.size_choice.sizes, plan.budget, chosen)))
     _heading(out, "Layouts compared")
     out.print(terminal_table(layouts_table(plan, top)))
-    _print_notes(out, plan)
+    _print_notes(out, plan, top)
     _print_lower_memory(out, plan)
     _heading(
         out, f"Start (written to {written})" if written else "Start (write it with -o run.toml)"
@@ -187,7 +193,9 @@ def _add(
     step = Cell(candidate.step_s) if candidate else Cell(None, "does not fit")
     table.add(
         rank,
-        shorthand(strategy),
+        Cell(
+            shorthand(strategy), shorthand(strategy) + ("*" if unusual_settings(strategy) else "")
+        ),
         Cell(strategy.micro_batch, batch_words(strategy)),
         strategy.accumulate,
         Cell(strategy.recompute, recompute_cell(strategy, plan.units.blocks)),
@@ -202,13 +210,28 @@ def _add(
     )
 
 
-def _print_notes(out: Console, plan: Plan) -> None:
+def unusual_words(plan: Plan, top: int) -> str:
+    """The settings of rows that the table marks; empty where it marks none."""
+    notes = [
+        f"row {number}: {unusual_settings(c.strategy).replace(' · ', ', ')}"
+        for number, c in enumerate(ranked(plan, top), start=1)
+        if unusual_settings(c.strategy)
+    ]
+    return f"* {'; '.join(notes)}." if notes else ""
+
+
+def _print_notes(out: Console, plan: Plan, top: int) -> None:
+    marked = unusual_words(plan, top)
+    if marked:
+        out.print(marked)
     now = next((b for b in plan.baselines if b.name == "now"), None)
     if now is not None and plan.winner is not None and now.strategy == plan.winner.strategy:
         out.print("Row 1 is the current configuration.")
     alike = plan.too_close_to_call()
-    if alike > 1:
-        out.print(alike_words(plan, alike))
+    if alike:
+        out.print(alike_words(alike))
+    if len(plan.layouts) > 1 and plan.objective != "memory":
+        out.print(rule_words(plan))
     out.print(
         f"{plan.considered:,} configurations priced, {plan.fitting:,} fit." + _rejected(plan),
         style="dim",
@@ -217,13 +240,12 @@ def _print_notes(out: Console, plan: Plan) -> None:
         out.print(tip, style="dim")
 
 
-def alike_words(plan: Plan, alike: int) -> str:
-    """How many layouts cannot be told apart, and what decided between them."""
-    low, high = plan.comparison
-    rule = f" {TIE_WORDS}" if plan.objective != "memory" else ""
+def alike_words(alike: int) -> str:
+    """How many layouts cannot be told apart from the recommended one."""
     return (
-        f"{alike} layouts are too close to call (differences below prediction error, "
-        f"{low:+.0%} to {high:+.0%}).{rule}"
+        f"{alike} other layout{'s' if alike > 1 else ''} with the same recompute "
+        f"{'are' if alike > 1 else 'is'} within {percent(CLOSE)} of the recommended one: too close "
+        "to call."
     )
 
 

@@ -32,9 +32,14 @@ from shardwise.planning.reasons import (
     StatesFit,
     StepBatch,
 )
-from shardwise.planning.search import TIE
+from shardwise.planning.search import HEADROOM, MIN_GAIN, TIE, TIGHT_GAIN, UNSHARDED_GAIN
 from shardwise.report.memory_words import shortfall_words, show_memory
-from shardwise.report.strategy import KIND_NAMES, configuration_words, layout_words
+from shardwise.report.strategy import (
+    KIND_NAMES,
+    configuration_words,
+    layout_words,
+    unusual_settings,
+)
 from shardwise.report.words import percent
 from shardwise.spec.quantity import show_count, show_seconds, write_rate
 from shardwise.spec.strategy import Strategy, show_recompute
@@ -104,15 +109,21 @@ def _compared(reason: Compared, blocks: int | None) -> str:
     what = {
         "replicated": layout,
         "sharded": layout,
-        "gathered once": f"{layout} gathers parameters once per step instead of twice, but",
-        "gathered twice": f"{layout} gathers parameters again for the backward and",
+        "gathered once": f"{layout} gathers parameters once per step instead of "
+        f"{_gathers(reason)}, but",
+        "gathered twice": f"{layout} gathers parameters {_gathers(reason)} instead of once per "
+        "step and",
         "over all devices": f"{layout} over all {reason.strategy.devices} devices",
         "in groups": layout,
     }[reason.difference]
     if reason.throughput > 0 and what.endswith(" but"):
         what = what.removesuffix(", but") + " and"
-    predicted = "predicted " if reason.decided_by in ("headroom", "simplicity") else ""
-    told = f"{what} is {predicted}{speed_words(reason.throughput)}{_differing(reason, blocks)}"
+    settings = _differing(reason, blocks)
+    if reason.fits_only_so:
+        told = f"{what} fits only with {settings}, then is {speed_words(reason.throughput)}"
+    else:
+        told = f"{what} is {speed_words(reason.throughput)}"
+        told += f" (with {settings})" if settings else ""
     if reason.decided_by is not None:
         told += _DECIDED_BY[reason.decided_by]
     return f"{told}."
@@ -120,20 +131,30 @@ def _compared(reason: Compared, blocks: int | None) -> str:
 
 _DECIDED_BY = {
     "objective": ", but needs more memory",
-    "headroom": ", within prediction error, and the recommended one leaves more headroom",
-    "simplicity": ", within prediction error, and the recommended one is simpler",
+    "batch": ", but its batch is farther from the one asked for",
+    "headroom": f", but leaves less than {percent(HEADROOM)} of usable memory free",
+    "simplicity": ", and the recommended one is simpler",
+    "smaller groups": ", and the recommended one has smaller groups",
+    "unsharded": f"; DDP is preferred unless sharding is more than {percent(UNSHARDED_GAIN)} "
+    "faster",
 }
 
 
+def _gathers(reason: Compared) -> str:
+    if reason.gathers is None or reason.gathers == 2:
+        return "twice"
+    return f"twice per micro-batch ({reason.gathers} times per step)"
+
+
 def _differing(reason: Compared, blocks: int | None) -> str:
-    """The settings with which another layout fits."""
+    """The settings of another layout that the recommended one has not."""
     strategy = reason.strategy
-    parts = {
-        "recompute": _recompute_setting(strategy, blocks),
-        "micro_batch": f"micro-batch {strategy.micro_batch}",
-    }
-    told = ", ".join(parts[name] for name in reason.differing)
-    return f" (with {told})" if told else ""
+    parts = [
+        _recompute_setting(strategy, blocks) if "recompute" in reason.differing else "",
+        f"micro-batch {strategy.micro_batch}" if "micro_batch" in reason.differing else "",
+        unusual_settings(strategy).replace(" · ", ", "),
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def _recompute_setting(strategy: Strategy, blocks: int | None) -> str:
@@ -352,5 +373,21 @@ _WORDS: dict[type[Reason], Callable[[Any, int | None], str]] = {
     LeastMemory: _least_memory,
 }
 
-# Ties are stated once, under the table.
-TIE_WORDS = f"Within {percent(TIE, 1)} of the fastest, more headroom wins, then simplicity."
+
+def rule_words(plan: Plan) -> str:
+    """The rule that chose, with the parts of it that only some plans need."""
+    winner, tokens = plan.winner, plan.problem.job.tokens_per_step
+    assert winner is not None
+    rule = (
+        f"Rule: the fastest wins; one that leaves less than {percent(HEADROOM)} of usable memory "
+        f"free must be more than {percent(TIGHT_GAIN, 1)} faster. Within {percent(TIE)}, the "
+        "simpler wins, then the smaller group of whole nodes."
+    )
+    if any(tokens(c.strategy) != tokens(winner.strategy) for c in plan.layouts):
+        rule += (
+            f" A batch farther from the one asked for must be more than {percent(MIN_GAIN)} faster."
+        )
+    faster = any(c.tokens_per_s > winner.tokens_per_s for c in plan.layouts)
+    if winner.layout.kind == "ddp" and faster:
+        rule += f" DDP wins unless sharding is more than {percent(UNSHARDED_GAIN)} faster."
+    return rule

@@ -58,6 +58,16 @@ def configuration_words(
     )
 
 
+def unusual_settings(strategy: Strategy) -> str:
+    """Settings other than batch and recomputation that are not the usual ones; may be empty."""
+    return _joined(
+        _reshard(strategy),
+        _prefetch(strategy),
+        _blocks_per_unit(strategy),
+        _gradient_sync(strategy),
+    )
+
+
 def run_words(run: RunSpec) -> str:
     """Everything about a run that is not its model or its cluster, in one line."""
     strategy, job = run.strategy, run.job

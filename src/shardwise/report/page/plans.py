@@ -42,7 +42,7 @@ def plan_section(plan: Plan) -> Markup | None:
         for b in plan.baselines if b.candidate is None
     ]  # fmt: skip
     alike = plan.too_close_to_call()
-    note = f"{alike_words(plan, alike)} " if alike > 1 else ""
+    note = f"{alike_words(alike)} " if alike else ""
     head: list[Content] = [
         fragment("layout ", badge("predicted")),
         *("batch", "recompute", "step", "tokens/s", "MFU", "memory"),
