@@ -9,7 +9,8 @@ smallest settings (full recompute, least prefetch, one block per unit) do not.
 
 Printed: the throughput of each plan relative to the best of brute force (the MFU ratio, because
 both train the same model), the worst of all jobs, and jobs that brute force fits and the plan does
-not. Models have few blocks so that 500 jobs take minutes; their widths are those of real ones.
+not; with --json, a line per job as soon as it is done. Models have few blocks so that 500 jobs take
+minutes; their widths are those of real ones.
 """
 
 from __future__ import annotations
@@ -203,13 +204,16 @@ def main() -> None:
     options = parser.parse_args()
     first, step = (int(number) for number in options.part.split("/"))
     problems = random_problems(options.jobs, options.seed)[first::step]
-    outcomes = [compare(problem) for problem in problems]
+    outcomes = []
+    for problem in problems:
+        outcomes.append(compare(problem))
+        if options.json:
+            print(json.dumps(outcomes[-1]._asdict()), flush=True)
+    if options.json:
+        return
     ratios = sorted((o.ratio, o) for o in outcomes if o.ratio is not None)
     failed = [o for o in outcomes if o.failed]
     below = [o for ratio, o in ratios if ratio < 1 - ALLOWED]
-    if options.json:
-        print(json.dumps([outcome._asdict() for outcome in outcomes], indent=2))
-        return
     nothing = sum(o.ratio is None and not o.failed for o in outcomes)
     print(f"{len(outcomes)} jobs, {sum(o.rows for o in outcomes):,} configurations by brute force")
     print(f"nothing fits, by brute force or plan: {nothing}")
