@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,6 +32,9 @@ from shardwise.cli.output import (
     print_table,
 )
 from shardwise.cli.values import lowered
+
+if TYPE_CHECKING:
+    from shardwise.spec.run import RunSpec
 
 
 class Goal(StrEnum):
@@ -133,10 +136,11 @@ def plan(
     elif form is not Format.screen:
         print_table(plan_table(found, top), form)
     else:
-        command = start_command(found.problem.cluster, output or Path("run.toml"))
+        start = start_command(found.problem.cluster, output or Path("run.toml"))
+        command = None if for_stack else start
         print_plan(found, top=top, written=str(output) if output else None, command=command)
         if for_stack and chosen is not None:
-            _print_for_stack(lowered(for_stack) or "", output)
+            _print_for_stack(chosen, lowered(for_stack) or "", output)
         if more is not None:
             screen().print("\n" + deadline_words(more, found.problem))
     _print_unsupported(current)
@@ -144,12 +148,18 @@ def plan(
         raise typer.Exit(1)
 
 
-def _print_for_stack(stack: str, output: Path | None) -> None:
-    """Say whose figures these are, and how to write the plan for the stack."""
-    typer.echo(f"Planned for {stack}, which runs every configuration above as shown.")
+def _print_for_stack(run: RunSpec, stack: str, output: Path | None) -> None:
+    """Say whose figures these are, and how to write the plan for the stack and start it."""
+    from shardwise.stacks.write.exports import export_run
+
+    typer.echo(f"\nPlanned for {stack}, which runs every configuration above as shown.")
+    dtype = run.strategy.reduce_dtype
+    if dtype != "fp32":
+        typer.echo(f"{stack} reduces gradients in {dtype}: this changes the arithmetic.")
     written = output or Path("run.toml")
     first = "Export it:" if output else f"Write it with -o {written}, then export it:"
     typer.echo(f"{first} shardwise export {written} --to {stack}")
+    typer.echo(f"Start it: {export_run(run, stack).command}")
 
 
 def _print_unsupported(current: Path | None) -> None:

@@ -63,7 +63,8 @@ def batches(
         most = (job.global_batch or 0) // job.seq_len
         raise SpecError(
             f"job.global_batch: {job.global_batch:,} tokens are fewer than one sequence on every "
-            f"device ({least:,}); raise it, shorten the sequences, or use at most {most:,} devices"
+            f"device ({least:,}); raise it, shorten the sequences, or use at most {most:,} devices "
+            "at one sequence each: beyond that, tensor, context or pipeline parallelism is needed"
         )
     largest = min(math.ceil(wanted * (1 + tolerance)), LARGEST_MICRO_BATCH)
     found = [_closest(size, wanted) for size in micro_batches or range(1, largest + 1)]

@@ -9,6 +9,7 @@ from shardwise.planning.problem import Problem
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space
+from shardwise.predict.time import error_interval
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.record import SpecError
 
@@ -82,6 +83,12 @@ class Budget(NamedTuple):
             device_hours=hours,
             money=None if price is None else hours * price,
         )
+
+    def upper_s(self, tokens_per_s: float, cluster: ClusterSpec) -> float | None:
+        """Seconds at the upper end of the 90 % interval; None without a number of tokens."""
+        if self.tokens is None:
+            return None
+        return self.tokens / tokens_per_s * (1 + error_interval(cluster)[1])
 
     def in_time(self, tokens_per_s: float) -> bool:
         """Whether all tokens are done by the deadline; true without one."""

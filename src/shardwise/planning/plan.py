@@ -181,6 +181,7 @@ def check(problem: Problem) -> None:
         known = ", ".join(cluster.device.peak) or "none"
         raise SpecError(
             f"precision: {cluster.device.name} has no known peak for {dtype}; known are {known}"
+            + ("; use --precision fp16" if "fp16" in cluster.device.peak else "")
         )
 
 

@@ -40,8 +40,16 @@ def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str
         f"{show_money(cost.money)} at {price:g} per device-hour" if cost.money is not None else "",
     ]
     sentence = f"Cost of {tokens_words(budget)}: {', '.join(part for part in parts if part)}."
-    if budget.deadline_s is not None and not budget.in_time(tokens_per_s):
-        sentence += f" Misses the deadline of {show_long(budget.deadline_s)}."
+    if budget.deadline_s is None or cost.seconds is None:
+        return sentence
+    deadline, upper = show_long(budget.deadline_s), budget.upper_s(tokens_per_s, cluster) or 0.0
+    if not budget.in_time(tokens_per_s):
+        sentence += f" Misses the deadline of {deadline}."
+    elif upper > budget.deadline_s:
+        sentence += (
+            f" Deadline of {deadline}: met by the estimate ({show_long(cost.seconds)}), not by the "
+            f"upper end of the 90% interval ({show_long(upper)})."
+        )
     return sentence
 
 

@@ -43,8 +43,11 @@ _LOWER_MEMORY = 3
 _NEVER_FIT = 4
 
 
-def print_plan(plan: Plan, *, top: int, written: str | None, command: str) -> None:
-    """Print at most 80 columns. `written` is the run.toml that was made, if one was."""
+def print_plan(plan: Plan, *, top: int, written: str | None, command: str | None) -> None:
+    """Print at most 80 columns. `written` is the run.toml that was made, if one was.
+
+    `command` starts the run; None where another stack does.
+    """
     out = screen()
     problem = plan.problem
     out.print(
@@ -72,6 +75,8 @@ def print_plan(plan: Plan, *, top: int, written: str | None, command: str) -> No
     out.print(terminal_table(layouts_table(plan, top)))
     _print_notes(out, plan, top)
     _print_lower_memory(out, plan)
+    if command is None:
+        return
     _heading(
         out, f"Start (written to {written})" if written else "Start (write it with -o run.toml)"
     )
@@ -149,7 +154,7 @@ def layouts_table(plan: Plan, top: int) -> Table:
         (
             Column("rank", "", left=True),
             Column("layout", "layout", left=True),
-            Column("micro_batch", "batch"),
+            Column("micro_batch", "micro × accum"),
             Column("accumulate", "accumulation", on_screen=False),
             Column("recompute", "recompute", left=True),
             Column("blocks_per_unit", "blocks per unit", on_screen=False),
@@ -212,10 +217,14 @@ def _add(
 
 def unusual_words(plan: Plan, top: int) -> str:
     """The settings of rows that the table marks; empty where it marks none."""
+    rows: dict[str, list[str]] = {}
+    for number, candidate in enumerate(ranked(plan, top), start=1):
+        settings = unusual_settings(candidate.strategy).replace(" · ", ", ")
+        if settings:
+            rows.setdefault(settings, []).append(str(number))
     notes = [
-        f"row {number}: {unusual_settings(c.strategy).replace(' · ', ', ')}"
-        for number, c in enumerate(ranked(plan, top), start=1)
-        if unusual_settings(c.strategy)
+        f"row{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}: {settings}"
+        for settings, numbers in rows.items()
     ]
     return f"* {'; '.join(notes)}." if notes else ""
 

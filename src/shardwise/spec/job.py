@@ -35,6 +35,14 @@ class Job(Record):
             return strategy
         per_micro_batch = self.seq_len * strategy.micro_batch * strategy.devices
         accumulate = int(self.global_batch / per_micro_batch + 0.5)
+        if accumulate < 1 and strategy.micro_batch == 1:
+            most = self.global_batch // self.seq_len
+            raise SpecError(
+                f"job.global_batch: {self.global_batch:,} tokens are less than half of one "
+                f"micro-batch on every device ({per_micro_batch:,} tokens); use at most {most:,} "
+                "devices at one sequence each: beyond that, tensor, context or pipeline "
+                "parallelism is needed"
+            )
         if accumulate < 1:
             raise SpecError(
                 f"job.global_batch: {self.global_batch:,} tokens are less than half of one "
