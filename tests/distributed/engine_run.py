@@ -50,7 +50,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         if isinstance(v, torch.Tensor) and v.numel() > 1
     ]
     result: dict[str, Any] = {
-        "collectives": {f"{op}/{size}": tuple(n) for (op, size), n in counter.found.items()},
+        "collectives": {f"{op}/{size}": tuple(n) for (op, size), n in counter.counts.items()},
         "parameter_bytes": sum(local(p).nbytes for p in module.parameters()),
         "optimizer_bytes": sum(s.nbytes for s in states),
     }

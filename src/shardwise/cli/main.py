@@ -148,6 +148,8 @@ def sentences(error: Exception) -> list[str]:
         return error.problems
     if isinstance(error, OSError) and error.filename:
         return [f"{error.filename}: {error.strerror or error}"]
+    if isinstance(error, OSError) and error.strerror:
+        return [f"cannot read or write: {error.strerror}"]
     what = " ".join(str(error).split())
     kind = type(error).__name__
     return [

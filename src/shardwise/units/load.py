@@ -23,9 +23,9 @@ def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
     if problem:
         raise SpecError(problem)
     source = model.factory if isinstance(model, ModuleRef) else model.name
-    with progress_line(f"Tracing {source} on the meta device …"):
-        from shardwise.units.module import traced_units
+    from shardwise.units.module import traced_units
 
+    with progress_line(f"Tracing {source} on the meta device …"):
         return traced_units(model, seq_len, dtype, autocast)
 
 
