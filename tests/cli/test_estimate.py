@@ -303,7 +303,7 @@ def test_a_reader_that_goes_away_and_a_disk_that_is_full() -> None:
     )
     # A full disk is no wrong input, and the answer is not known to be yes.
     assert full.returncode == 1
-    assert full.stderr.splitlines() == ["error: cannot read or write: No space left on device"]
+    assert full.stderr.splitlines() == ["error: cannot write: No space left on device"]
 
 
 def test_a_terminal_without_unicode() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
@@ -148,8 +149,8 @@ def sentences(error: Exception) -> list[str]:
         return error.problems
     if isinstance(error, OSError) and error.filename:
         return [f"{error.filename}: {error.strerror or error}"]
-    if isinstance(error, OSError) and error.strerror:
-        return [f"cannot read or write: {error.strerror}"]
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return [f"cannot write: {error.strerror}"]
     what = " ".join(str(error).split())
     kind = type(error).__name__
     return [
