@@ -79,29 +79,25 @@ def test_a_model_that_fits_no_device_is_sharded_and_told_why() -> None:
 BATCH = {"global_batch": 64 * 4096 * 16}
 
 
-def test_a_slow_network_moves_the_choice_to_groups_at_the_bandwidth_it_names() -> None:
-    """The explanation of the fast cluster names the network below which groups are chosen."""
-    fast = plan("llama-3-8b", "8x8xH100-SXM@400Gbps", **BATCH)
-    assert not winner(fast).strategy.hybrid
-    (turn,) = reasons(fast, NetworkCrossover)
-    assert turn.direction == "below"
+@pytest.mark.parametrize(
+    ("model", "nodes", "rate", "direction"),
+    [
+        ("llama-3-8b", "2x8xH100-SXM", 50, "above"),
+    ],
+)
+def test_the_choice_between_groups_and_all_devices_changes_at_the_network_it_names(
+    model: str, nodes: str, rate: int, direction: str
+) -> None:
+    here = plan(model, f"{nodes}@{rate}Gbps")
+    assert winner(here).strategy.hybrid == (direction == "above")
+    (turn,) = reasons(here, NetworkCrossover)
+    assert turn.direction == direction
     named = turn.network * 8e-9
-    above, below = (
-        winner(plan("llama-3-8b", f"8x8xH100-SXM@{named * f:.1f}Gbps", **BATCH)) for f in (1.1, 0.9)
-    )
-    assert not above.strategy.hybrid
-    assert below.strategy.hybrid
-    assert below.layout == turn.layout
-
-
-def test_groups_say_from_which_network_on_all_devices_would_be_chosen() -> None:
-    slow = plan("llama-3-8b", "8x8xH100-SXM@100Gbps", **BATCH)
-    assert winner(slow).strategy.hybrid
-    (turn,) = reasons(slow, NetworkCrossover)
-    assert turn.direction == "above"
-    named = turn.network * 8e-9
-    faster = winner(plan("llama-3-8b", f"8x8xH100-SXM@{named * 1.1:.1f}Gbps", **BATCH))
-    assert not faster.strategy.hybrid
+    # Networks farther away than that are no news.
+    assert rate / 4.2 <= named <= rate * 4.2
+    beyond = named * (1.1 if direction == "above" else 0.9)
+    there = winner(plan(model, f"{nodes}@{beyond:.1f}Gbps"))
+    assert there.strategy.hybrid == (direction == "below")
 
 
 def test_the_binding_constraint_binds() -> None:
@@ -312,7 +308,10 @@ def test_tokens_per_step_are_told_and_capped() -> None:
     (batch,) = reasons(found, StepBatch)
     assert batch.tokens == 4096 * 4096 <= LARGE_BATCH
     assert reasons(found, BatchCapped)
-    (end,) = reasons(found, DataParallelEnds)
+    # Without a batch to keep to, more devices only need a larger one.
+    assert not reasons(found, DataParallelEnds)
+    asked = plan("llama-3-70b", "512x8xH100-SXM@400Gbps", global_batch=4096 * 4096)
+    (end,) = reasons(asked, DataParallelEnds)
     assert end.devices == 4096
     larger = plan("llama-3-70b", "512x8xH100-SXM@400Gbps", global_batch=4 * 4096 * 4096)
     (warned,) = reasons(larger, LargeBatch)

@@ -17,6 +17,9 @@ SLOWDOWN_THRESHOLD = 0.05
 # How far from today's network another is looked for: up to four times.
 MOST_DOUBLINGS = 2
 
+# A crossover has to hold for all rows this many doublings beyond it.
+CONFIRMED_BEYOND = 0.14
+
 
 class Limits(NamedTuple):
     """The binding constraint of a configuration, gains from relaxing each, and slack."""
@@ -120,4 +123,9 @@ def crossover(search: Search, winner: Candidate) -> Crossover | None:
         middle = (low + high) / 2
         nearer = choice(middle)
         low, high, found = (low, middle, nearer) if nearer else (middle, high, found)
-    return Crossover(2.0 ** (direction * high), found)
+    # Contenders keep the batches that suit today's network: confirm with all rows.
+    beyond = scaled_network(cluster, 2.0 ** (direction * (high + CONFIRMED_BEYOND)))
+    there = search.retimed(beyond).best()
+    if there is None or there.strategy.hybrid == winner.strategy.hybrid:
+        return None
+    return Crossover(2.0 ** (direction * high), there)
