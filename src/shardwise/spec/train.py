@@ -116,6 +116,7 @@ class TrainSettings(Record):
     trackers: tuple[Tracker, ...] | None = None
     # Measure collectives and memory in two early steps, which are slower and not timed.
     measure: StrictBool = True
+    # Steps recorded by torch.profiler. Default: none.
     profile: ProfileSettings | None = None
     checkpoint: CheckpointSettings = CheckpointSettings()
     restart: RestartSettings = RestartSettings()
