@@ -54,9 +54,9 @@ def test_a_fixed_cost_below_zero_is_none() -> None:
 @pytest.mark.parametrize(
     ("times", "why"),
     [
-        ({1e6: [0.1, 0.1, 0.1]}, "three sizes"),
-        ({1e6: [0.1], 2e6: [0.2]}, "three sizes"),
-        ({1e3: [0.1], 2e3: [0.2], 1e9: [0.3]}, "three sizes"),
+        ({1e6: [0.1, 0.1, 0.1]}, "too few message sizes"),
+        ({1e6: [0.1], 2e6: [0.2]}, "too few message sizes"),
+        ({1e3: [0.1], 2e3: [0.2], 1e9: [0.3]}, "too few message sizes"),
         ({1e6: [0.3], 2e6: [0.2], 4e6: [0.1]}, "do not grow"),
     ],
 )

@@ -32,7 +32,7 @@ def test_warm_up_then_cosine() -> None:
         ({"lerning_rate": 1}, "did you mean 'learning_rate'"),
         ({"schedule": "cosin"}, "did you mean 'cosine'"),
         ({"trackers": ["tensorbord"]}, "'tensorbord' is not one of tensorboard, wandb, mlflow"),
-        ({"learning_rate": 0}, "greater than 0"),
+        ({"learning_rate": 0}, "must be more than 0"),
     ],
 )
 def test_what_train_refuses(fields: dict[str, Any], message: str) -> None:
