@@ -155,7 +155,7 @@ def test_or_is_skipped_by_all_and_data_that_ends_everywhere_ends_the_run(
             "strategy: shard 3 x replicate 1 = 3 devices, but the cluster has 2",
         ),
         ({"kind": "single"}, ("--nproc", "2"), "'single' uses one device but the cluster has 2"),
-        ({"data": '[data]\npath = "gone.txt"'}, ("--nproc", "2"), "data.path: gone.txt"),
+        ({"data": '[data]\npath = "gone.txt"'}, ("--nproc", "2"), "gone.txt does not exist"),
         ({"train": 'trackers = ["mlflow"]'}, ("--nproc", "1"), "mlflow needs the package mlflow"),
         ({"train": 'device = "cuda"'}, ("--nproc", "2"), "train.device: "),
     ],

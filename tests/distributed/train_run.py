@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ def run_toml(case: dict[str, Any]) -> dict[str, Any]:
     folder = file.parent / "runs" / "it"
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        result = run_training(read_run(file), folder)
+        # The cache of tokens lies in the folder a run is started from.
+        with contextlib.chdir(file.parent):
+            result = run_training(read_run(file), folder)
     except SpecError as error:
         return {"refused": str(error)}
     return {"reason": result.reason, "steps": result.steps}
