@@ -190,21 +190,34 @@ CHECKS = (check_layout, check_compared, check_batch, check_limits)
 
 
 def check_rule(plan: Plan, winner: Candidate) -> None:
-    """The rule as it is printed, on the rows of the table with the batch of the choice."""
+    """The rule as it is printed, on the rows of the table."""
     if winner.strategy.kind == "ddp":
-        assert 1.1 * winner.tokens_per_s >= max(c.tokens_per_s for c in plan.layouts)
+        assert winner.tokens_per_s >= 0.9 * max(c.tokens_per_s for c in plan.layouts)
         return
-    tokens = plan.problem.job.tokens_per_step
-    node = plan.problem.cluster.devices_per_node
-    rivals = [c for c in plan.layouts if tokens(c.strategy) == tokens(winner.strategy)]
+    job, node = plan.problem.job, plan.problem.cluster.devices_per_node
+    rivals = plan.layouts
     roomy = [c for c in rivals if c.needed_bytes <= 0.9 * plan.limit_bytes]
-    tight = winner.needed_bytes > 0.9 * plan.limit_bytes
-    if tight:
+    if winner.needed_bytes > 0.9 * plan.limit_bytes:
         assert all(winner.tokens_per_s > 1.025 * c.tokens_per_s for c in roomy)
     else:
         fastest = max(c.tokens_per_s for c in roomy)
         assert all(c.tokens_per_s <= 1.025 * fastest for c in rivals)
         rivals = roomy
+
+    if job.global_batch is not None:
+        exact = job.global_batch % (job.seq_len * plan.problem.cluster.devices) == 0
+
+        def away(c: Candidate) -> float:
+            """Where no batch is exact, those within 2 % are as good as each other."""
+            share = abs(job.tokens_per_step(c.strategy) / (job.global_batch or 1) - 1)
+            return share if exact or share > 0.02 else 0
+
+        fastest = max(c.tokens_per_s for c in rivals)
+        assert all(
+            1.03 * c.tokens_per_s < fastest for c in rivals if away(c) < away(winner)
+        )  # fmt: skip
+        rivals = [c for c in rivals if away(c) <= away(winner)]
+        assert 1.03 * max(c.tokens_per_s for c in rivals) >= fastest * (1 - 1e-9)
     fastest = max(c.tokens_per_s for c in rivals)
     assert winner.tokens_per_s >= 0.99 * fastest * (1 - 1e-9)
 
@@ -214,9 +227,10 @@ def check_rule(plan: Plan, winner: Candidate) -> None:
         parts = shard < node
         return complexity(s, s.recompute, s.accumulate > 1), parts, -shard if parts else shard
 
-    for other in rivals:
-        if other.tokens_per_s >= 0.99 * fastest:
-            assert key(winner) <= key(other)
+    close = [c for c in rivals if c.tokens_per_s >= 0.99 * fastest]
+    least = min(c.needed_bytes for c in close) + 0.02 * plan.limit_bytes
+    assert winner.needed_bytes <= least
+    assert all(key(winner) <= key(c) for c in close if c.needed_bytes <= least)
 
 
 @settings(max_examples=25)
@@ -256,7 +270,7 @@ def test_every_reason_agrees_with_the_table(seed: int, objective: str) -> None:
 
 def test_plans_are_near_the_best_of_brute_force() -> None:
     """A slice of `benchmarks/brute_force.py`, which compares 500."""
-    outcomes = [compare(problem) for problem in random_problems(12, seed=1)]
+    outcomes = [compare(problem) for problem in random_problems(8, seed=1)]
     assert not any(outcome.failed for outcome in outcomes)
     ratios = [outcome.ratio for outcome in outcomes if outcome.ratio is not None]
     assert len(ratios) >= 8

@@ -10,7 +10,7 @@ from shardwise.planning.batches import batches
 from shardwise.planning.price import price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate, complexity
-from shardwise.planning.search import HEADROOM, UNSHARDED_GAIN, Search
+from shardwise.planning.search import HEADROOM, UNSHARDED_LOSS, Search
 from shardwise.planning.space import Space, group_sizes, placements
 from shardwise.predict.estimate import usable_bytes, verdict
 from shardwise.spec.job import Job
@@ -77,7 +77,7 @@ SMALL = Space(
 def test_it_finds_what_pricing_everything_finds(
     model: str, cluster: str, batch: int | None
 ) -> None:
-    """The fastest is the fastest of all within 3 %, and it fits."""
+    """What it takes is the fastest of all but for what the rule gives up: 1 % and 2.5 %."""
     asked = problem(model, cluster, 1024 if model == "gpt2-xl" else 4096, batch)
     # Accumulation has more ways to be laid out; fewer settings keep the test quick.
     space = SMALL if batch is None else SMALL._replace(recompute=("none", "full"), prefetch=(1,))
@@ -86,7 +86,7 @@ def test_it_finds_what_pricing_everything_finds(
     fastest = max(c.tokens_per_s for c in grid)
     best = found.best()
     assert best is not None
-    allowed = 0.035 if best.strategy.sharded else UNSHARDED_GAIN
+    allowed = 0.035 if best.strategy.sharded else UNSHARDED_LOSS
     assert best.tokens_per_s >= (1 - allowed) * fastest
     # Before ties are decided, nothing is lost but what the last pass did not look at.
     quickest = found.fastest()
@@ -173,18 +173,19 @@ def test_simple_is_counted_by_what_one_has_to_know() -> None:
 def test_headroom_decides_only_while_it_is_scarce(
     model: str, cluster: str, batch: int | None
 ) -> None:
-    """Of all rows: nothing with the headroom is 1 % faster, nothing without it 2.5 %."""
+    """Of all rows: nothing with the headroom is 2 % faster, nothing without it 2.5 %."""
     found = Search(problem(model, cluster, 4096, batch)).run()
     best = found.best()
     assert best is not None
     columns = found.table.columns
-    closest = columns.deviation <= columns.deviation.min() + 1e-9
+    closest = columns.distance <= columns.distance.min() + 1e-9
     rivals = closest & (columns.needed_bytes <= found.limit_bytes)
     roomy = rivals & (columns.needed_bytes <= (1 - HEADROOM) * found.limit_bytes)
     fastest = columns.tokens_per_s[roomy].max()
     quickest = columns.tokens_per_s[rivals].max()
     assert found.is_tight(best) == (quickest > 1.025 * fastest)
-    assert best.tokens_per_s >= 0.99 * (quickest if found.is_tight(best) else fastest)
+    # 1 % within the layout, 1 % among the layouts.
+    assert best.tokens_per_s >= 0.99**2 * (quickest if found.is_tight(best) else fastest)
 
 
 def test_what_a_stack_cannot_express_is_never_priced() -> None:

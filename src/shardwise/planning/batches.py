@@ -11,12 +11,17 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from shardwise.predict.configurations import Floats, Ints
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.record import SpecError
 
 # How far a step may be from the global batch that was asked for, as a share of it.
 BATCH_TOLERANCE = 0.05
+# Where no batch is exact, those so close to it count as equally close.
+SAME_BATCH = 0.02
 # Without a global batch, micro-batches stop where a step has this many tokens: the largest batch
 # Llama 3 405B was trained with (16 Mi). Published dense runs use 0.5 to 16 million tokens; beyond
 # the critical batch size, more tokens per step no longer save steps.
@@ -41,6 +46,15 @@ def sequences_wanted(job: Job, cluster: ClusterSpec) -> float | None:
     if job.global_batch is None:
         return None
     return job.global_batch / (job.seq_len * cluster.devices)
+
+
+def distance(sequences: Floats | Ints, wanted: float | None) -> Floats:
+    """How far batches are from the one wanted, as a share of it: 0 counts as what was asked for."""
+    if wanted is None:
+        return np.zeros(len(sequences))
+    away = np.abs(sequences / wanted - 1)
+    exact = wanted == round(wanted)
+    return away if exact else np.where(away <= SAME_BATCH, 0.0, away)
 
 
 def batches(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shardwise.planning.batches import LARGE_BATCH, neighbours
+import numpy as np
+
+from shardwise.planning.batches import LARGE_BATCH, distance, neighbours, sequences_wanted
 from shardwise.planning.layout import Layout
 from shardwise.planning.limits import Limits, crossover
 from shardwise.planning.price import price_one
@@ -32,7 +34,7 @@ from shardwise.planning.reasons import (
     StepBatch,
 )
 from shardwise.planning.rows import Candidate, complexity
-from shardwise.planning.search import Found, Search, group_rank
+from shardwise.planning.search import HEADROOM_STEP, Found, Search, group_rank
 from shardwise.spec.dtype import DTYPE_BYTES
 
 # Settings that tell two configurations apart besides their layout, and their usual values.
@@ -131,6 +133,9 @@ def _compared(
     if unusual and throughput < 0:
         usual = price_one(search.problem, search.units, other.strategy.but(**unusual))
         needs = usual.needed_bytes > found.limit_bytes
+    decided_by = None
+    if throughput > MIN_DIFFERENCE:
+        decided_by = _decided_by(search, found, other, winner)
     gathers = [c.strategy.accumulate for c in (other, winner) if c.layout.kind == "zero3"]
     return Compared(
         difference=difference,
@@ -141,27 +146,33 @@ def _compared(
         gathers=2 * gathers[0]
         if gathers and difference in ("gathered once", "gathered twice")
         else None,
-        decided_by=(
-            _decided_by(search, found, other, winner) if throughput > MIN_DIFFERENCE else None
-        ),
+        decided_by=decided_by,
+        more_bytes=other.needed_bytes - winner.needed_bytes if decided_by else None,
     )
 
 
 def _decided_by(search: Search, found: Found, other: Candidate, winner: Candidate) -> DecidedBy:
     """Which part of the rule decided against a faster one."""
-    tokens, asked = search.problem.job.tokens_per_step, search.problem.job.global_batch or 0
-    away = [abs(tokens(c.strategy) - asked) for c in (other, winner)]
+    sequences = [c.strategy.micro_batch * c.strategy.accumulate for c in (other, winner)]
+    wanted = sequences_wanted(search.problem.job, search.problem.cluster)
+    away = distance(np.asarray(sequences), wanted)
     if winner.layout.kind == "ddp":
         return "unsharded"
-    if asked and away[0] > away[1]:
-        return "batch"
     if found.is_tight(other) and not found.is_tight(winner):
         return "headroom"
+    if away[0] > away[1]:
+        return "batch"
+    if other.needed_bytes > winner.needed_bytes + HEADROOM_STEP * found.limit_bytes:
+        return "memory"
     score = [
         complexity(c.strategy, c.strategy.recompute, c.strategy.accumulate > 1)
         for c in (other, winner)
     ]
-    return "simplicity" if score[0] > score[1] else "smaller groups"
+    if score[0] > score[1]:
+        return "simplicity"
+    group = [group_rank(c.layout, found.devices_per_node) for c in (other, winner)]
+    # One as simple with as small a group lost to a third that leaves more memory free.
+    return "smaller groups" if score[0] == score[1] and group[0] > group[1] else "memory"
 
 
 def _groups(search: Search, found: Found, winner: Candidate, by_speed: bool) -> Iterator[Reason]:

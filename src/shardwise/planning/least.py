@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
-from shardwise.planning.limits import first_true
 from shardwise.planning.money import DAY, Budget
 from shardwise.planning.problem import Problem
 from shardwise.planning.space import Space
@@ -192,3 +191,18 @@ def _device_rungs(problem: Problem) -> tuple[int, Iterable[int]]:
 def _batch_rungs(problem: Problem) -> tuple[int, Iterable[int]]:
     tokens = problem.job.seq_len * problem.cluster.devices
     return tokens, [tokens * 2**power for power in range(MOST_BATCH_DOUBLINGS + 1)]
+
+
+def first_true(holds: Callable[[float], bool], low: float, high: float) -> float | None:
+    """The least value between two at which something begins to hold, to two percent.
+
+    None where it does not hold at `high`; `low` where it holds there already.
+    """
+    if holds(low):
+        return low
+    if not holds(high):
+        return None
+    while high / low > 1.02:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

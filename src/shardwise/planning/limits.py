@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-from shardwise.planning.price import price_one, scaled_network
-from shardwise.planning.problem import Problem, Units
+import numpy as np
+
+from shardwise.planning.price import scaled_network
+from shardwise.planning.problem import Problem, Units, times
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import MIN_GAIN, WITH_MORE_MEMORY, Found, Search
+from shardwise.predict.configurations import Configurations, Floats
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.step import Bottleneck
 
@@ -65,27 +67,20 @@ def limits_of(search: Search, cluster: ClusterSpec, found: Found, winner: Candid
 
 
 def _network_slack(problem: Problem, units: Units, winner: Candidate) -> float | None:
-    def slower(factor: float) -> bool:
-        cluster = scaled_network(problem.cluster, 1 / factor)
-        step = price_one(problem, units, winner.strategy, cluster).step_s
-        return step > winner.step_s * (1 + SLOWDOWN_THRESHOLD)
-
-    return first_true(slower, 1.0, 1024.0)
-
-
-def first_true(holds: Callable[[float], bool], low: float, high: float) -> float | None:
-    """The least value between two at which something begins to hold, to two percent.
-
-    None where it does not hold at `high`; `low` where it holds there already.
-    """
-    if holds(low):
-        return low
-    if not holds(high):
-        return None
-    while high / low > 1.02:
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    """How many times slower the network may be, to two percent."""
+    strategy = winner.strategy
+    slower = 1.02 ** np.arange(1, 351)
+    columns = Configurations.of([strategy]).take(np.zeros(len(slower), dtype=np.int64))
+    found = times(
+        units.of(strategy),
+        columns,
+        problem.cluster,
+        strategy.param_dtype,
+        problem.states,
+        network=1 / slower,
+    )
+    longer = found.step_s > winner.step_s * (1 + SLOWDOWN_THRESHOLD)
+    return float(slower[longer.argmax()]) if longer.any() else None
 
 
 class Crossover(NamedTuple):
@@ -104,25 +99,21 @@ def crossover(search: Search, winner: Candidate) -> Crossover | None:
     cluster = search.problem.cluster
     direction = 1 if winner.strategy.hybrid else -1
 
-    def choice(power: float) -> Candidate | None:
-        network = scaled_network(cluster, 2.0 ** (direction * power))
-        best = search.retimed(network, contenders=True).best()
-        changed = best is not None and best.strategy.hybrid != winner.strategy.hybrid
-        return best if changed else None
-
-    low = 0.0
-    for step in range(1, 2 * MOST_DOUBLINGS + 1):
-        high = step / 2
-        found = choice(high)
-        if found is not None:
-            break
-        low = high
-    else:
+    def first(powers: Floats) -> int | None:
+        """The first of these powers of two at which the choice is the other one."""
+        for index, there in enumerate(search.on_networks(2.0 ** (direction * powers))):
+            best = there.best()
+            if best is not None and best.strategy.hybrid != winner.strategy.hybrid:
+                return index
         return None
-    while high - low > 0.03:
-        middle = (low + high) / 2
-        nearer = choice(middle)
-        low, high, found = (low, middle, nearer) if nearer else (middle, high, found)
+
+    coarse = first(np.arange(1, 2 * MOST_DOUBLINGS + 1) / 2)
+    if coarse is None:
+        return None
+    fine = coarse / 2 + np.arange(1, 17) / 32
+    nearest = first(fine)
+    assert nearest is not None, "the last of them is the one found before"
+    high = float(fine[nearest])
     # Contenders keep the batches that suit today's network: confirm with all rows.
     beyond = scaled_network(cluster, 2.0 ** (direction * (high + CONFIRMED_BEYOND)))
     there = search.retimed(beyond).best()

@@ -61,9 +61,14 @@ def peaks(units: ModelUnits, c: Configurations, problem: Problem) -> tuple[Float
 
 
 def times(
-    units: ModelUnits, c: Configurations, cluster: ClusterSpec, dtype: DType, states: int
+    units: ModelUnits,
+    c: Configurations,
+    cluster: ClusterSpec,
+    dtype: DType,
+    states: int,
+    network: Floats | None = None,
 ) -> Times:
     """Seconds of every row of a cluster whose rates are known."""
-    found = predict_time(units, c, cluster, dtype, states)
+    found = predict_time(units, c, cluster, dtype, states, network=network)
     assert found is not None, "checked before the search"
     return found

@@ -72,7 +72,9 @@ Setting = Literal[
     "grad_sync",
     "reshard_after_forward",
 ]
-DecidedBy = Literal["objective", "batch", "headroom", "simplicity", "smaller groups", "unsharded"]
+DecidedBy = Literal[
+    "objective", "batch", "headroom", "memory", "simplicity", "smaller groups", "unsharded"
+]
 Difference = Literal[
     "replicated", "sharded", "gathered once", "gathered twice", "over all devices", "in groups"
 ]
@@ -93,6 +95,8 @@ class Compared(Reason):
     gathers: int | None = None
     # The part of the rule that decided against it, where its speed did not.
     decided_by: DecidedBy | None = None
+    # The memory it needs beyond that of the chosen one, where a part of the rule decided.
+    more_bytes: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardwise.planning.batches import Batch
+from shardwise.planning.batches import Batch, distance
 from shardwise.planning.layout import Layout
 from shardwise.planning.space import Recompute
 from shardwise.predict.configurations import Configurations, Floats, Ints
@@ -174,8 +174,8 @@ class Columns(NamedTuple):
     row: Ints
     layout: Ints
     complexity: Ints
-    # Distance of the tokens per step from the global batch, as a share of it.
-    deviation: Floats
+    # Of the tokens per step from the global batch, as a share of it.
+    distance: Floats
     peak_bytes: Floats
     needed_bytes: Floats
     tokens_per_s: Floats
@@ -199,8 +199,6 @@ class Table:
         c = rows.columns
         sequences = c.micro_batch * c.accumulate
         tokens = sequences * c.shard * c.replicate * float(self._seq_len)
-        wanted = self._sequences_wanted
-        deviation = np.abs(sequences / wanted - 1) if wanted else np.zeros(len(sequences))
         numbers = {
             index: self._layouts.setdefault(Layout.of(rows.strategies[index]), len(self._layouts))
             for index in np.unique(rows.which).tolist()
@@ -211,7 +209,7 @@ class Table:
                 row=np.arange(len(needed)),
                 layout=np.asarray([numbers[index] for index in rows.which.tolist()]),
                 complexity=rows.complexity,
-                deviation=deviation,
+                distance=distance(sequences, self._sequences_wanted),
                 peak_bytes=peak,
                 needed_bytes=needed,
                 tokens_per_s=tokens / times.step_s,

@@ -35,15 +35,19 @@ REFINED_PLACEMENTS = 32
 REFINED_SHARE = 0.85
 MICRO_BATCHES_BETWEEN = 6
 # The rule of the choice. A configuration that leaves less than HEADROOM of the usable memory free
-# has to be more than TIGHT_GAIN faster than those that leave it. Of those within TIE of the
-# fastest, the simpler wins, then the smaller group of whole nodes.
+# has to be more than TIGHT_GAIN faster than those that leave it. Of the layouts within TIE of the
+# fastest, the one with more memory free wins (by more than HEADROOM_STEP of the usable memory),
+# then the simpler, then the smaller group of whole nodes. Within a layout the simpler wins:
+# recomputing or accumulating more only to leave more free is no better.
 HEADROOM = 0.1
 TIGHT_GAIN = 0.025
+HEADROOM_STEP = 0.02
 TIE = 0.01
+SLOWEST_CHOICE = 0.85
 # A gain below this changes nothing: not the batch, not what limits a run.
 MIN_GAIN = 0.03
-# Not sharding at all is so much simpler that sharding has to be more than this much faster.
-UNSHARDED_GAIN = 0.1
+# Not sharding at all is so much simpler that it may be this much slower than the fastest.
+UNSHARDED_LOSS = 0.1
 # Lower-memory options differ by at least this share of the usable memory.
 MEMORY_STEP = 0.05
 
@@ -75,19 +79,21 @@ class Found(NamedTuple):
         """The choice among all rows, or among those of one layout or kind.
 
         The fastest wins, but for headroom, simplicity and small groups, as the constants above
-        say. A batch other than the closest needs a gain of MIN_GAIN. `memory` is what it may take,
-        as a multiple of the usable memory.
+        say: first within every layout, then among the layouts. A batch other than the closest needs
+        a gain of MIN_GAIN. `memory` is what it may take, as a multiple of the usable memory.
         """
         rows = self._rows(layout, kind, memory)
         if not len(rows):
             return None
-        choice = self._preferred(rows, memory)
-        if layout is None and kind is None and choice.strategy.sharded:
+        if layout is not None:
+            return self._preferred(rows, memory)
+        choice = self._chosen(rows, memory)
+        if kind is None and choice.strategy.sharded:
             return self._unsharded(rows, choice, memory) or choice
         return choice
 
     def _unsharded(self, rows: Ints, choice: Candidate, memory: float) -> Candidate | None:
-        """DDP, unless sharding is UNSHARDED_GAIN faster or leaves headroom that DDP lacks."""
+        """DDP, unless it is UNSHARDED_LOSS slower, or sharding leaves headroom that it lacks."""
         unsharded = np.intersect1d(rows, self._rows(None, "ddp", memory))
         if not len(unsharded):
             return None
@@ -95,22 +101,52 @@ class Found(NamedTuple):
         if self.is_tight(found) and not self.is_tight(choice):
             return None
         fastest = float(self.table.columns.tokens_per_s[rows].max())
-        return found if found.tokens_per_s * (1 + UNSHARDED_GAIN) >= fastest else None
+        return found if found.tokens_per_s >= (1 - UNSHARDED_LOSS) * fastest else None
 
     def _preferred(self, rows: Ints, memory: float = 1.0) -> Candidate:
+        """The choice among rows of one layout, or of equal memory: the simpler of the fastest."""
+        rows = self._too_close_to_call(rows, memory)
+        return self.table.candidate(int(rows[self._simplest(rows)]))
+
+    def _chosen(self, rows: Ints, memory: float) -> Candidate:
+        """The choice among the layouts, each with its preferred row."""
+        columns = self.table.columns
+        layouts, speed = columns.layout[rows], columns.tokens_per_s
+        best = []
+        for layout in np.unique(layouts).tolist():
+            mine = rows[layouts == layout]
+            # No part of the rule prefers one that is slower than all of them together allow.
+            if speed[mine].max() >= SLOWEST_CHOICE * speed[rows].max():
+                alike = self._too_close_to_call(mine, memory)
+                best.append(alike[self._simplest(alike)])
+        alike = self._too_close_to_call(np.asarray(best), memory)
+        needed = columns.needed_bytes[alike]
+        alike = alike[needed <= needed.min() + HEADROOM_STEP * self.limit_bytes]
+        return self.table.candidate(int(alike[self._simplest(alike)]))
+
+    def _too_close_to_call(self, rows: Ints, memory: float) -> Ints:
+        """The rows within TIE of the fastest, after the rules for headroom and batch."""
         columns = self.table.columns
         speed = columns.tokens_per_s
-        closest = rows[columns.deviation[rows] <= columns.deviation.min() + 1e-9]
-        if len(closest) and speed[closest].max() * (1 + MIN_GAIN) >= speed[rows].max():
-            rows = closest
         allowed = self.limit_bytes * max(memory, 1.0) * (1 - HEADROOM)
         roomy = rows[columns.needed_bytes[rows] <= allowed]
-        if len(roomy) and speed[rows].max() <= (1 + TIGHT_GAIN) * speed[roomy].max():
-            rows = roomy
-        rows = rows[speed[rows] >= (1 - TIE) * speed[rows].max()]
+        if len(roomy):
+            faster = rows[speed[rows] > (1 + TIGHT_GAIN) * speed[roomy].max()]
+            rows = faster if len(faster) else roomy
+        # The closest batch of which no other is MIN_GAIN faster.
+        fast_enough = rows[speed[rows] * (1 + MIN_GAIN) >= speed[rows].max()]
+        closest = columns.distance[fast_enough].min() + 1e-9
+        rows = rows[columns.distance[rows] <= closest]
+        return rows[speed[rows] >= (1 - TIE) * speed[rows].max()]
+
+    def _simplest(self, rows: Ints) -> int:
+        """The place of the simplest, then of the smallest group, then of the fastest."""
+        columns = self.table.columns
         groups = np.asarray([group_rank(one, self.devices_per_node) for one in self.table.layouts])
-        order = np.lexsort((-speed[rows], groups[columns.layout[rows]], columns.complexity[rows]))
-        return self.table.candidate(int(rows[order[0]]))
+        order = np.lexsort(
+            (-columns.tokens_per_s[rows], groups[columns.layout[rows]], columns.complexity[rows])
+        )
+        return int(order[0])
 
     def is_tight(self, candidate: Candidate) -> bool:
         """Whether a candidate leaves less than the wanted headroom."""
@@ -248,8 +284,7 @@ class Search:
     def _price_each(self, strategies: Iterable[Strategy]) -> None:
         by_units: dict[tuple[bool, int], list[Strategy]] = {}
         for strategy in strategies:
-            key = (strategy.autocast, strategy.blocks_per_unit)
-            by_units.setdefault(key, []).append(strategy)
+            by_units.setdefault(_shape(strategy), []).append(strategy)
         for alike in by_units.values():
             self._price(Rows.each(alike))
 
@@ -282,31 +317,48 @@ class Search:
         found = times(units, rows.columns, cluster, strategy.param_dtype, states)
         table.add(rows, peak, needed, found)
 
-    def retimed(self, cluster: ClusterSpec, contenders: bool = False) -> Found:
-        """The same rows with the times of another network; memory stays as it is.
-
-        With `contenders`, only the fastest of every layout and policy that fits.
-        """
+    def retimed(self, cluster: ClusterSpec) -> Found:
+        """The same rows with the times of another network; memory stays as it is."""
         table = self._empty_table()
-        for source, (rows, peak, needed) in enumerate(self._kept):
-            kept = self._contenders[source] if contenders else np.arange(len(needed))
-            if len(kept):
-                self._time(table, rows.take(kept), peak[kept], needed[kept], cluster)
+        for rows, peak, needed in self._kept:
+            self._time(table, rows, peak, needed, cluster)
         return self._found(table)
 
+    def on_networks(self, factors: Floats) -> list[Found]:
+        """The contenders on networks so many times as fast as the cluster's."""
+        tables = [self._empty_table() for _ in factors]
+        cluster, states = self.problem.cluster, self.problem.states
+        for rows, peak, needed in self._contenders:
+            count, strategy = len(needed), rows.strategies[0]
+            columns = rows.columns.take(np.tile(np.arange(count), len(factors)))
+            network = np.repeat(factors, count)
+            units = self.units.of(strategy)
+            found = times(units, columns, cluster, strategy.param_dtype, states, network)
+            for index, table in enumerate(tables):
+                part = np.arange(index * count, (index + 1) * count)
+                table.add(rows, peak, needed, found.take(part))
+        return [self._found(table) for table in tables]
+
     @cached_property
-    def _contenders(self) -> list[Ints]:
-        """By set of rows: the fastest of each layout and policy."""
+    def _contenders(self) -> list[tuple[Rows, Floats, Floats]]:
+        """The fastest of each layout and policy that fits, with peaks; a set for all alike."""
         columns = self.table.columns
         best: dict[tuple[int, Recompute], int] = {}
         for index in np.flatnonzero(columns.needed_bytes <= self.limit).tolist():
             key = int(columns.layout[index]), self.table.policy(index)
             if key not in best or columns.tokens_per_s[index] > columns.tokens_per_s[best[key]]:
                 best[key] = index
-        chosen = np.asarray(sorted(best.values()), dtype=np.int64)
+        alike: dict[tuple[bool, int], list[Candidate]] = {}
+        for index in best.values():
+            candidate = self.table.candidate(index)
+            alike.setdefault(_shape(candidate.strategy), []).append(candidate)
         return [
-            columns.row[chosen[columns.source[chosen] == source]]
-            for source in range(len(self._kept))
+            (
+                Rows.each([c.strategy for c in group]),
+                np.asarray([c.peak_bytes for c in group]),
+                np.asarray([c.needed_bytes for c in group]),
+            )
+            for group in alike.values()
         ]
 
     def _more_batches(self, sizes: Sequence[Batch], first: Sequence[Batch]) -> Iterable[Strategy]:
@@ -363,10 +415,15 @@ class Search:
                     blocks_per_unit=blocks,
                     reduce_dtype=dtype,
                 )
-                text = repr(changed)
-                if text not in tried and changed != strategy and space.allowed(changed):
-                    tried.add(text)
+                key = tuple(changed.__dict__.values())
+                if key not in tried and changed != strategy and space.allowed(changed):
+                    tried.add(key)
                     yield changed
+
+
+def _shape(strategy: Strategy) -> tuple[bool, int]:
+    """What rows must share to be priced together: it shapes their units."""
+    return strategy.autocast, strategy.blocks_per_unit
 
 
 def _share(policy: Recompute) -> float:

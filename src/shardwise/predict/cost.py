@@ -47,13 +47,16 @@ class Coefficients(NamedTuple):
 
 
 class Hardware(NamedTuple):
-    """What a cost needs to know of a cluster; rates in bytes or FLOP per second."""
+    """What a cost needs to know of a cluster; rates in bytes or FLOP per second.
+
+    Links may differ by row: then one pass prices the same configurations on several networks.
+    """
 
     peak_flops: float
     memory_bandwidth: float
-    link_bandwidth: float
+    link_bandwidth: float | Floats
     # Per device, one way; what the link gives where nothing is known.
-    network_bandwidth: float
+    network_bandwidth: float | Floats
     devices_per_node: int
     # Groups of more nodes than this share slower links.
     pod_nodes: int = 2**30

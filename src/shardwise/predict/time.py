@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwise.predict.configurations import Configurations
+from shardwise.predict.configurations import Configurations, Floats
 from shardwise.predict.cost import Coefficients, Hardware, durations, rules
 from shardwise.predict.simulate import Times, simulate
 from shardwise.spec.catalogue import coefficient, figure, step_coefficients
@@ -74,14 +74,19 @@ def predict_time(
     states: int,
     *,
     latency: bool = True,
+    network: Floats | None = None,
 ) -> Times | None:
     """Times of rows that share units and cluster; None where they cannot be known.
 
-    Without `latency`, messages take no longer than their bytes.
+    Without `latency`, messages take no longer than their bytes. `network` says by row how many
+    times as fast the slowest way between devices is.
     """
     k, hardware = coefficients_for(cluster), hardware_of(cluster, dtype)
     if k is None or hardware is None:
         return None
+    if network is not None:
+        way = "network_bandwidth" if cluster.nodes > 1 else "link_bandwidth"
+        hardware = hardware._replace(**{way: getattr(hardware, way) * network})
     if not latency:
         k = k._replace(hop_latency_s=0.0, network_latency_s=0.0)
     return simulate(durations(units, c, hardware, k, states), rules(c, k, hardware.gloo))

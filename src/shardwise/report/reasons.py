@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from shardwise.planning.batches import SAME_BATCH
 from shardwise.planning.layout import Layout
 from shardwise.planning.plan import Plan
 from shardwise.planning.reasons import (
@@ -32,7 +33,14 @@ from shardwise.planning.reasons import (
     StatesFit,
     StepBatch,
 )
-from shardwise.planning.search import HEADROOM, MIN_GAIN, TIE, TIGHT_GAIN, UNSHARDED_GAIN
+from shardwise.planning.search import (
+    HEADROOM,
+    HEADROOM_STEP,
+    MIN_GAIN,
+    TIE,
+    TIGHT_GAIN,
+    UNSHARDED_LOSS,
+)
 from shardwise.report.memory_words import shortfall_words, show_memory
 from shardwise.report.strategy import (
     KIND_NAMES,
@@ -124,19 +132,19 @@ def _compared(reason: Compared, blocks: int | None) -> str:
     else:
         told = f"{what} is {speed_words(reason.throughput)}"
         told += f" (with {settings})" if settings else ""
-    if reason.decided_by is not None:
+    if reason.decided_by in ("objective", "memory"):
+        told += f", but needs {show_memory(reason.more_bytes or 0)} more memory"
+    elif reason.decided_by is not None:
         told += _DECIDED_BY[reason.decided_by]
     return f"{told}."
 
 
 _DECIDED_BY = {
-    "objective": ", but needs more memory",
     "batch": ", but its batch is farther from the one asked for",
     "headroom": f", but leaves less than {percent(HEADROOM)} of usable memory free",
     "simplicity": ", and the recommended one is simpler",
     "smaller groups": ", and the recommended one has smaller groups",
-    "unsharded": f"; DDP is preferred unless sharding is more than {percent(UNSHARDED_GAIN)} "
-    "faster",
+    "unsharded": f"; DDP is preferred unless it is more than {percent(UNSHARDED_LOSS)} slower",
 }
 
 
@@ -380,14 +388,18 @@ def rule_words(plan: Plan) -> str:
     assert winner is not None
     rule = (
         f"Rule: the fastest wins; one that leaves less than {percent(HEADROOM)} of usable memory "
-        f"free must be more than {percent(TIGHT_GAIN, 1)} faster. Within {percent(TIE)}, the "
-        "simpler wins, then the smaller group of whole nodes."
+        f"free must be more than {percent(TIGHT_GAIN, 1)} faster. Within {percent(TIE)}, more free "
+        f"memory wins (by over {percent(HEADROOM_STEP)} of usable), then the simpler, then the "
+        "smaller group of whole nodes."
     )
-    if any(tokens(c.strategy) != tokens(winner.strategy) for c in plan.layouts):
-        rule += (
-            f" A batch farther from the one asked for must be more than {percent(MIN_GAIN)} faster."
-        )
+    asked = plan.problem.job.global_batch
+    if asked and any(tokens(c.strategy) != tokens(winner.strategy) for c in plan.layouts):
+        away = abs(tokens(winner.strategy) / asked - 1)
+        inexact = 0 < away <= SAME_BATCH
+        farther = f"more than {percent(SAME_BATCH)}" if inexact else "farther"
+        rule += f" A batch {farther} from the one asked for must be more than {percent(MIN_GAIN)} "
+        rule += "faster."
     faster = any(c.tokens_per_s > winner.tokens_per_s for c in plan.layouts)
     if winner.layout.kind == "ddp" and faster:
-        rule += f" DDP wins unless sharding is more than {percent(UNSHARDED_GAIN)} faster."
+        rule += f" DDP wins unless it is more than {percent(UNSHARDED_LOSS)} slower."
     return rule
