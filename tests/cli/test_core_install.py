@@ -26,6 +26,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
+@pytest.mark.nightly
 def test_it_pulls_in_nothing_heavy(core: Path) -> None:
     listed = subprocess.run(
         [core / "pip", "list", "--format", "json"], capture_output=True, text=True, check=True
@@ -36,6 +37,7 @@ def test_it_pulls_in_nothing_heavy(core: Path) -> None:
     assert len(names) < 25
 
 
+@pytest.mark.nightly
 def test_estimate_works_in_it(core: Path) -> None:
     words = ("--model", "llama-3-70b", "--cluster", "8x8xH100-SXM", "--recompute", "full", "--json")
     done = subprocess.run(
@@ -44,6 +46,7 @@ def test_estimate_works_in_it(core: Path) -> None:
     assert json.loads(done.stdout)["memory"]["verdict"] == "fits"
 
 
+@pytest.mark.nightly
 def test_plans_display_in_it(core: Path, tmp_path: Path) -> None:
     code = "import shardwise; print(shardwise.plan('gpt2', '8xH100-SXM')._repr_html_())"
     command = [str(core / "python"), "-I", "-c", code]
@@ -51,6 +54,7 @@ def test_plans_display_in_it(core: Path, tmp_path: Path) -> None:
     assert done.stdout.startswith("<div")
 
 
+@pytest.mark.nightly
 def test_a_module_needs_torch_and_says_so(core: Path, tmp_path: Path) -> None:
     command = ["estimate", "--model", "json:loads", "--cluster", "8xH100-SXM"]
     done = subprocess.run(

@@ -21,6 +21,7 @@ def compare(file: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return shardwise("compare", str(file), "--nproc", "2", *words, folder=file.parent)
 
 
+@pytest.mark.nightly
 def test_runs_are_taken_in_turns_and_a_broken_one_is_a_result(tmp_path: Path) -> None:
     """Groups of three do not divide two processes."""
     file = write(tmp_path, steps=40)

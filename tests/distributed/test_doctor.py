@@ -55,6 +55,7 @@ def test_what_is_wrong_is_named_with_what_to_change(tmp_path: Path) -> None:
     assert "gone.jsonl" in failed["data readable"]
 
 
+@pytest.mark.nightly
 def test_ranks_with_unequal_data(tmp_path: Path) -> None:
     file = write(tmp_path, FOREIGN, source="unequal", accumulate=2)
     file.write_text(file.read_text().replace("steps = 10", "steps = 3"))
@@ -66,6 +67,7 @@ def test_ranks_with_unequal_data(tmp_path: Path) -> None:
     assert "cannot import" in examine(file, 1)["equal micro-batch counts"]["detail"]
 
 
+@pytest.mark.nightly
 def test_the_screen(tmp_path: Path) -> None:
     example = str(ROOT / "examples" / "hf_model.toml")
     done = shardwise("doctor", example, folder=tmp_path, timeout=200)

@@ -86,16 +86,16 @@ PEAKS: list[tuple[str, Settings]] = [
 
 
 def cases(processes: int, examples: list[Example]) -> list[Any]:
-    """For pytest; the second family of the full grid is left to nightly.
+    """For pytest; the full grid is left to nightly.
 
-    test_pairwise.py combines either family with every setting.
+    In the gate, test_pairwise.py combines either family with every pair of settings.
     """
     return [
         pytest.param(
             processes,
             example,
             id=f"{processes}-{' '.join(map(str, example))}",
-            marks=[pytest.mark.nightly] if example[0] == "gpt2" and example in GRID else [],
+            marks=[pytest.mark.nightly] if example in GRID else [],
         )
         for example in examples
     ]
@@ -112,7 +112,10 @@ def test_the_engine_does_what_is_predicted(
 @pytest.mark.parametrize(
     ("model", "kind", "settings"),
     [
-        (model, kind, settings)
+        pytest.param(
+            *(model, kind, settings),
+            marks=[] if model in ("tied", "vocabulary") else [pytest.mark.nightly],
+        )
         for model in ("gpt2", "llama", "vocabulary", "tied")
         for kind, settings in PEAKS
         if model != "tied" or (kind in ("ddp", "zero3") and "micro_batch" not in settings)

@@ -145,7 +145,14 @@ def scripted(file: Path, case: Case) -> list[float]:
     return [line["loss"] for line in lines]
 
 
-@pytest.mark.parametrize("name", CASES)
+# Each starts processes of its own; nightly runs them all.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("zero3", "own") else [pytest.mark.nightly])
+        for name in CASES
+    ],
+)
 def test_a_script_trains_to_the_same_losses(tmp_path: Path, name: str, workers: Workers) -> None:
     case = CASES[name]
     file = write(tmp_path, case)
@@ -156,6 +163,7 @@ def test_a_script_trains_to_the_same_losses(tmp_path: Path, name: str, workers: 
     assert scripted(file, case) == expected
 
 
+@pytest.mark.nightly
 def test_a_script_reads_the_tokens_that_training_left_and_saves(
     tmp_path: Path, workers: Workers
 ) -> None:

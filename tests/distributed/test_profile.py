@@ -135,6 +135,7 @@ def test_one_command_profiles_and_tells(tmp_path: Path) -> None:
     assert_traffic_agrees(tmp_path, 7, ranks=2, steps=3)
 
 
+@pytest.mark.nightly
 def test_hybrid_sharding_moves_what_was_predicted(tmp_path: Path) -> None:
     # Every second step is logged, which takes an all-reduce; neither step 3 nor step 9 is.
     settings = "trackers = []\n[train.profile]\nafter = 8\nsteps = 1"

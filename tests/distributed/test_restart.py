@@ -103,6 +103,7 @@ def test_a_rank_that_sleeps_is_named_with_its_section(tmp_path: Path, started: o
     assert "distributed" in (stacks / "rank-0.txt").read_text()
 
 
+@pytest.mark.nightly
 def test_slow_saves_and_slow_first_steps_are_no_hangs(tmp_path: Path) -> None:
     """Each takes longer than what names a hang in a step."""
     text = plant.RUN.format(
@@ -169,6 +170,7 @@ def test_a_rank_that_hangs_after_long_steps_is_named_and_killed(tmp_path: Path) 
     assert [step for step, _ in losses(tmp_path)] == list(range(1, 31))
 
 
+@pytest.mark.nightly
 def test_a_run_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
     text = plant.RUN.format(train="checkpoint = { every = 10 }\nrestart = { attempts = 2 }")
     (tmp_path / "run.toml").write_text(text)
@@ -199,6 +201,7 @@ def listening(pid: int) -> list[str]:
     return found
 
 
+@pytest.mark.nightly
 def test_nobody_outside_reaches_a_run_of_one_machine(tmp_path: Path, started: object) -> None:
     assert callable(started)
     process = started(plant.RUN.format(train="").replace("steps = 30", "steps = 100000"))
@@ -269,6 +272,7 @@ def test_another_order_of_samples_is_refused(tmp_path: Path, workers: Workers) -
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.nightly
 def test_two_launchers_start_again_together(tmp_path: Path) -> None:
     """As on two machines: a rank of the second is killed, and both come back in a new round."""
     text = plant.RUN.format(train="checkpoint = { every = 10 }").replace("1x2xCPU", "2x1xCPU")

@@ -102,6 +102,7 @@ def test_every_strategy_learns_the_same(tmp_path: Path, workers: Workers) -> Non
     assert found["single"][-1] < found["single"][0]
 
 
+@pytest.mark.nightly
 def test_under_torchrun_it_joins(tmp_path: Path) -> None:
     file = write(tmp_path, steps=4, train="trackers = []")
     words = ("--module", "shardwise", "train", str(file), "--json", "--name", "it")
@@ -152,7 +153,7 @@ def test_or_is_skipped_by_all_and_data_that_ends_everywhere_ends_the_run(
         (
             {"strategy": "shard = 3"},
             ("--nproc", "2"),
-            "strategy: shard 3 x replicate 1 = 3 devices, but the cluster has 2",
+            "strategy: groups of 3 do not divide 2 devices; use 1 or 2",
         ),
         ({"kind": "single"}, ("--nproc", "2"), "'single' uses one device but the cluster has 2"),
         ({"data": '[data]\npath = "gone.txt"'}, ("--nproc", "2"), "gone.txt does not exist"),

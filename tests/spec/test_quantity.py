@@ -58,7 +58,7 @@ def test_flops() -> None:
     [
         (parse_bytes, "80Gb", None),
         (parse_bytes, "80QiB", "unknown unit 'QiB'"),
-        (parse_bytes, "-5GiB", "cannot read"),
+        (parse_bytes, "-5GiB", "is negative"),
         (parse_bytes, "", "cannot read"),
         (parse_bytes, True, "expected a quantity"),
         (parse_rate, "400", "has no unit"),

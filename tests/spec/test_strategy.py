@@ -49,10 +49,12 @@ def test_single_is_one_device() -> None:
 
 
 def test_degrees_must_fill_the_cluster() -> None:
-    with pytest.raises(
-        SpecError, match="shard 3 x replicate 5 = 15 devices, but the cluster has 16"
-    ):
+    with pytest.raises(SpecError, match="groups of 3 do not divide 16 devices; use 1, 2, 4 or 8$"):
         resolved("zero3:3")
+    with pytest.raises(
+        SpecError, match="shard 4 x replicate 2 = 8 devices, but the cluster has 16"
+    ):
+        resolved("zero3:4", replicate=2)
 
 
 def test_an_integer_reshard_must_divide_the_shard_degree() -> None:

@@ -105,14 +105,18 @@ def launch_or_join(
     Without a launcher this process launches others with `arguments`, and exits when they end.
     """
     from shardwise.cli.long import long_command, needs_torch
-
-    needs_torch()
-    long_command()
     from shardwise.spec.train import TrainSettings
     from shardwise.train import launch
+    from shardwise.train.admit import admit
     from shardwise.train.slurm import adopt_slurm
 
     joined = adopt_slurm(os.environ) or launch.is_worker(os.environ)
+    if not joined:
+        # Before torch is imported: what cannot be is said at once.
+        per_node = nproc or described.cluster.devices_per_node
+        admit(described, per_node * launch.node_count(), per_node)
+    needs_torch()
+    long_command()
     processes = 1 if joined else processes_for(described, nproc)
     if not joined and (processes > 1 or launch.node_count() > 1):
         folder = _folder(described, file, name, resume)
@@ -200,7 +204,7 @@ def processes_for(described: RunSpec, nproc: int | None) -> int:
 
     from shardwise.spec.record import SpecError
     from shardwise.spec.train import TrainSettings
-    from shardwise.train.start import device_kind
+    from shardwise.train.admit import device_kind
 
     device = device_kind(described, described.train or TrainSettings())
     cuda = torch.cuda.is_available() and device != "cpu"

@@ -36,6 +36,7 @@ from shardwise.planning.reasons import (
 from shardwise.planning.rows import Candidate, complexity
 from shardwise.planning.search import HEADROOM_STEP, Found, Search, group_rank
 from shardwise.spec.dtype import DTYPE_BYTES
+from shardwise.spec.strategy import Strategy
 
 # Settings that tell two configurations apart besides their layout, and their usual values.
 SETTINGS: tuple[Setting, ...] = (
@@ -101,7 +102,7 @@ def _layout(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
         if rival is not None:
             yield _compared(search, found, "gathered twice", rival, winner)
     yield from _groups(search, found, winner, by_speed)
-    yield from _padding(search, winner)
+    yield from padding(search, winner.strategy)
 
 
 def _rival(
@@ -208,9 +209,9 @@ def _rounded(rate: float) -> float:
     return float(f"{rate * 8:.2g}") / 8
 
 
-def _padding(search: Search, winner: Candidate) -> Iterator[Reason]:
+def padding(search: Search, strategy: Strategy) -> Iterator[Reason]:
     """Tensors with fewer rows than devices are padded; experts stored as rows most of all."""
-    units, devices = search.units.of(winner.strategy), search.problem.cluster.devices
+    units, devices = search.units.of(strategy), search.problem.cluster.devices
     share = 1 - units.numel / sum(unit.padded_numel(devices) for unit in units.units)
     if share >= MIN_PADDING:
         yield Padding(devices=devices, share=share)

@@ -6,19 +6,21 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from shardwise.notebook import html_of
-from shardwise.planning.explain import limit_reasons, reasons
+from shardwise.planning.explain import limit_reasons, padding, reasons
 from shardwise.planning.limits import Limits, limits_of
 from shardwise.planning.money import Budget, Cost, SizeChoice, by_size, choose_size
 from shardwise.planning.price import mfu_of, price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.reasons import (
     BeyondPositions,
+    DecimalLength,
     FitsOffloaded,
     GradientsUnsharded,
     LeastMemory,
     LowPrecisionReduce,
     Reason,
     RiskyAlternative,
+    ShorterFits,
 )
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import MIN_GAIN, Found, Nearest, Search
@@ -237,6 +239,7 @@ def make_plan(
         tips=[
             *_tips(problem, units, found, winner),
             *([] if winner else _gradients_unsharded(problem, units, found)),
+            *([] if winner else _why_nothing_fits(search, found, objective)),
             *([] if winner else _offloaded(problem, search.space)),
         ],
         ways=[] if winner else _ways(search, found),
@@ -296,6 +299,9 @@ def _tips(problem: Problem, units: Units, found: Found, winner: Candidate | None
     positions = getattr(problem.model, "max_positions", None)
     if positions is not None and problem.job.seq_len > positions:
         tips.append(BeyondPositions(seq_len=problem.job.seq_len, positions=positions))
+    thousands, rest = divmod(problem.job.seq_len, 1000)
+    if not rest and problem.job.seq_len % 1024:
+        tips.append(DecimalLength(seq_len=problem.job.seq_len, binary=thousands * 1024))
     if winner is None:
         return tips
     strategy = winner.strategy
@@ -322,6 +328,16 @@ def _gradients_unsharded(problem: Problem, units: Units, found: Found) -> Iterat
             problem, units, strategy.but(grad_sync="every")
         ).needed_bytes,
     )
+
+
+def _why_nothing_fits(search: Search, found: Found, objective: Objective) -> Iterator[Reason]:
+    """Padding of the configuration closest to fitting, and the sequence that would fit."""
+    if found.nearest:
+        nearest = min(found.nearest.values(), key=lambda n: n.needed_bytes)
+        yield from padding(search, nearest.strategy)
+    shorter = longest(search.problem, search.space) if objective != "sequence" else None
+    if shorter is not None and shorter.tokens < search.problem.job.seq_len:
+        yield ShorterFits(tokens=shorter.tokens)
 
 
 def _offloaded(problem: Problem, space: Space) -> list[Reason]:

@@ -247,6 +247,14 @@ class BeyondPositions(Reason):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecimalLength(Reason):
+    """The sequence length is in thousands; a multiple of 1,024 was perhaps meant."""
+
+    seq_len: int
+    binary: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class LowPrecisionReduce(Reason):
     """Reducing gradients in the dtype of the parameters would be faster."""
 
@@ -261,6 +269,13 @@ class FitsOffloaded(Reason):
     strategy: Strategy
     needed_bytes: float
     step_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShorterFits(Reason):
+    """The longest sequence that fits, where the one asked for does not."""
+
+    tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from shardwise.predict.time import is_fitted
 from shardwise.report.memory_words import profile_memory_words, shortfall_words, show_memory
-from shardwise.report.screen import COLOURS, bar, plain_table, screen
+from shardwise.report.screen import COLOURS, bar, option, plain_table, screen
 from shardwise.report.strategy import run_words
 from shardwise.report.words import TERMS, VERDICTS
 from shardwise.spec.cluster import ClusterSpec
@@ -228,7 +228,7 @@ def print_ways(out: Console, ways: Sequence[Change], of: str = "") -> None:
     if not ways:
         out.print(
             "No change of settings makes it fit. Use a shorter sequence, devices with more memory, "
-            "or tensor parallelism (which shardwise does not run)."
+            "or tensor or context parallelism (which shardwise does not run)."
         )
         return
     whose = f" (options of '{of}')" if of else ""
@@ -240,4 +240,4 @@ def print_ways(out: Console, ways: Sequence[Change], of: str = "") -> None:
             if way.host_bytes
             else ""
         )
-        out.print(f"  {way.options}: needs {show_memory(way.needed_bytes)}{host}")
+        option(out, f"{way.options}: needs {show_memory(way.needed_bytes)}{host}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from textwrap import fill
-
 from rich.console import Console
 from rich.text import Text
 
@@ -26,7 +24,7 @@ from shardwise.report.reasons import (
     rule_words,
     speed_words,
 )
-from shardwise.report.screen import screen
+from shardwise.report.screen import bullet, option, screen
 from shardwise.report.strategy import (
     batch_words,
     configuration_words,
@@ -66,7 +64,7 @@ def print_plan(plan: Plan, *, top: int, written: str | None, command: str | None
     _heading(out, "Why this layout")
     for reason in (*plan.why, *plan.limits_why):
         if not isinstance(reason, StepBatch):  # above
-            _bullet(out, reason_words(reason, plan.units.blocks))
+            bullet(out, reason_words(reason, plan.units.blocks))
     if plan.size_choice is not None and plan.size_choice.sizes:
         _heading(out, f"Cost of {tokens_words(plan.budget)} by size")
         chosen = problem.cluster.devices
@@ -86,19 +84,6 @@ def print_plan(plan: Plan, *, top: int, written: str | None, command: str | None
 def _heading(out: Console, title: str) -> None:
     out.print()
     out.print(Text(title, style="bold"))
-
-
-def _bullet(out: Console, sentence: str) -> None:
-    out.print(
-        fill(
-            sentence,
-            out.width,
-            initial_indent="- ",
-            subsequent_indent="  ",
-            break_on_hyphens=False,
-        ),
-        soft_wrap=True,
-    )
 
 
 def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
@@ -282,17 +267,7 @@ def _print_lower_memory(out: Console, plan: Plan) -> None:
     for candidate in plan.front[:_LOWER_MEMORY]:
         speed = speed_words(candidate.tokens_per_s / fastest - 1)
         what = configuration_words(candidate.strategy, blocks=plan.units.blocks)
-        line = f"{candidate.needed_bytes / GIB:5.1f} GiB, {speed}: {what}"
-        out.print(
-            fill(
-                line,
-                out.width,
-                initial_indent="  ",
-                subsequent_indent="    ",
-                break_on_hyphens=False,
-            ),
-            soft_wrap=True,
-        )
+        option(out, f"{candidate.needed_bytes / GIB:5.1f} GiB, {speed}: {what}")
 
 
 def nearest_words(plan: Plan) -> str:

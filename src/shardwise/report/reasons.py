@@ -13,6 +13,7 @@ from shardwise.planning.reasons import (
     BeyondPositions,
     Compared,
     DataParallelEnds,
+    DecimalLength,
     DoesNotFit,
     FitsOffloaded,
     GradientsUnsharded,
@@ -28,6 +29,7 @@ from shardwise.planning.reasons import (
     Reason,
     Recomputes,
     RiskyAlternative,
+    ShorterFits,
     SingleDevice,
     Slack,
     StatesFit,
@@ -271,11 +273,12 @@ def _limited_by(reason: LimitedBy, blocks: int | None) -> str:
     gains = []
     if reason.devices > 1:
         gains.append(f"2x the {reason.link} bandwidth: {_gain(reason.twice_network)}")
-    memory = f"25% more memory: {_gain(reason.more_memory)}"
     if reason.binding == "memory" and reason.with_memory is not None:
-        memory += f" ({configuration_words(reason.with_memory, blocks=blocks)})"
-    gains.append(memory)
-    return f"{told}. {'; '.join(gains)}."
+        then = configuration_words(reason.with_memory, blocks=blocks)
+        told += f": 25% more would allow {then} ({_gain(reason.more_memory)})"
+    else:
+        gains.append(f"25% more memory: {_gain(reason.more_memory)}")
+    return f"{told}. {'; '.join(gains)}." if gains else f"{told}."
 
 
 def _gain(gain: float) -> str:
@@ -311,6 +314,14 @@ def _beyond_positions(reason: BeyondPositions, blocks: int | None) -> str:
     )
 
 
+def _decimal_length(reason: DecimalLength, blocks: int | None) -> str:
+    thousands = reason.seq_len // 1000
+    return (
+        f"Sequence length {reason.seq_len:,}: {thousands}k means {reason.seq_len:,}, "
+        f"{thousands}Ki means {reason.binary:,}."
+    )
+
+
 def _low_precision_reduce(reason: LowPrecisionReduce, blocks: int | None) -> str:
     return (
         f"Reducing gradients in {reason.dtype} would be {share_words(reason.gain)} faster, but "
@@ -323,6 +334,13 @@ def _offloaded(reason: FitsOffloaded, blocks: int | None) -> str:
         f"Fits with offload to host memory: {configuration_words(reason.strategy, blocks=blocks)}, "
         f"{show_memory(reason.needed_bytes)} per device, about {show_seconds(reason.step_s)} per "
         "step (host links and memory are assumed, not measured)."
+    )
+
+
+def _shorter_fits(reason: ShorterFits, blocks: int | None) -> str:
+    return (
+        f"Sequences of up to {reason.tokens:,} tokens fit. Longer ones need context parallelism "
+        "(which shardwise does not run) or devices with more memory."
     )
 
 
@@ -374,8 +392,10 @@ _WORDS: dict[type[Reason], Callable[[Any, int | None], str]] = {
     Slack: _slack,
     RiskyAlternative: _risky,
     BeyondPositions: _beyond_positions,
+    DecimalLength: _decimal_length,
     LowPrecisionReduce: _low_precision_reduce,
     FitsOffloaded: _offloaded,
+    ShorterFits: _shorter_fits,
     GradientsUnsharded: _gradients_unsharded,
     LongestSequence: _longest,
     LeastMemory: _least_memory,

@@ -34,10 +34,19 @@ def plain_table(gap: int = 2) -> Table:
 
 def bullet(out: Console, sentence: str) -> None:
     """Print a sentence as an item of a list, wrapped between words."""
-    wrapped = fill(
-        sentence, out.width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+    _wrapped(out, sentence, "- ", "  ")
+
+
+def option(out: Console, line: str) -> None:
+    """Print one of several options: indented, and what is wrapped further."""
+    _wrapped(out, line, "  ", "    ")
+
+
+def _wrapped(out: Console, text: str, first: str, others: str) -> None:
+    lines = fill(
+        text, out.width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
     )
-    out.print(wrapped, soft_wrap=True)
+    out.print(lines, soft_wrap=True)
 
 
 def bar(share: float) -> Text:

@@ -49,6 +49,8 @@ def _parse(text: object, units: Mapping[str, int | Decimal], examples: str) -> D
         raise QuantityError(f"expected a quantity such as {examples}, not {text!r}")
     match = _NUMBER.fullmatch(str(text)) if str(text).isascii() else None
     if match is None:
+        if str(text).lstrip().startswith("-") and _NUMBER.fullmatch(str(text).lstrip()[1:]):
+            raise QuantityError(f"{_shown(text)} is negative; write it like {examples}")
         raise QuantityError(f"cannot read {_shown(text)} as a quantity; write it like {examples}")
     number, unit = match.groups()
     factor = units.get(unit)

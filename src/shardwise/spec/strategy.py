@@ -208,6 +208,13 @@ class Strategy(Record):
             shard = self.shard or devices // (self.replicate or 1) or 1
             replicate = self.replicate or devices // shard or 1
         if shard * replicate != devices:
+            if self.replicate is None and self.shard is not None:
+                possible = [n for n in range(1, devices + 1) if devices % n == 0]
+                near = sorted(sorted(possible, key=lambda n: abs(n - shard))[:4])
+                listed = f"{', '.join(map(str, near[:-1]))} or {near[-1]}" if near[1:] else near[0]
+                raise SpecError(
+                    f"strategy: groups of {shard} do not divide {devices} devices; use {listed}"
+                )
             raise SpecError(
                 f"strategy: shard {shard} x replicate {replicate} = {shard * replicate} devices, "
                 f"but the cluster has {devices}; the degrees must multiply to that"

@@ -29,11 +29,12 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
 from shardwise.step import StepProfile, by_operation
+from shardwise.train.admit import check_batch
 from shardwise.train.agree import Agreement
 from shardwise.train.batches import Layout, MicroBatch, SyntheticBatches, make_batches
 from shardwise.train.loop import global_norm, logits_of, loss_sum
 from shardwise.train.optimizer import make_optimizer
-from shardwise.train.start import check_batch, this_machine, vocabulary
+from shardwise.train.start import this_machine, vocabulary
 from shardwise.train.tokenize import find_files, load_tokenizer, read_texts
 from shardwise.units.blocks import find_blocks, parameter_names
 from shardwise.units.build import build_module

@@ -18,6 +18,7 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import DataSettings, TrainSettings
+from shardwise.train.admit import check_batch, device_kind
 from shardwise.train.batches import Batches, Layout, make_batches
 from shardwise.train.loop import Training
 from shardwise.train.optimizer import make_optimizer
@@ -58,13 +59,6 @@ def start(run: RunSpec) -> tuple[RunSpec, Training]:
     return run._replace(strategy=strategy_of(model)), training
 
 
-def device_kind(run: RunSpec, settings: TrainSettings) -> str:
-    """The kind of device to train on; a cluster of CPUs means CPUs even if there is a GPU."""
-    if settings.device == "auto" and run.cluster.device.is_cpu:
-        return "cpu"
-    return settings.device
-
-
 def open_data(data: DataSettings, layout: Layout, vocab: int | None, seed: int) -> Batches:
     """Open the data; one process per machine tokenizes while the others wait."""
     if data.path and layout.world > 1:
@@ -96,19 +90,6 @@ def on_this_world(run: RunSpec, device: torch.device) -> RunSpec:
     run = run._replace(cluster=cluster, strategy=strategy)
     check_batch(run)
     return run.resolved()
-
-
-def check_batch(run: RunSpec) -> None:
-    """Raise SpecError unless the global batch divides into micro-batches exactly."""
-    wanted = run.job.global_batch
-    unit = run.job.seq_len * run.strategy.micro_batch * run.strategy.devices
-    if wanted is not None and wanted % unit:
-        near = max(1, round(wanted / unit)) * unit
-        raise SpecError(
-            f"job.global_batch: {wanted:,} tokens is not a multiple of {unit:,} "
-            f"(micro-batch {run.strategy.micro_batch} × {run.job.seq_len:,} tokens × "
-            f"{run.strategy.devices} processes); the nearest multiple is {near:,}"
-        )
 
 
 def this_machine(processes: int) -> DeviceSpec:

@@ -1,0 +1,36 @@
+"""What can be refused before processes are launched: it takes seconds instead of many."""
+
+from __future__ import annotations
+
+from shardwise.spec.record import SpecError
+from shardwise.spec.run import RunSpec
+from shardwise.spec.train import TrainSettings
+from shardwise.train.tokenize import find_files
+
+
+def admit(run: RunSpec, processes: int, per_node: int) -> None:
+    """Raise SpecError where a run cannot be on so many processes, or its data does not exist."""
+    strategy = run.strategy.resolve(processes, per_node)
+    check_batch(run._replace(strategy=strategy))
+    if run.data is not None and run.data.path:
+        find_files(run.data.path)
+
+
+def check_batch(run: RunSpec) -> None:
+    """Raise SpecError unless the global batch divides into micro-batches exactly."""
+    wanted = run.job.global_batch
+    unit = run.job.seq_len * run.strategy.micro_batch * run.strategy.devices
+    if wanted is not None and wanted % unit:
+        near = max(1, round(wanted / unit)) * unit
+        raise SpecError(
+            f"job.global_batch: {wanted:,} tokens is not a multiple of {unit:,} "
+            f"(micro-batch {run.strategy.micro_batch} × {run.job.seq_len:,} tokens × "
+            f"{run.strategy.devices} processes); the nearest multiple is {near:,}"
+        )
+
+
+def device_kind(run: RunSpec, settings: TrainSettings) -> str:
+    """The kind of device to train on; a cluster of CPUs means CPUs even if there is a GPU."""
+    if settings.device == "auto" and run.cluster.device.is_cpu:
+        return "cpu"
+    return settings.device
