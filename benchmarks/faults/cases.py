@@ -123,6 +123,8 @@ class Matrix:
             problems += _unless(loaded == expected, f"loaded step {loaded}, not {expected}")
         if not stops:
             problems += _unless(done.returncode == 0, f"exit code {done.returncode}")
+        if problems:
+            problems.append(f"recoveries {recoveries}; it said {done.stderr[-2000:]}")
         return self._judged(case, folder, done.returncode, told, loaded, problems)
 
     @staticmethod

@@ -22,12 +22,13 @@ def examine(file: Path, code: int) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "strategy",
     [
         'strategy = "hsdp"',
-        pytest.param('strategy = { kind = "ddp" }', marks=pytest.mark.nightly),
-        pytest.param('strategy = "zero2"', marks=pytest.mark.nightly),
+        'strategy = { kind = "ddp" }',
+        'strategy = "zero2"',
     ],
 )
 def test_a_sound_run_passes(tmp_path: Path, strategy: str) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from shardwise.spec.run import read_run
 from tests.command import shardwise
-from tests.distributed.runs import RUN, train, write
+from tests.distributed.runs import RUN, write
+from tests.distributed.workers import Workers
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -19,6 +20,7 @@ safetensors = pytest.importorskip("safetensors")
 from shardwise.checkpoint.export.weights import NotExportedError, export_first  # noqa: E402
 from shardwise.checkpoint.format.place import LocalPlace  # noqa: E402
 from shardwise.units.build import build_module  # noqa: E402
+from tests.distributed.train_run import run_toml  # noqa: E402
 
 SAVING = "trackers = []\nmeasure = false\ncheckpoint = { every = 4, keep = 2 }"
 TIED = RUN.replace("max_positions = 64", "max_positions = 64\ntied = true")
@@ -83,8 +85,10 @@ def break_weight(checkpoint: Path, file: str) -> None:
     (checkpoint / file).write_bytes(data)
 
 
-def test_transformers_computes_what_was_trained(tmp_path: Path) -> None:
-    train(write(tmp_path, TIED, train=SAVING), "--nproc", "2")
+def test_transformers_computes_what_was_trained(tmp_path: Path, workers: Workers) -> None:
+    file = write(tmp_path, TIED, train=SAVING)
+    [[done, _]] = workers.run(run_toml, 2, [{"file": str(file)}])
+    assert done["steps"] == 8
     run = tmp_path / "runs" / "it"
     done = shardwise(
         "export-weights", "runs/it", "-o", "out", "--shard-size", "100kB", "--json", folder=tmp_path

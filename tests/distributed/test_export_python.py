@@ -148,10 +148,7 @@ def scripted(file: Path, case: Case) -> list[float]:
 # Each starts processes of its own; nightly runs them all.
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name in ("zero3", "own") else [pytest.mark.nightly])
-        for name in CASES
-    ],
+    [pytest.param(name, marks=[] if name == "zero3" else [pytest.mark.nightly]) for name in CASES],
 )
 def test_a_script_trains_to_the_same_losses(tmp_path: Path, name: str, workers: Workers) -> None:
     case = CASES[name]

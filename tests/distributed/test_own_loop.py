@@ -74,6 +74,7 @@ def test_ranks_train_on_different_data(whole: Path) -> None:
         assert sorted(seen) == list(range(SEQUENCES))
 
 
+@pytest.mark.nightly
 def test_killed_after_a_save_it_resumes_to_the_same_bits(whole: Path, tmp_path: Path) -> None:
     killed = run(tmp_path, DIE_AFTER_SAVES="2")
     assert killed.returncode != 0

@@ -86,6 +86,7 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(one["step"], one["loss"]) for one in map(json.loads, lines)]
 
 
+@pytest.mark.nightly
 def test_a_rank_that_sleeps_is_named_with_its_section(tmp_path: Path, started: object) -> None:
     """At default settings; the other rank is not blamed."""
     assert callable(started)

@@ -112,12 +112,14 @@ def test_under_torchrun_it_joins(tmp_path: Path) -> None:
     assert result["measured"]["traffic"]
 
 
+@pytest.mark.nightly
 def test_unequal_micro_batches_name_the_rank(tmp_path: Path) -> None:
     done = train(write(tmp_path, FOREIGN, source="unequal", accumulate=2), "--nproc", "2", code=3)
     assert "step 3: rank 1 has 1 micro-batches, others have 2" in done.stderr
     assert done.stderr.count("error:") == 1
 
 
+@pytest.mark.nightly
 def test_a_gradient_that_is_not_finite_stops_all_ranks(tmp_path: Path) -> None:
     file = write(tmp_path, FOREIGN, source="poisoned", accumulate=1)
     done = train(file, "--nproc", "2", code=3)
@@ -207,7 +209,9 @@ def started(folder: Path, settings: str = "") -> subprocess.Popen[str]:
     return running
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)]
+)
 def test_a_signal_stops_all_ranks_at_one_step(tmp_path: Path, number: int) -> None:
     running = started(tmp_path)
     running.send_signal(number)
@@ -236,6 +240,7 @@ def workers_of(running: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in found.stdout.split()]
 
 
+@pytest.mark.nightly
 def test_nobody_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     running = started(tmp_path)
     workers = workers_of(running)
@@ -248,6 +253,7 @@ def test_nobody_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.nightly
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     """Where the run is not to start again."""
     running = started(tmp_path, "restart = { attempts = 0 }")
