@@ -153,7 +153,7 @@ def test_every_problem_is_one_line_and_no_traceback() -> None:
         ),
         (
             ["--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--strategy", "zero3:3"],
-            "but the cluster has 8",
+            "groups of 3 do not divide 8 devices; use 1, 2, 4 or 8",
         ),
         (
             ["--model", "gpt2", "--cluster", "H100-SXM", "--seq-len", "4096"],

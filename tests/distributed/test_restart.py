@@ -219,6 +219,7 @@ def test_nobody_outside_reaches_a_run_of_one_machine(tmp_path: Path, started: ob
     }  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(
     tmp_path: Path, started: object, workers: Workers
 ) -> None:

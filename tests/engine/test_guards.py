@@ -55,7 +55,7 @@ def test_a_module_without_blocks() -> None:
 
 
 def test_more_processes_than_are_running() -> None:
-    with pytest.raises(SpecError, match="but the cluster has 1"):
+    with pytest.raises(SpecError, match="groups of 2 do not divide 1 device; use 1"):
         parallelize(small(), Strategy(kind="zero3", shard=2))
 
 

@@ -321,9 +321,9 @@ def sharded_run(draw: Any) -> tuple[ModelUnits, Configurations, Hardware, Coeffi
 def ring_bandwidth(devices: int, hardware: Hardware) -> float:
     """Nominal bytes per second around the ring: all ports of a node send to the next together."""
     if devices <= hardware.devices_per_node:
-        return hardware.link_bandwidth
+        return float(hardware.link_bandwidth)
     between = hardware.network_bandwidth * hardware.devices_per_node
-    return min(hardware.link_bandwidth, between)
+    return min(float(hardware.link_bandwidth), float(between))
 
 
 @settings(max_examples=150)

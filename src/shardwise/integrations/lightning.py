@@ -27,7 +27,7 @@ class ShardwiseCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         wrapped: Any = trainer.strategy.model
         # With FSDP2 a child of the module is sharded and Lightning wraps nothing.
-        sharded = [child for child in pl_module.children() if isinstance(child, FSDPModule)]
+        sharded: list[Any] = [m for m in pl_module.children() if isinstance(m, FSDPModule)]
         model = sharded[0] if len(sharded) == 1 else wrapped
         self.watch.start(model, trainer.optimizers[0], trainer.global_step)
 

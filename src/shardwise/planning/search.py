@@ -137,7 +137,8 @@ class Found(NamedTuple):
         fast_enough = rows[speed[rows] * (1 + MIN_GAIN) >= speed[rows].max()]
         closest = columns.distance[fast_enough].min() + 1e-9
         rows = rows[columns.distance[rows] <= closest]
-        return rows[speed[rows] >= (1 - TIE) * speed[rows].max()]
+        alike: Ints = rows[speed[rows] >= (1 - TIE) * speed[rows].max()]
+        return alike
 
     def _simplest(self, rows: Ints) -> int:
         """The place of the simplest, then of the smallest group, then of the fastest."""

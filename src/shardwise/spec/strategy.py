@@ -212,9 +212,8 @@ class Strategy(Record):
                 possible = [n for n in range(1, devices + 1) if devices % n == 0]
                 near = sorted(sorted(possible, key=lambda n: abs(n - shard))[:4])
                 listed = f"{', '.join(map(str, near[:-1]))} or {near[-1]}" if near[1:] else near[0]
-                raise SpecError(
-                    f"strategy: groups of {shard} do not divide {devices} devices; use {listed}"
-                )
+                whole = f"{devices} device{'s' if devices > 1 else ''}"
+                raise SpecError(f"strategy: groups of {shard} do not divide {whole}; use {listed}")
             raise SpecError(
                 f"strategy: shard {shard} x replicate {replicate} = {shard * replicate} devices, "
                 f"but the cluster has {devices}; the degrees must multiply to that"
