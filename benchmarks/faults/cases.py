@@ -19,7 +19,7 @@ from benchmarks.faults.damage import DAMAGES, evil_mark
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = """
 checkpoint = { every = 10, keep = 3, to = "TO" }
-restart = { named_after_s = 2, killed_after_s = 4, slow_after_s = 8 }
+restart = { named_after_s = NAMED, killed_after_s = KILLED, slow_after_s = SLOW }
 """
 MOMENTS = (
     "before save",
@@ -64,10 +64,13 @@ def all_cases() -> list[Case]:
 
 
 class Matrix:
-    """Runs cases in a folder and compares each with an undisturbed reference run."""
+    """Runs cases in a folder and compares each with an undisturbed reference run.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    `patience` multiplies the limits after which a rank hangs, for machines that have other work.
+    """
+
+    def __init__(self, folder: Path, patience: int = 1) -> None:
+        self._folder, self._patience = folder, patience
         self._reference = self._case_folder("reference")
         done = self._train(self._reference)
         assert done.returncode == 0, done.stderr
@@ -200,6 +203,8 @@ class Matrix:
         folder = self._folder / name
         folder.mkdir(parents=True)
         settings = SETTINGS.replace("TO", str(folder / "ckpt"))
+        for word, seconds in (("NAMED", 2), ("KILLED", 4), ("SLOW", 8)):
+            settings = settings.replace(word, str(seconds * self._patience))
         (folder / "run.toml").write_text(plant.RUN.format(train=settings))
         return folder
 
