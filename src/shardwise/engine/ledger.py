@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,12 +12,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 _C10D, _FSDP = torch.ops.c10d, torch.ops.fsdp
 # Tensors that neither a known owner nor a collective identifies: activations, logits, gradients
 # before their reduction.
 REST = "working"
+# Gathered parameters: FSDP frees and refills their storages in place.
+GATHERED = "unsharded_parameters"
 # Most points of a curve. A longer one keeps only the highest of every few points.
 MOST_POINTS = 1024
 
@@ -25,10 +26,11 @@ MOST_POINTS = 1024
 class LiveBytes(TorchDispatchMode):
     """Bytes of live tensors: the peak since `reset` and its parts.
 
-    FSDP frees and refills the storages of gathered parameters in place. Therefore all existing
-    tensors are tracked from the start, and the size of every storage is read after each operation:
-    exact but slow, for a few steps only. A storage that first appears in a view was allocated
-    inside a collective and is not counted.
+    All existing tensors are tracked from the start. Bytes are added when a storage is first seen
+    and taken away when it is freed. FSDP frees and refills the storages of gathered parameters in
+    place, which no operation shows: those are read again after each operation, which is slow and
+    for a few steps only. A storage that first appears in a view was allocated inside a collective
+    and is not counted.
 
     `known` names tensors that exist from the start. Buffers of gathers and reductions are
     identified by their collectives; all other tensors are "working".
@@ -50,6 +52,9 @@ class LiveBytes(TorchDispatchMode):
         self._operations = self._changes = 0
         self._total = -1
         self._alive: dict[int, weakref.ref[Any]] = {}
+        # Bytes of the live storages, but of those that are freed and refilled in place.
+        self._sizes: dict[int, int] = {}
+        self._refilled: dict[int, weakref.ref[Any]] = {}
         self._uncounted: dict[int, weakref.ref[Any]] = {}
         self._term_of: dict[int, str] = {}
         # By type(): isinstance reads __class__, which makes deprecated proxies warn.
@@ -73,27 +78,32 @@ class LiveBytes(TorchDispatchMode):
         """Bytes alive now, by term."""
         terms: dict[str, int] = {}
         for key, reference in list(self._alive.items()):
-            storage = reference()
-            if storage is not None:
-                term = self._term_of.get(key, REST)
-                terms[term] = terms.get(term, 0) + storage.nbytes()
+            size = self._sizes.get(key)
+            if size is None:
+                storage = reference()
+                size = 0 if storage is None else storage.nbytes()
+            term = self._term_of.get(key, REST)
+            terms[term] = terms.get(term, 0) + size
         return terms
 
+    def _sum_now(self) -> int:
+        # Copied at once: threads of a collective free tensors at any time.
+        refilled = [reference() for reference in list(self._refilled.values())]
+        read: int = sum(storage.nbytes() for storage in refilled if storage is not None)
+        return sum(list(self._sizes.values())) + read
+
     def _measure(self) -> None:
-        terms = None
-        if self._draws:
-            terms = self.current()
-            total = sum(terms.values())
-            if total != self._total:
-                self._total = total
-                self._add_point(terms)
-        else:
-            storages = [reference() for reference in list(self._alive.values())]
-            total = sum(storage.nbytes() for storage in storages if storage is not None)
+        total = self._sum_now()
+        if total <= self.peak_bytes and (not self._draws or total == self._total):
+            return
+        # Tensors may be freed between two readings: what is kept is of one reading.
+        terms = self.current()
+        total = sum(terms.values())
+        if self._draws and total != self._total:
+            self._total = total
+            self._add_point(terms)
         if total > self.peak_bytes:
-            self.peak_bytes = total
-            # Threads of a collective may free tensors between two readings: use the same reading.
-            self.peak_terms = self.current() if terms is None else terms
+            self.peak_bytes, self.peak_terms = total, terms
 
     def _add_point(self, terms: dict[str, int]) -> None:
         point = (self._operations, terms)
@@ -120,7 +130,7 @@ class LiveBytes(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         storages_by_key = self._uncounted if func.is_view else self._alive
         before = len(self._alive)
-        self._track(tree_leaves((args, kwargs, out)), storages_by_key)
+        self._track(_leaves((args, kwargs, out)), storages_by_key)
         collective = func.namespace in ("c10d", "fsdp")
         if collective:
             self._identify(func, args, kwargs or {})
@@ -132,14 +142,14 @@ class LiveBytes(TorchDispatchMode):
 
     def _identify(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if func is _C10D._allgather_base_.default:
-            self._name([args[0]], "unsharded_parameters")
+            self._name([args[0]], GATHERED)
         elif func is _C10D._reduce_scatter_base_.default:
             self._name([args[0]], "gradients")
             self._name([args[1]], "reduce_buffers")
         elif func is _C10D.allreduce_.default:
             self._name(args[0], "gradients")
         elif func is _FSDP.split_with_sizes_copy.default:
-            self._name(kwargs["out"], "unsharded_parameters")
+            self._name(kwargs["out"], GATHERED)
         elif func is _FSDP.chunk_cat.default:
             self._name([kwargs["out"]], "reduce_buffers")
 
@@ -147,7 +157,10 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tensors:
             plain = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
             if isinstance(plain, torch.Tensor) and not plain.is_meta:
-                self._term_of[plain.untyped_storage()._cdata] = term
+                key = plain.untyped_storage()._cdata
+                self._term_of[key] = term
+                if term == GATHERED and self._sizes.pop(key, None) is not None:
+                    self._refilled[key] = self._alive[key]
 
     def _track(self, leaves: Iterable[Any], storages_by_key: dict[int, weakref.ref[Any]]) -> None:
         for leaf in leaves:
@@ -159,15 +172,36 @@ class LiveBytes(TorchDispatchMode):
                 continue
             storage = tensor.untyped_storage()
             key = storage._cdata
-            if key not in self._alive and key not in self._uncounted:
-                storages_by_key[key] = weakref.ref(
-                    storage, partial(self._forget, key, storages_by_key)
-                )
+            if key in self._sizes:
+                self._sizes[key] = storage.nbytes()
+            elif key not in self._alive and key not in self._uncounted:
+                reference = weakref.ref(storage, partial(self._forget, key, storages_by_key))
+                storages_by_key[key] = reference
+                if storages_by_key is self._alive:
+                    size = storage.nbytes()
+                    # An empty one waits to be refilled.
+                    if size:
+                        self._sizes[key] = size
+                    else:
+                        self._refilled[key] = reference
 
     def _forget(self, key: int, storages_by_key: dict[int, weakref.ref[Any]], _: Any) -> None:
         storages_by_key.pop(key, None)
+        self._sizes.pop(key, None)
+        self._refilled.pop(key, None)
         self._term_of.pop(key, None)
 
 
 def _sum(point: tuple[int, dict[str, int]]) -> int:
     return sum(point[1].values())
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What lists, tuples and dicts hold: arguments of an operation have no other containers."""
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _leaves(one)
+    elif isinstance(value, dict):
+        yield from _leaves(tuple(value.values()))
+    else:
+        yield value
