@@ -111,9 +111,10 @@ def launch_or_join(
     from shardwise.train.slurm import adopt_slurm
 
     joined = adopt_slurm(os.environ) or launch.is_worker(os.environ)
-    if not joined:
-        # Before torch is imported: what cannot be is said at once.
-        per_node = nproc or described.cluster.devices_per_node
+    cluster = described.cluster
+    per_node = nproc or (cluster.devices_per_node if cluster.device.is_cpu else None)
+    if not joined and per_node:
+        # Before torch is imported, which takes seconds.
         admit(described, per_node * launch.node_count(), per_node)
     needs_torch()
     long_command()

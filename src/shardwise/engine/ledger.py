@@ -52,7 +52,7 @@ class LiveBytes(TorchDispatchMode):
         self._operations = self._changes = 0
         self._total = -1
         self._alive: dict[int, weakref.ref[Any]] = {}
-        # Bytes of the live storages, but of those that are freed and refilled in place.
+        # Bytes of live storages, except those that are freed and refilled in place.
         self._sizes: dict[int, int] = {}
         self._refilled: dict[int, weakref.ref[Any]] = {}
         self._uncounted: dict[int, weakref.ref[Any]] = {}

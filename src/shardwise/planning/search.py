@@ -105,8 +105,10 @@ class Found(NamedTuple):
 
     def _preferred(self, rows: Ints, memory: float = 1.0) -> Candidate:
         """The choice among rows of one layout, or of equal memory: the simpler of the fastest."""
-        rows = self._too_close_to_call(rows, memory)
-        return self.table.candidate(int(rows[self._simplest(rows)]))
+        return self.table.candidate(self._preferred_row(rows, memory))
+
+    def _preferred_row(self, rows: Ints, memory: float) -> int:
+        return self._simplest(self._too_close_to_call(rows, memory))
 
     def _chosen(self, rows: Ints, memory: float) -> Candidate:
         """The choice among the layouts, each with its preferred row."""
@@ -117,12 +119,11 @@ class Found(NamedTuple):
             mine = rows[layouts == layout]
             # No part of the rule prefers one that is slower than all of them together allow.
             if speed[mine].max() >= SLOWEST_CHOICE * speed[rows].max():
-                alike = self._too_close_to_call(mine, memory)
-                best.append(alike[self._simplest(alike)])
+                best.append(self._preferred_row(mine, memory))
         alike = self._too_close_to_call(np.asarray(best), memory)
         needed = columns.needed_bytes[alike]
         alike = alike[needed <= needed.min() + HEADROOM_STEP * self.limit_bytes]
-        return self.table.candidate(int(alike[self._simplest(alike)]))
+        return self.table.candidate(self._simplest(alike))
 
     def _too_close_to_call(self, rows: Ints, memory: float) -> Ints:
         """The rows within TIE of the fastest, after the rules for headroom and batch."""
@@ -141,13 +142,13 @@ class Found(NamedTuple):
         return alike
 
     def _simplest(self, rows: Ints) -> int:
-        """The place of the simplest, then of the smallest group, then of the fastest."""
-        columns = self.table.columns
-        groups = np.asarray([group_rank(one, self.devices_per_node) for one in self.table.layouts])
-        order = np.lexsort(
-            (-columns.tokens_per_s[rows], groups[columns.layout[rows]], columns.complexity[rows])
+        """The simplest row, then that of the smallest group, then the fastest."""
+        columns, layouts = self.table.columns, self.table.layouts
+        groups = np.asarray(
+            [group_rank(layouts[n], self.devices_per_node) for n in columns.layout[rows]]
         )
-        return int(order[0])
+        order = np.lexsort((-columns.tokens_per_s[rows], groups, columns.complexity[rows]))
+        return int(rows[order[0]])
 
     def is_tight(self, candidate: Candidate) -> bool:
         """Whether a candidate leaves less than the wanted headroom."""

@@ -1,4 +1,4 @@
-"""What can be refused before processes are launched: it takes seconds instead of many."""
+"""Checks of a run that need no torch: a wrong one is refused before processes are launched."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardwise.train.tokenize import find_files
 
 
 def admit(run: RunSpec, processes: int, per_node: int) -> None:
-    """Raise SpecError where a run cannot be on so many processes, or its data does not exist."""
+    """Raise SpecError if degrees or batch do not suit the processes, or the data is missing."""
     strategy = run.strategy.resolve(processes, per_node)
     check_batch(run._replace(strategy=strategy))
     if run.data is not None and run.data.path:
