@@ -1,1 +1,1 @@
-"""How every part of Shardwise behaves as the work grows, measured."""
+"""Measure how the cost of each part of Shardwise grows with scale."""

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.scale [PARTS…] [--quick] [--docs] [--json]`: what it costs as work grows.
+"""`python -m benchmarks.scale [PARTS…] [--quick] [--docs] [--json]`: measure cost against scale.
 
-Every case runs in a process of its own, cases take turns, and that several times; medians, with
-the lowest and the highest where they differ by more than a tenth. `--docs` writes the tables into
-docs/scale.md; those of parts that were not run stay as they are. `--quick` is for tests.
+Each case runs in a new process, in several rounds that alternate between cases. Tables show the
+median, and the range if lowest and highest differ by more than a tenth. `--docs` writes the tables
+to docs/scale.md and leaves those of other parts unchanged. `--quick` is for tests.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def parts() -> dict[str, Part]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[[], *parts()])
-    parser.add_argument("--quick", action="store_true", help="few small cases, once")
-    parser.add_argument("--docs", action="store_true")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="a few small cases, one round")
+    parser.add_argument("--docs", action="store_true", help="write the tables to docs/scale.md")
+    parser.add_argument("--json", action="store_true", help="print all results as JSON")
     parser.add_argument("--child", nargs=2, metavar=("PART", "CASES"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
@@ -54,18 +54,18 @@ def main() -> None:
         table = part.table(measured)
         print(f"\n{part.title}\n\n{table}", flush=True)
         if asked.docs:
-            # As soon as it is known: all of them take long.
+            # Write each table as soon as it is ready: all parts together take long.
             _write(ROOT / "docs" / "scale.md", name, table)
     if asked.json:
         print(json.dumps({name: [asdict(one) for one in each] for name, each in found.items()}))
 
 
 def _write(page: Path, name: str, table: str) -> None:
-    """Between `<!-- measured: NAME -->` and `<!-- end -->`, in the page as it is."""
+    """Replace the text between `<!-- measured: NAME -->` and `<!-- end -->`."""
     before, begin, after = page.read_text().partition(f"<!-- measured: {name} -->\n")
     _, end, rest = after.partition("<!-- end -->")
     if not end:
-        sys.exit(f"{page.name} has no place for {name}")
+        sys.exit(f"{page.name} has no `<!-- measured: {name} -->` section")
     page.write_text(f"{before}{begin}\n{table}\n{end}{rest}")
 
 

@@ -1,7 +1,7 @@
-"""What a save asks of rank 0 and a load of every rank, beside the bytes of the tensors.
+"""Cost of the checkpoint index: for rank 0 in a save, for every rank in a load.
 
-The pieces of a 70B with AdamW, cut as fully_shard cuts them, go through the same classes as those
-of a run. No tensor has data, and nothing is sent: what is measured is the table of pieces.
+The shards of a 70B model with AdamW, split as fully_shard splits them, go through the same classes
+as in a run. Tensors have no data and nothing is sent: only the work on the index is measured.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from benchmarks.scale.cost import (
     Case,
     Measured,
     Part,
-    elsewhere,
     exponent,
-    forget_peak,
+    in_subprocess,
     memory_mb,
+    reset_peak,
     rows,
     seconds,
     size,
@@ -39,7 +39,7 @@ RANDOM_BYTES = 5056
 
 @lru_cache
 def shapes() -> dict[str, tuple[int, ...]]:
-    """Every parameter of the model by a name as long as those of a run."""
+    """Shapes of all parameters of the model, under names as long as in a run."""
     from shardwise.spec.lookup import find_model
     from shardwise.spec.strategy import Strategy
     from shardwise.units.load import load_units
@@ -53,7 +53,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 @lru_cache
 def tensors(ranks: int) -> dict[str, Tensor]:
-    """All that is saved: parameters, two moments and a count of steps each, and what ranks own."""
+    """All saved tensors: parameters, two moments and a step count each, and per-rank state."""
     found: dict[str, Tensor] = {}
     for name, shape in shapes().items():
         for full in (f"model.{name}", *(f"optimizer.{name}.{state}" for state in STATES)):
@@ -70,21 +70,21 @@ def tensors(ranks: int) -> dict[str, Tensor]:
 
 
 def chunks(rows_: int, shard: int) -> int:
-    """Pieces along dimension 0; where ranks get none, those share one that is empty."""
+    """Number of shards along dimension 0; ranks without rows share one empty shard."""
     each = -(-rows_ // shard)
     filled = -(-rows_ // each)
     return filled + (filled < shard)
 
 
 def piece_count(ranks: int, shard: int) -> int:
-    """How many lines the index has; replicas write once."""
+    """Number of entries of the index; replicas write once."""
     moments = 1 + len(STATES)
     cut = sum(moments * chunks(shape[0], shard) for shape in shapes().values())
     return cut + len(shapes()) + 2 * ranks
 
 
 def cuts(rank: int, ranks: int, shard: int) -> Iterator[Cut]:
-    """What a rank writes. Which of equal replicas does, torch settles; here they take turns."""
+    """Shards that a rank writes. torch chooses among replicas; here they alternate."""
     place, replica = rank % shard, rank // shard
     replicas = ranks // shard
     for number, tensor in enumerate(tensors(0).values()):
@@ -107,7 +107,7 @@ def cuts(rank: int, ranks: int, shard: int) -> Iterator[Cut]:
 
 
 def written(rank: int, ranks: int, shard: int, head: int) -> list[Piece]:
-    """As a rank tells rank 0, with numbers as long as checksums are."""
+    """Index entries that a rank sends to rank 0, with placeholders as long as checksums."""
     found = []
     for piece in placed(list(cuts(rank, ranks, shard)), file_of(rank), head):
         seed = zlib.crc32(f"{piece.tensor}{piece.offsets}".encode())
@@ -117,8 +117,8 @@ def written(rank: int, ranks: int, shard: int, head: int) -> list[Piece]:
     return found
 
 
-def told(ranks: int, shard: int) -> list[bytes]:
-    """Of every rank what it sends to rank 0 after writing."""
+def messages(ranks: int, shard: int) -> list[bytes]:
+    """Messages that all ranks send to rank 0 after writing."""
     from shardwise.checkpoint.format.manifest import FileRecord
 
     head = len(header_of(list(cuts(0, ranks, shard))))
@@ -134,7 +134,7 @@ def told(ranks: int, shard: int) -> list[bytes]:
 def index_of(ranks: int, shard: int) -> bytes:
     from shardwise.checkpoint.format.index import write_index
 
-    pieces = (p for one in told(ranks, shard) for p in pickle.loads(one)[1])
+    pieces = (p for one in messages(ranks, shard) for p in pickle.loads(one)[1])
     return write_index(tensors(ranks).values(), pieces)
 
 
@@ -145,13 +145,13 @@ def measure(what: str, ranks: int, shard: int | None = None) -> dict[str, float]
 
 
 def _save(ranks: int, shard: int) -> dict[str, float]:
-    """Rank 0, once all have written: what they tell, the index, the manifest."""
+    """Work of rank 0 after all ranks have written: their messages, the index, the manifest."""
     from shardwise.checkpoint.format.index import write_index
     from shardwise.checkpoint.format.manifest import Manifest, write_manifest
 
-    sent = elsewhere(told, ranks, shard)
+    sent = in_subprocess(messages, ranks, shard)
     known = tensors(ranks).values()
-    before = forget_peak()
+    before = reset_peak()
     start = time.process_time()
     results = [pickle.loads(one) for one in sent]
     gathered = time.process_time()
@@ -174,22 +174,22 @@ def _save(ranks: int, shard: int) -> dict[str, float]:
 
 
 def _load(ranks: int, shard: int) -> dict[str, float]:
-    """Every rank, before it reads a tensor: the index, whether it is whole, what torch is told."""
+    """Work of every rank before it reads a tensor: index, coverage check, metadata for torch."""
     from shardwise.checkpoint.dcp.load import no_garbage_collection
     from shardwise.checkpoint.dcp.reader import CheckpointReader
     from shardwise.checkpoint.format.folder import LocalFolder
     from shardwise.checkpoint.format.index import read_index
     from shardwise.checkpoint.verify.coverage import problems_of
 
-    data = elsewhere(index_of, ranks, shard)
-    before = forget_peak()
+    data = in_subprocess(index_of, ranks, shard)
+    before = reset_peak()
     with no_garbage_collection():
         start = time.process_time()
         saved = read_index(data)
         read = time.process_time()
         assert not list(problems_of(saved))
         covered = time.process_time()
-        reader = CheckpointReader(LocalFolder(_nowhere()), saved)
+        reader = CheckpointReader(LocalFolder(_unused_folder()), saved)
         metadata = reader.read_metadata()
         done = time.process_time()
     assert len(metadata.state_dict_metadata) == len(saved.tensors)
@@ -203,14 +203,14 @@ def _load(ranks: int, shard: int) -> dict[str, float]:
     }
 
 
-def _nowhere() -> Any:
+def _unused_folder() -> Any:
     from pathlib import Path
 
-    return Path("nothing is opened here")
+    return Path("never-opened")
 
 
 def _plan(ranks: int, shard: int) -> dict[str, float]:
-    """Rank 0, in the first save of a run: who writes what, by torch, checked in one pass."""
+    """Work of rank 0 in the first save: torch's plan of who writes what, checked in one pass."""
     from torch.distributed.checkpoint.planner import SavePlan
 
     from shardwise.checkpoint.dcp.save import Planner
@@ -218,7 +218,7 @@ def _plan(ranks: int, shard: int) -> dict[str, float]:
     plans = [SavePlan(_items(rank, ranks, shard)) for rank in range(ranks)]
     sent = len(pickle.dumps(plans[0])) * ranks
     planner = Planner()
-    before = forget_peak()
+    before = reset_peak()
     start = time.process_time()
     planner.create_global_plan(plans)
     return {
@@ -276,16 +276,16 @@ def table(found: list[Measured]) -> str:
     body += _projected(full[-1], loads[_layout(full[-1].case)], _of(found, "plan")[-1])
     text = rows(
         [
-            *("ranks", "pieces", "tensors.json"),
-            *("rank 0 after a save", "every rank before a load", "rank 0, plan of the first save"),
+            *("ranks", "index entries", "size of tensors.json", "rank 0, after a save"),
+            *("every rank, before a load", "rank 0, plan of the first save"),
         ],
         body,
     )
     p = exponent([one["pieces"] for one in full], [one["save_s"] for one in full])
     return text + (
-        f"\nSaves grow as pieces to the power {p:.2f}. What ranks send to rank 0 after a save of"
-        f" {full[-1].case['ranks']} is {size(full[-1]['sent_bytes'])} together; the manifest has"
-        f" {size(full[-1]['manifest_bytes'])}.\n"
+        f"\nSave time grows as index entries to the power {p:.2f}. After a save on"
+        f" {full[-1].case['ranks']} ranks, rank 0 receives {size(full[-1]['sent_bytes'])} in total;"
+        f" the manifest is {size(full[-1]['manifest_bytes'])}.\n"
     )
 
 
@@ -295,7 +295,7 @@ def _layout(case: Case) -> str:
 
 
 def _projected(save: Measured, load: Measured, plan: Measured) -> list[list[str]]:
-    """Linear in pieces."""
+    """Rows projected linearly in the number of index entries."""
     found = []
     known = plan.case["ranks"]
     for ranks in PROJECTED:

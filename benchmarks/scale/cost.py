@@ -1,4 +1,4 @@
-"""What a case costs: each in a fresh process, in turn, several times."""
+"""Run benchmark cases in new processes, in alternating rounds, and format the results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Measured:
-    """One case; `runs` has what each round found, and `why` says why there is none."""
+    """One case: the results of each round, or in `why` the reason that there are none."""
 
     case: Case
     runs: list[dict[str, float]]
@@ -38,11 +38,11 @@ class Measured:
 
 
 class Part(NamedTuple):
-    """Something that grows.
+    """One part of Shardwise with the cases to measure.
 
-    `measure` gets a case and returns numbers: seconds under names that end in `_s`, of the CPU
-    unless elapsed time is what counts, since machines are shared; megabytes in `_mb`; counts.
-    `table` makes the text of the page from all that was found.
+    `measure` takes a case and returns numbers: seconds under names that end in `_s`, megabytes
+    under `_mb`, and counts. Seconds are CPU time unless wall-clock time matters, because machines
+    are shared. `table` formats all results for the page.
     """
 
     title: str
@@ -54,9 +54,9 @@ class Part(NamedTuple):
 
 
 def run_part(name: str, part: Part, *, quick: bool) -> list[Measured]:
-    """Every case in turn, and that several times, so that a slow minute meets all of them.
+    """Measure all cases in several rounds, so that a slow minute affects all of them alike.
 
-    In a hurry cases share a process, whose memory then tells nothing.
+    With `quick`, cases share one process, and its memory figures mean nothing.
     """
     if quick:
         return [Measured(case, *found) for case, found in _in_child(name, part.quick)]
@@ -74,13 +74,13 @@ def run_part(name: str, part: Part, *, quick: bool) -> list[Measured]:
 
 
 class MissingError(Exception):
-    """Something that a case needs is not there."""
+    """A file that a case needs is missing."""
 
 
 def _in_child(
     name: str, cases: Sequence[Case]
 ) -> list[tuple[Case, tuple[list[dict[str, float]], str]]]:
-    """Of each case what was found, or why nothing was."""
+    """Measure cases in one child process; return for each its results or why it has none."""
     command = [sys.executable, "-m", "benchmarks.scale", "--child", name, json.dumps(list(cases))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -96,7 +96,7 @@ def _in_child(
 
 
 def child(part: Part, cases: Sequence[Case]) -> None:
-    """Print what the cases cost, or why one could not be measured."""
+    """Measure cases and print, as JSON, the results of each or why it has none."""
     found: list[dict[str, float] | str] = []
     for case in cases:
         try:
@@ -107,32 +107,32 @@ def child(part: Part, cases: Sequence[Case]) -> None:
     print(json.dumps(found))
 
 
-def elsewhere(function: Callable[..., T], *arguments: Any) -> T:
-    """In a process of its own, so that what it needs is not counted here."""
+def in_subprocess(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a separate process, so that its memory and time are not counted here."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def cpu_s() -> float:
-    """Of this process and of those it has waited for."""
+    """CPU time of this process and of the children it has waited for."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 
 
 def memory_mb(kind: str) -> float:
-    """`VmRSS` now, or `VmHWM` at most; getrusage would count the process that started this one."""
+    """Resident memory: `VmRSS` now, `VmHWM` at the peak; getrusage would include the parent's."""
     status = Path("/proc/self/status").read_text()
     return int(status.split(f"{kind}:")[1].split()[0]) / 1024
 
 
-def forget_peak() -> float:
-    """From here on VmHWM counts anew; returns what is resident now."""
+def reset_peak() -> float:
+    """Reset VmHWM and return the memory that is resident now."""
     Path("/proc/self/clear_refs").write_text("5")
     return memory_mb("VmRSS")
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The p of value ~ size^p, by least squares of the logarithms."""
+    """Fit p in value ~ size^p, by least squares of the logarithms."""
     x, y = [math.log(s) for s in sizes], [math.log(v) for v in values]
     return statistics.linear_regression(x, y).slope
 
@@ -152,7 +152,7 @@ def seconds(value: float) -> str:
 
 
 def timed(one: Measured, key: str) -> str:
-    """The median, and the range where it is worth telling."""
+    """The median, and the range if it is wider than a tenth."""
     low, high = one.spread(key)
     if len(one.runs) < 2 or high < 1.1 * low:
         return seconds(one[key])

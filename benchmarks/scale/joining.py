@@ -1,4 +1,4 @@
-"""Ranks joined, by ranks and by calls of each: no files, only what reading them leaves."""
+"""Cost of joining ranks, by ranks and by calls per rank, from synthetic calls without files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from benchmarks.scale.cost import (
     Measured,
     Part,
     exponent,
-    forget_peak,
     memory_mb,
+    reset_peak,
     rows,
     size,
     timed,
@@ -25,13 +25,13 @@ RANKS = (8, 64, 512, 4096)
 
 
 def synthetic(rank: int, ranks: int, calls: int) -> Calls:
-    """Collectives of the world and of the eight of a node in turn; rank 3 is late by 5 µs."""
+    """Calls alternating between all ranks and the eight of a node; rank 3 is late by 5 µs."""
     import numpy as np
 
     from shardwise.observe.rank.calls import Calls
 
     node = rank // 8
-    # Profilers cut long lists of ranks off; each call has a text of its own, as when it was read.
+    # Profilers truncate long lists of ranks. Each call has its own string, as after reading.
     listed = ", ".join(map(str, range(min(ranks, 30))))
     keys = [
         f"0 [{listed}, ...]" if number % 2 == 0 else f"{node + 1} [{node * 8}, ..., {node * 8 + 7}]"
@@ -42,7 +42,7 @@ def synthetic(rank: int, ranks: int, calls: int) -> Calls:
     return Calls(
         operation=["all-gather"] * calls,
         start_ns=begin + 1_000_000 * rank,
-        # A clock of its own.
+        # Each rank has its own clock.
         end_ns=np.arange(calls, dtype=np.int64) * 100_000 + 50_000 + 1_000_000 * rank,
         issued_ns=unknown,
         issued_thread=unknown.astype(np.int32),
@@ -56,7 +56,7 @@ def measure(ranks: int, calls: int) -> dict[str, float]:
     from shardwise.observe.ranks import join
 
     each = [synthetic(rank, ranks, calls) for rank in range(ranks)]
-    before = forget_peak()
+    before = reset_peak()
     start = time.process_time()
     joined = join(each)
     last = joined.last_to_arrive()
@@ -76,7 +76,7 @@ def measure(ranks: int, calls: int) -> dict[str, float]:
 
 def table(found: list[Measured]) -> str:
     text = rows(
-        ["ranks", "calls of each", "calls together", "joined", "memory, at most"],
+        ["ranks", "calls per rank", "calls in total", "join", "peak process memory"],
         [
             [
                 *(f"{one.case['ranks']:,}", f"{one.case['calls']:,}", f"{one['calls']:,.0f}"),
@@ -87,7 +87,7 @@ def table(found: list[Measured]) -> str:
     )
     large = [one for one in found if one["calls"] >= 64 * CALLS]
     p = exponent([one["calls"] for one in large], [one["join_s"] for one in large])
-    return text + f"\nTime grows as calls, of all ranks together, to the power {p:.2f}.\n"
+    return text + f"\nTime grows as the total number of calls to the power {p:.2f}.\n"
 
 
 def _cases(ranks: tuple[int, ...], more: tuple[int, ...]) -> list[Case]:
@@ -96,5 +96,5 @@ def _cases(ranks: tuple[int, ...], more: tuple[int, ...]) -> list[Case]:
 
 
 PART = Part(
-    "Ranks joined", _cases(RANKS, (5_000, 50_000)), _cases((64, 512), (5_000,)), measure, table
+    "Joining ranks", _cases(RANKS, (5_000, 50_000)), _cases((64, 512), (5_000,)), measure, table
 )

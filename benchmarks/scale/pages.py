@@ -1,4 +1,4 @@
-"""The report page of traces with three streams, by ranks and by spans on each stream."""
+"""Cost of a report from traces with three streams, by ranks and by spans per stream."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scale.cost import Case, Measured, Part, cpu_s, elsewhere, rows, size, timed
+from benchmarks.scale.cost import Case, Measured, Part, cpu_s, in_subprocess, rows, size, timed
 
 STREAMS = {7: "gemm_{}", 20: "ncclDevKernel_AllGather_{}", 24: "ncclDevKernel_ReduceScatter_{}"}
 
 
 def measure(ranks: int, spans: int) -> dict[str, float]:
-    """The whole command, from traces on disk to a page on disk."""
+    """Measure the complete command, from traces on disk to a page on disk."""
     with tempfile.TemporaryDirectory() as place:
         folder, page = Path(place, "traces"), Path(place, "report.html")
-        elsewhere(write, folder, ranks, spans)
+        in_subprocess(write, folder, ranks, spans)
         begun, used = time.perf_counter(), cpu_s()
         command = [sys.executable, "-m", "shardwise", "report", str(folder), "-o", str(page)]
         subprocess.run(command, check=True, capture_output=True)
@@ -33,7 +33,7 @@ def measure(ranks: int, spans: int) -> dict[str, float]:
 
 
 def write(folder: Path, ranks: int, spans: int) -> None:
-    """Spans of random lengths: regular ones would deflate to nothing."""
+    """Write traces with spans of random lengths: equal lengths would compress to nothing."""
     folder.mkdir()
     for rank in range(ranks):
         chance = random.Random(rank)
@@ -59,7 +59,7 @@ def write(folder: Path, ranks: int, spans: int) -> None:
 
 def table(found: list[Measured]) -> str:
     return rows(
-        ["ranks", "spans on each of 3 streams", "CPU", "elapsed", "page"],
+        ["ranks", "spans per stream (3 streams)", "CPU time", "wall-clock time", "page size"],
         [
             [f"{one.case['ranks']:,}", f"{one.case['spans']:,}", timed(one, "page_s"),
              timed(one, "elapsed_s"), size(one["page_bytes"])]
@@ -74,4 +74,4 @@ CASES: list[Case] = [
     {"ranks": 64, "spans": 1000},
     {"ranks": 1, "spans": 64_000},
 ]
-PART = Part("The report", CASES, CASES[:1], measure, table)
+PART = Part("Report", CASES, CASES[:1], measure, table)

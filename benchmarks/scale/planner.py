@@ -1,4 +1,4 @@
-"""Plans, estimates and what-ifs for one device up to a hundred thousand."""
+"""Cost of plans, estimates and what-if studies, from 1 to 100,000 devices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def measure(command: str, model: str, devices: int) -> dict[str, float]:
 
 
 def _vary(model: str, cluster: str) -> int:
-    """Planned anew for four networks."""
+    """Run a what-if study of four network bandwidths; return its number of points."""
     from shardwise.api import describe_run
     from shardwise.planning.problem import Problem
     from shardwise.planning.whatif import study
@@ -84,14 +84,15 @@ def table(found: list[Measured]) -> str:
         row.append(f"{max(one['peak_mb'] for one in largest):.0f} MB")
         body.append(row)
     names = [f"plan, {name}" for name in by_model]
-    text = rows(["devices", *names, "priced, at most", "memory, at most"], body)
+    head = ["devices", *names, "configurations priced (max)", "peak process memory (max)"]
+    text = rows(head, body)
     last = by_model["70B"]
     p = exponent(list(last), [one["answer_s"] for one in last.values()])
     imports = statistics.median(one["import_s"] for one in found)
     text += (
-        f"\nOf the 70B, time grows as devices to the power {p:.2f}. To import what is needed takes"
-        f" {seconds(imports)} more. Where a model does not fit, the time is that of finding what"
-        " would make it fit.\n\n"
+        f"\nFor the 70B model, time grows as devices to the power {p:.2f}. Imports take another"
+        f" {seconds(imports)}. If a model does not fit, the time includes the search for a change"
+        " that makes it fit.\n\n"
     )
     others = [one for one in found if one.case["command"] != "plan"]
     return text + rows(

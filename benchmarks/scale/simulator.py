@@ -1,4 +1,4 @@
-"""The replayed step as a timeline, by depth and by micro-batches; and the race without one."""
+"""Cost of a step replayed as a timeline, by depth and micro-batches, and of its estimate alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LAYERS, ACCUMULATE = (16, 32, 64, 126, 512), (1, 4, 16, 64)
 
 
 def measure(layers: int, accumulate: int) -> dict[str, float]:
-    """A step of an 8B's blocks on 512 devices, sharded fully."""
+    """Measure one fully sharded step on 512 devices, with the blocks of an 8B model."""
     from shardwise.api import describe_run, estimate_run, replay_run
     from shardwise.spec.lookup import find_model
     from shardwise.spec.model import ModelSpec
@@ -38,7 +38,7 @@ def measure(layers: int, accumulate: int) -> dict[str, float]:
 
 def table(found: list[Measured]) -> str:
     return rows(
-        ["blocks", "micro-batches", "spans", "replayed", "estimated, without spans"],
+        ["blocks", "micro-batches", "spans", "replay (with spans)", "estimate (no spans)"],
         [
             [
                 *(f"{one.case['layers']:,}", f"{one.case['accumulate']:,}", f"{one['spans']:,.0f}"),

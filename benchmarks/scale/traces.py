@@ -1,4 +1,4 @@
-"""The trace reader, by ranks and by events of one trace."""
+"""Cost of reading traces, by ranks and by events per trace."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from benchmarks.scale.cost import (
     MissingError,
     Part,
     cpu_s,
-    elsewhere,
     exponent,
-    forget_peak,
+    in_subprocess,
     memory_mb,
+    reset_peak,
     rows,
     seconds,
     size,
@@ -32,14 +32,14 @@ def measure(what: str, count: int) -> dict[str, float]:
 
 
 def _ranks(count: int) -> dict[str, float]:
-    """Traces of a real run of eight, written as often as needed; read, joined, explained."""
+    """Read, join and explain traces of a real run of 8 ranks, copied up to `count` ranks."""
     from benchmarks import trace_ranks
 
     if not trace_ranks.TRACES.is_dir():
         raise MissingError("needs the traces in ../shared/traces")
-    # Writing them is not what is measured.
+    # Writing the copies is not measured.
     with tempfile.TemporaryDirectory() as folder:
-        paths = elsewhere(trace_ranks.write, Path(folder), count)
+        paths = in_subprocess(trace_ranks.write, Path(folder), count)
         return _read(paths, count)
 
 
@@ -47,7 +47,7 @@ def _read(paths: list[Path], count: int) -> dict[str, float]:
     from shardwise.observe.diagnosis.verdicts import verdicts_of
     from shardwise.observe.summary import summarise
 
-    before = forget_peak()
+    before = reset_peak()
     begun = cpu_s()
     summary = summarise(paths)
     verdicts_of(summary)
@@ -63,10 +63,10 @@ def _read(paths: list[Path], count: int) -> dict[str, float]:
 
 
 def _events(steps: int) -> dict[str, float]:
-    """One synthetic trace of FSDP2 with as many steps."""
+    """Read one synthetic FSDP2 trace with `steps` steps."""
     with tempfile.TemporaryDirectory() as folder:
-        path = elsewhere(_write, folder, steps)
-        text = elsewhere(_count, path)
+        path = in_subprocess(_write, folder, steps)
+        text = in_subprocess(_count, path)
         found = _read([path], 1)
     return {**found, "text_bytes": text[0], "events": text[1]}
 
@@ -105,18 +105,18 @@ def table(found: list[Measured]) -> str:
         text += rows(
             [
                 "ranks",
-                "traces",
+                "size of traces",
                 "calls",
-                "read, joined, explained",
-                "memory of who joins",
+                "read, join, explain",
+                "memory of the joining process",
             ],
             body,
         )
         many = [one for one in ranks if one.case["count"] > 1]
         p = exponent([o.case["count"] for o in many], [o["read_s"] for o in many])
-        text += f"\nFrom 8 ranks on, time grows as ranks to the power {p:.2f}.\n\n"
+        text += f"\nFrom 8 ranks up, time grows as ranks to the power {p:.2f}.\n\n"
     text += rows(
-        ["events of one trace", "text", "read", "memory"],
+        ["events per trace", "text", "read", "memory"],
         [
             [f"{one['events']:,.0f}", size(one["text_bytes"]), timed(one, "read_s"),
              size(one["grown_mb"] * 2**20)]

@@ -1,4 +1,4 @@
-"""What the trainer adds of its own: to a rank each step, to a node, and between ranks."""
+"""Overhead of the trainer: per rank and step, per node, and between ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.scale.cost import Case, Measured, Part, rows, timed
 
-REPEATS, LOOKS = 2000, 100
-# Of a step without a log line or a save: see shardwise.train.loop.
+REPEATS, POLLS = 2000, 100
+# Sections of a step without a log line or a save: see shardwise.train.loop.
 SECTIONS = 3
 
 
@@ -29,7 +29,7 @@ def measure(what: str, count: int = 1) -> dict[str, float]:
 
 
 def _rank(_: int) -> dict[str, float]:
-    """Heartbeats and a line of metrics, of one rank."""
+    """Cost of one rank's heartbeats and of a metrics line."""
     from shardwise.spec.train import RestartSettings
     from shardwise.train import heartbeat
     from shardwise.train.agree import AGREEMENT_BYTES
@@ -65,7 +65,7 @@ def _rank(_: int) -> dict[str, float]:
 
 
 def _node(ranks: int) -> dict[str, float]:
-    """The watcher of one machine, at ranks that all go on."""
+    """Cost of one poll of a node's hang detector when all ranks make progress."""
     from shardwise.spec.train import RestartSettings
     from shardwise.train import heartbeat
     from shardwise.train.hang_detector import HangDetector
@@ -76,34 +76,34 @@ def _node(ranks: int) -> dict[str, float]:
             heartbeat.start_heartbeat(rank, RestartSettings())
         detector = HangDetector(Path(folder))
         start = time.process_time()
-        for _ in range(LOOKS):
+        for _ in range(POLLS):
             hang, doomed = detector.poll()
             assert hang is None
             assert not doomed
         took = time.process_time() - start
         assert len(detector.heartbeats()) == ranks
-    return {"look_s": took / LOOKS}
+    return {"look_s": took / POLLS}
 
 
 def _agree(ranks: int) -> dict[str, float]:
-    """Processes of this machine settle a step, again and again; and what they hold open for it."""
+    """Time of one agreement between local processes, and the sockets it keeps open."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
-    told = context.Queue()
+    results = context.Queue()
     processes = [
-        context.Process(target=_settle, args=(rank, ranks, port, told)) for rank in range(ranks)
+        context.Process(target=_settle, args=(rank, ranks, port, results)) for rank in range(ranks)
     ]
     for process in processes:
         process.start()
-    found: dict[str, float] = told.get(timeout=300)
+    found: dict[str, float] = results.get(timeout=300)
     for process in processes:
         process.join()
     return found
 
 
-def _settle(rank: int, ranks: int, port: int, told: Any) -> None:
+def _settle(rank: int, ranks: int, port: int, results: Any) -> None:
     import torch
     import torch.distributed as dist
 
@@ -115,7 +115,7 @@ def _settle(rank: int, ranks: int, port: int, told: Any) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
                             world_size=ranks)  # fmt: skip
     one = _sockets()
-    dist.new_group(backend="gloo")  # as whoever saves makes one
+    dist.new_group(backend="gloo")  # a second group, as checkpoint saves create one
     two = _sockets()
     taken = []
     for step in range(200):
@@ -123,8 +123,8 @@ def _settle(rank: int, ranks: int, port: int, told: Any) -> None:
         assert Agreement(step, [], stop=False).result().tokens == 0
         taken.append(time.perf_counter() - start)
     dist.barrier()
-    if rank == ranks - 1:  # not where the store listens
-        told.put({
+    if rank == ranks - 1:  # not rank 0, where the store listens
+        results.put({
             "agree_s": statistics.median(taken[20:]),
             "group_sockets": two - one,
             "first_sockets": one - before,
@@ -147,16 +147,20 @@ def table(found: list[Measured]) -> str:
     agreed = [one for one in found if one.case["what"] == "agree"]
     one = of["rank"][0]
     text = rows(
-        ["each rank, each step", "CPU", "bytes"],
+        ["per rank and step", "CPU time", "bytes"],
         [
-            ["heartbeats", timed(one, "beats_s"), f"{one['beat_bytes']:.0f} of shared memory"],
-            ["agreement", "below", f"{one['agreed_bytes']:.0f} to be summed"],
-            ["a line of metrics (rank 0, when it logs)", timed(one, "line_s"),
+            ["heartbeats", timed(one, "beats_s"), f"{one['beat_bytes']:.0f}, in shared memory"],
+            ["agreement", "see below", f"{one['agreed_bytes']:.0f}, all-reduced"],
+            ["metrics line (rank 0, in logged steps)", timed(one, "line_s"),
              f"{one['line_bytes']:.0f}"],
         ],
     )  # fmt: skip
     text += "\n" + rows(
-        ["ranks of one machine", "one look of its watcher", "of a core, at ten looks a second"],
+        [
+            "ranks per node",
+            "one poll of the hang detector",
+            "share of a core at 10 polls per second",
+        ],
         [
             [str(n.case["count"]), timed(n, "look_s"), f"{n['look_s'] * 1000:.1f} %"]
             for n in of["node"]
@@ -165,14 +169,14 @@ def table(found: list[Measured]) -> str:
     text += "\n" + rows(
         [
             "processes on two cores",
-            "an agreement, alone (elapsed)",
-            "sockets of a rank, each group",
+            "one agreement, nothing else running (wall-clock)",
+            "sockets per rank and group",
         ],
         [[str(a.case["count"]), timed(a, "agree_s"), f"{a['group_sockets']:.0f}"] for a in agreed],
     )
     return text + (
-        "\nAgreements of more processes than there are free cores wait for cores: their times say"
-        " little of a network.\n"
+        "\nWith more processes than free cores, an agreement waits for a core. Those times say"
+        " little about a network.\n"
     )
 
 
@@ -183,7 +187,7 @@ def _cases(nodes: tuple[int, ...], ranks: tuple[int, ...]) -> list[Case]:
 
 
 PART = Part(
-    "The trainer",
+    "Trainer",
     _cases((1, 8, 64), (2, 4, 8)),
     _cases((8, 64), (2, 3)),
     measure,
