@@ -1,10 +1,10 @@
-"""How right the predicted step is: fitted on some published runs, judged on others.
+"""Accuracy of predicted steps: coefficients fitted on some published runs, tested on others.
 
     python benchmarks/accuracy.py [--json] [--write]
 
-Coefficients are fitted on `split=fit` of the measured runs beside the project and judged on
-`split=heldout`, which no coefficient has seen; memory likewise by `mem_split`. `--write` puts the
-coefficients into the catalogue, and the report and its figure into docs.
+Coefficients are fitted on the rows with `split=fit` and tested on those with `split=heldout`, which
+were not used in any fit. Memory uses `mem_split` in the same way. `--write` updates the
+coefficients in the catalogue, and the report and its figure in docs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Started as a file, its neighbours are not yet importable.
+# Make `benchmarks` importable when this file is run as a script.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import memory
@@ -28,20 +28,19 @@ from shardwise.predict.cost import Coefficients
 from shardwise.spec.catalogue import coefficient, step_coefficients
 
 Numbers = npt.NDArray[np.floating[Any]]
-# From rows to fit on and rows to predict, to tokens per second of the latter.
+# Takes rows to fit on and rows to predict; returns tokens per second of the latter.
 Method = Callable[[list[Row], list[Row]], Numbers]
 
 FAMILIES = ("A100", "H100")
-# Of the device's own silicon; the rest is shared by all.
+# Coefficients per device family; all others are shared.
 OWN = ("matmul_efficiency", "matmul_half_s", "attention_efficiency")
-# What is 0 for all stacks is not fitted.
-# Those with a default are for CPUs.
+# Coefficients with a default are for CPUs and are not fitted.
 SHARED = tuple(
     name
     for name in Coefficients._fields
     if name not in OWN and name not in Coefficients._field_defaults
 )
-# Where the fit starts and what it returns to where rows say nothing.
+# Start of the fit, and its result where rows carry no information.
 PRIOR = {
     "A100": Coefficients(0.75, 1e-4, 0.45, 1.0, 6e-6, 0.6, 0.6, 5e-6, 2e-5, 0.1, 1.5),
     "H100": Coefficients(0.65, 8e-5, 0.35, 1.0, 6e-6, 0.6, 0.6, 5e-6, 2e-5, 0.1, 1.5),
@@ -73,8 +72,8 @@ def _unpack(packed: Numbers) -> dict[str, Coefficients]:
 def fit(
     rows: Sequence[Row], rounds: int = 12, start: dict[str, Coefficients] = PRIOR
 ) -> tuple[dict[str, Coefficients], Any]:
-    """Least squares of log errors, robust against odd rows, with a weak pull to `start`."""
-    from scipy.optimize import least_squares  # type: ignore[import-untyped]  # judging needs none
+    """Least squares of log errors, robust against outliers, with a weak prior at `start`."""
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]  # only for fits
 
     chosen = list(rows)
     truth = np.log([row.tokens_per_s for row in chosen])
@@ -109,7 +108,7 @@ def summary(relative: Numbers) -> dict[str, float]:
 
 
 def left_out(rows: list[Row], method: Method) -> list[Numbers]:
-    """Per source its errors, as logarithms, when it was not fitted on."""
+    """Log errors of each source when it is left out of the fit."""
     found = []
     for source in sorted({row.source for row in rows}):
         inside = [row for row in rows if row.source == source]
@@ -119,10 +118,10 @@ def left_out(rows: list[Row], method: Method) -> list[Numbers]:
 
 
 def interval(by_source: list[Numbers]) -> float:
-    """The factor that 90 % of rows stay within, either way.
+    """The factor, up or down, that 90 % of rows stay within.
 
-    Sources weigh alike, however many rows they have: whoever asks next is a new source, not one
-    more row of the largest. The level is raised a little because the rows are finitely many.
+    Each source has the same weight, however many rows it has: a user's run is a new source, not
+    one more row of the largest. The level is slightly higher because the sample is finite.
     """
     sizes = np.concatenate([np.abs(off) for off in by_source])
     shares = np.concatenate([np.full(len(off), 1 / len(off)) for off in by_source])
@@ -133,10 +132,10 @@ def interval(by_source: list[Numbers]) -> float:
 
 
 def comparison(by_source: list[Numbers]) -> float:
-    """The same when what a source's rows have in common is taken out.
+    """The same factor, after subtracting the median error of each source.
 
-    Two configurations on one machine share its clock, its kernels and its software: what they
-    share does not change which is faster.
+    Two configurations on one machine share its clock, its kernels and its software. A shared error
+    does not change which of them is faster.
     """
     return interval([off - np.median(off) for off in by_source if len(off) > 1])
 
@@ -159,11 +158,11 @@ def _fitted(others: list[Row], inside: list[Row]) -> Numbers:
 
 
 def transfer(rows: list[Row]) -> dict[str, Any]:
-    """Fitted where one can measure, tested where one cannot yet, on the rows of one project."""
+    """Errors of fits on few or small runs of one project, tested on its other or larger runs."""
     same = [row for row in rows if "llm-foundry" in row.source]
     small = [row for row in same if row.devices == 8]
     large = [row for row in same if 16 <= row.devices <= 512]
-    # A user starts from coefficients that have seen other stacks and adds 6 runs of each GPU.
+    # A user starts from coefficients fitted on other stacks and adds 6 runs of each GPU.
     elsewhere = fit([row for row in rows if row not in same and row.split == "fit"])[0]
     gpus = sorted({row.gpu for row in same})
     few = [row for gpu in gpus for row in _spread([r for r in same if r.gpu == gpu], 6)]
@@ -181,7 +180,7 @@ def _spread(rows: list[Row], count: int) -> list[Row]:
 
 
 def judged_as_shipped() -> dict[str, float]:
-    """The held-out rows under the coefficients of the catalogue; quick, as nothing is fitted."""
+    """Errors on held-out rows with the coefficients of the catalogue; quick, without a fit."""
     held = read_rows(("heldout",))[0]
     found = errors(held, predict(held, shipped()))
     _, high = coefficient("step-interval")

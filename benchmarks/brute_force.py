@@ -3,7 +3,7 @@
     python benchmarks/brute_force.py [--jobs 500] [--seed 0] [--part 0/1] [--json]
 
 A job is a random model, cluster, sequence length and batch. The brute force prices every placement
-with every micro-batch within the batch tolerance, every share of recomputation and every value of
+with every micro-batch within the batch tolerance, every share of recompute and every value of
 prefetch, forward prefetch and blocks per unit. It leaves out what cannot fit: a micro-batch whose
 smallest settings (full recompute, least prefetch, one block per unit) do not.
 
@@ -38,7 +38,7 @@ from shardwise.spec.strategy import Strategy
 
 # A plan may be this much slower than the best of brute force.
 ALLOWED = 0.10
-# Without a global batch, brute force stops here; a plan may go on.
+# Without a global batch, brute force stops at this micro-batch; a plan may go higher.
 MOST_SEQUENCES = 48
 DEVICES = ("A100-40GB", "A100-80GB", "H100-SXM", "H200-SXM", "L40S", "RTX-4090", "V100-SXM2-32GB")
 NETWORKS = (10, 25, 50, 100, 200, 400)
@@ -50,9 +50,9 @@ class Outcome(NamedTuple):
 
     job: str
     rows: int
-    # None where brute force fits nothing.
+    # None if brute force finds no configuration that fits.
     ratio: float | None
-    # Brute force fits something and the plan does not.
+    # Brute force finds a configuration that fits and the plan does not.
     failed: bool
     plan: str
     best: str
@@ -199,7 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--part", default="0/1", help="every n-th job from the i-th on: i/n")
+    parser.add_argument("--part", default="0/1", help="every n-th job, starting with the i-th: i/n")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     first, step = (int(number) for number in options.part.split("/"))
@@ -216,8 +216,8 @@ def main() -> None:
     below = [o for ratio, o in ratios if ratio < 1 - ALLOWED]
     nothing = sum(o.ratio is None and not o.failed for o in outcomes)
     print(f"{len(outcomes)} jobs, {sum(o.rows for o in outcomes):,} configurations by brute force")
-    print(f"nothing fits, by brute force or plan: {nothing}")
-    print(f"plan fits nothing where brute force does: {len(failed)}")
+    print(f"no configuration fits, by brute force or plan: {nothing}")
+    print(f"brute force finds a configuration that fits, the plan none: {len(failed)}")
     print(f"plan more than {ALLOWED:.0%} below the best: {len(below)}")
     if ratios:
         median = ratios[len(ratios) // 2][0]

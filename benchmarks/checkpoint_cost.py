@@ -1,16 +1,16 @@
-"""What verification costs: checkpoints of ours against torch's own, which verifies nothing.
+"""Cost of verified checkpoints compared with torch's own, which are not verified.
 
     python benchmarks/checkpoint_cost.py [--json] [--size-mb 400] [--rounds 5]
 
-Two processes hold one model under fully_shard with its AdamW state, and save and load it both ways
-in turn, in an order that changes from round to round. Both saves are on the device when they
-return; torch writes with its defaults into a new folder. Ratios are of seconds within one round,
-below 1 is faster than torch; medians, with the lowest and the highest.
+Two processes hold one model under fully_shard with its AdamW state. They save and load it with
+Shardwise and with torch, in an order that changes from round to round. Both saves are on disk when
+they return; torch writes with its defaults to a new folder. Ratios compare seconds within one
+round; below 1 is faster than torch. Printed: medians, with the lowest and the highest.
 
-`async_block_ratio` is the time for which a save in the background holds up the caller, who computes
-for a second between beginning it and changing the tensors, as part of a save at once. `fsck_ratio`
-is the rate of `shardwise fsck` as part of the least there is: reading the same files and hashing
-them, both in one process.
+`async_block_ratio` is the time that a background save blocks its caller, relative to a blocking
+save. The caller computes for one second between the start of the save and the next change of the
+tensors. `fsck_ratio` is the rate of `shardwise fsck` relative to only reading and hashing the same
+files, both in one process.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Started as a file, its neighbours are not yet importable.
+# Make `benchmarks` importable when this file is run as a script.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.torchrun import tell, told_by
+from benchmarks.torchrun import run_two_ranks, send_result
 
 LAYERS, COMPUTE_S = 8, 1.0
 WHAT = {
-    "save_ratio": "save, of torch's time",
-    "load_ratio": "load, of torch's time",
-    "async_block_ratio": "background save blocks, of a save at once",
-    "fsck_ratio": "fsck, of the rate of reading and hashing",
+    "save_ratio": "save time / torch's save time",
+    "load_ratio": "load time / torch's load time",
+    "async_block_ratio": "time blocked by a background save / time of a blocking save",
+    "fsck_ratio": "fsck rate / rate of reading and hashing",
 }
 
 
 class Bench:
-    """One model and its optimizer, saved and loaded both ways."""
+    """One model and its optimizer, saved and loaded by Shardwise and by torch."""
 
     def __init__(self, folder: Path, size_mb: int) -> None:
         import torch
@@ -54,7 +54,7 @@ class Bench:
         from shardwise.checkpoint.format.place import find_place
 
         self._torch, self._dist, self._state = torch, dist, state
-        # A parameter and two moments, in fp32.
+        # 12 bytes per parameter: itself and two moments, in fp32.
         width = int((size_mb * 1e6 / 12 / LAYERS) ** 0.5)
         torch.manual_seed(0)
         self.model = torch.nn.Sequential(
@@ -96,7 +96,7 @@ class Bench:
         assert (loaded.manifest.step, loaded.skipped) == (self.step, [])
 
     def save_behind(self) -> float:
-        """For how long the caller could not go on, on the rank that waited longest."""
+        """Seconds that a background save blocks its caller, on the slowest rank."""
         begin = time.perf_counter()
         self.behind.save(self.tensors, {}, self._about())
         began = time.perf_counter()
@@ -123,7 +123,7 @@ class Bench:
         return Manifest(step=self.step, world=world, sequences=0, run={}, versions={})
 
     def timed(self, action: Callable[[], None]) -> float:
-        """What was written before is on the device already, and is nobody's cost here."""
+        """Seconds of an action; earlier writes are flushed first and not counted."""
         self.quiet()
         begin = time.perf_counter()
         action()
@@ -136,7 +136,7 @@ class Bench:
         self._dist.barrier()
 
     def clear(self, keep: bool) -> None:
-        """All but the last of ours, which others read."""
+        """Delete the checkpoints; with `keep`, leave Shardwise's for `time_fsck`."""
         self._dist.barrier()
         if self._dist.get_rank() == 0:
             shutil.rmtree(self.folder / f"torch-{self.step}")
@@ -161,7 +161,7 @@ class Bench:
 
 
 def worker(folder: Path, size_mb: int, rounds: int) -> None:
-    """Take turns; rank 0 prints the seconds of every one."""
+    """Run all rounds; rank 0 prints the seconds of every action."""
     import warnings
 
     import torch
@@ -178,13 +178,13 @@ def worker(folder: Path, size_mb: int, rounds: int) -> None:
         turns.append(bench.turn(number))
         bench.clear(keep=number == rounds)
     if dist.get_rank() == 0:
-        tell(turns)
+        send_result(turns)
     dist.barrier()
     dist.destroy_process_group()
 
 
 def time_fsck(folder: Path, rounds: int) -> list[dict[str, float]]:
-    """Seconds of reading and hashing, and of fsck, in turn."""
+    """Seconds of reading and hashing, and of fsck, in alternating order."""
     from shardwise.checkpoint.format.checksum import crc32
     from shardwise.checkpoint.format.folder import LocalFolder
     from shardwise.checkpoint.verify.fsck import check
@@ -215,7 +215,7 @@ def measure(size_mb: int, rounds: int, within: str | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=within) as name:
         folder = Path(name)
         settings = ("--size-mb", str(size_mb), "--rounds", str(rounds))
-        turns: list[dict[str, float]] = told_by(__file__, "--worker", name, *settings)
+        turns: list[dict[str, float]] = run_two_ranks(__file__, "--worker", name, *settings)
         (last,) = (folder / "ours").glob("step-*")
         checks = time_fsck(last, rounds)
     ratios = {
@@ -238,9 +238,11 @@ def measure(size_mb: int, rounds: int, within: str | None) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--size-mb", type=int, default=400, help="of model and optimizer state")
+    parser.add_argument(
+        "--size-mb", type=int, default=400, help="size of model and optimizer state"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--within", help="a folder on the disk to measure on")
+    parser.add_argument("--within", help="folder on the disk to measure")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

@@ -1,9 +1,10 @@
-"""How far the formulas are from what torch counts and autograd saves, family by family.
+"""Errors of the FLOP and memory formulas for each model family.
 
     python -m benchmarks.formulas [--json]
 
-FLOPs against torch.utils.flop_counter (the larger error of none, selective and full recompute);
-bytes kept for the backward of a block against saved_tensors_hooks, by formula and by trace.
+FLOPs are compared with torch.utils.flop_counter (the largest error of none, selective and full
+recompute). Bytes that a block saves for its backward pass, by formula and by trace, are compared
+with saved_tensors_hooks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def flops_errors() -> dict[str, dict[str, float]]:
 
 
 def saved_errors() -> dict[str, dict[str, float]]:
-    """Error in percent of the bytes a block keeps, by dtype, recompute policy and producer."""
+    """Error in percent of the bytes a block saves, by dtype, recompute policy and method."""
     found: dict[str, dict[str, float]] = {}
     seq_len = test_saved_bytes.SEQ
     for family in test_saved_bytes.FAMILIES:

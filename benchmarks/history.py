@@ -6,8 +6,8 @@
 A line holds the benchmark, date, commit, machine, Python and torch, and every number that the
 benchmark printed with --json. Only lines of the same machine are compared. A figure is flagged when
 its last value lies outside the spread of the runs before: their median, plus or minus three times
-the median absolute deviation (scaled to a standard deviation), and at least 2 % of the median. Five
-earlier runs are the least that has a spread.
+the median absolute deviation (scaled to a standard deviation), and at least 2 % of the median. A
+figure needs at least five earlier runs.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def numbers(found: object, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def machine() -> str:
-    """What timings depend on: processor, cores, architecture."""
+    """Processor model and number of cores: only timings with the same value are compared."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -130,7 +130,7 @@ def trends(lines: Sequence[dict[str, Any]], where: str) -> list[Trend]:
 def show(history: Path) -> int:
     """Print the trend of every figure; 1 if one is flagged."""
     if not history.is_file():
-        sys.exit(f"no history in {history.name}: begin it with `record startup`")
+        sys.exit(f"no history in {history.name}: start one with `record startup`")
     lines = [json.loads(line) for line in history.read_text().splitlines()]
     where = machine()
     rows = trends(lines, where)
@@ -149,7 +149,7 @@ def show(history: Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--history", type=Path, default=HISTORY, help="the file of JSON lines")
+    parser.add_argument("--history", type=Path, default=HISTORY, help="path of the JSON-lines file")
     commands = parser.add_subparsers(dest="command", required=True)
     recording = commands.add_parser("record", help="run benchmarks and append a line for each")
     recording.add_argument("benchmarks", nargs="+", help="names of files in benchmarks/")

@@ -1,10 +1,10 @@
-"""Kill ranks at random moments of real runs, and look what is left: 100 kills, 100 recoveries?
+"""Kill ranks of real runs at random moments and count the recoveries.
 
 `python benchmarks/kills.py --count 100 [--json]` starts runs of 2 and 4 processes with different
-strategies, kills a random rank with SIGKILL at random moments until they end, and compares the end
-with that of a run that nothing happened to: every byte of the last save, and every loss. A kill
-counts as recovered when the step it happened in has been made. The same is done with the same
-trainer under torchrun, which keeps one store for all attempts.
+strategies and kills random ranks with SIGKILL until the runs end. Then it compares every byte of
+the last checkpoint and every loss with an undisturbed run. A kill counts as recovered when the step
+in which it happened is complete. The same trainer is also tested under torchrun, which keeps one
+store for all attempts.
 """
 
 from __future__ import annotations
@@ -256,7 +256,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--torchrun", type=int, help="kills under torchrun; a seventh of --count")
+    parser.add_argument(
+        "--torchrun", type=int, help="kills under torchrun (default: a seventh of --count)"
+    )
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     under = asked.count // 7 if asked.torchrun is None else asked.torchrun

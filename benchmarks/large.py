@@ -1,9 +1,9 @@
-"""GPT-2 Large, 774 M parameters in fp32, takes real optimizer steps as zero3 on two processes.
+"""Train GPT-2 Large (774 M parameters, fp32) with zero3 on two processes for a few steps.
 
     python benchmarks/large.py [--json]
 
-Prints the predicted peak of tensors beside the peak that was followed through a real step, and
-beside what the operating system counts as resident.
+Prints the predicted peak of tensors, the peak measured in a real step, and the peak resident memory
+reported by the operating system.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Published peaks of memory beside the predicted ones, and what ran beside what did not fit.
+"""Predicted against published peak memory, and verdicts on runs that fit and that did not.
 
-What a column cannot say about a stack is said in `STACKS`: facts read in the stack's own code, not
+`STACKS` has what the table's columns do not say about a stack: facts from the stack's own code, not
 numbers fitted to its rows.
 """
 
@@ -24,23 +24,23 @@ from shardwise.units.decoder import decoder_units
 from shardwise.units.unit import ModelUnits, Moment, Unit
 
 GIB = 2**30
-# Devices of which memory was published and time is not predicted.
+# Devices with published memory whose time is not predicted.
 ALSO = {"A800-80GB": "A800-80GB", "MI300X": "MI300X", "B200-power-limited": "B200"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """What a training stack does that its row does not say."""
+    """Behaviour of a training stack that its rows do not state."""
 
     # RMSNorm as one kernel that keeps its input and nothing in fp32.
     fused_norm: bool = False
     # Bytes per logit at the loss; None is a loss in fp32 without fusion (12).
     logit_bytes: int | None = None
-    # The embedding is a unit of its own, not part of the root.
+    # The embedding is a separate unit, not part of the root.
     embedding_apart: bool = False
-    # Gathers fp32 and computes under autocast.
+    # Parameters are gathered in fp32 and computed under autocast.
     autocast: bool = False
-    # Gradients are summed in fp32 copies, also with one micro-batch.
+    # Gradients are accumulated in fp32 copies, even with one micro-batch.
     always_sums: bool = False
     because: str = ""
 
@@ -87,17 +87,17 @@ def stack_of(row: dict[str, str]) -> Stack:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """One configuration that was tried: what is predicted, and what was seen."""
+    """One published configuration, with its predicted and measured memory."""
 
     id: str
     source: str
-    # What the table says of the configuration, to find it again.
+    # The configuration in the table's columns, to match runs with failures.
     key: tuple[str, ...]
     split: str
     kind: str
-    measured: float  # GiB, 0 where none was published
+    measured: float  # GiB, 0 if not published
     ran: bool
-    # In no held-out split, of time or of memory.
+    # In no held-out split, neither for time nor for memory.
     only_fitted: bool
     device: DeviceSpec
     memory: Memory
@@ -116,7 +116,7 @@ class Run:
 
     @property
     def predicted(self) -> float:
-        """GiB of the kind that was measured: tensors, or the middle of the reserve."""
+        """GiB of the measured kind: tensors, or the middle of the reserved interval."""
         if self.kind != "reserved":
             return self.peak / GIB
         low, high = reserved_interval(self.peak, self.device, self.pooled)
@@ -146,7 +146,7 @@ def units_of(row: dict[str, str], stack: Stack, autocast: bool) -> ModelUnits:
 
 
 def _with_loss(units: ModelUnits, most: float) -> ModelUnits:
-    """No moment of the loss holds more than `most` bytes of logits per token."""
+    """Limit the logits at every moment of the loss to `most` bytes per token."""
 
     def limited(moment: Moment) -> Moment:
         return moment._replace(logit_bytes=min(moment.logit_bytes, most))
@@ -177,7 +177,7 @@ def _predict(row: dict[str, str], stack: Stack) -> Memory:
     if row["master_dtype"]:
         changes["master_dtype"] = row["master_dtype"]
     if row["activation_ckpt"] == "selective" and row["hfu_pct"] and row["mfu_pct"]:
-        # Of which blocks recompute, only the work tells: a whole forward again is a third more.
+        # The share of recomputed blocks follows from the FLOPs: a full recompute adds a third.
         again = 3.0 * (float(row["hfu_pct"]) / float(row["mfu_pct"]) - 1.0)
         changes["recompute"] = min(1.0, max(0.0, again))
     if stack.always_sums:
@@ -191,7 +191,7 @@ def _predict(row: dict[str, str], stack: Stack) -> Memory:
 
 
 def _described(row: dict[str, str]) -> bool:
-    """Whether memory follows from the columns: what is recomputed and the batch decide it."""
+    """Whether the columns determine memory: device, batch, recompute and vocabulary are known."""
     known = row["gpu"] in DEVICES or row["gpu"] in ALSO
     return bool(known and row["micro_batch"] and row["activation_ckpt"] and row["vocab"])
 
@@ -225,9 +225,9 @@ def _run(row: dict[str, str], ran: bool, stack: Stack | None = None) -> Run:
 
 
 def read_runs(stack: Stack | None = None) -> tuple[list[Run], list[str]]:
-    """Every run of the splits whose memory can be described; the ids of those that cannot.
+    """Runs of the splits whose memory can be described, and the ids of the others.
 
-    All are taken for runs of `stack` if it is given, else for what is known of their own.
+    With `stack`, every run is treated as a run of that stack instead of its own.
     """
     found, left_out = [], []
     for row in _rows("measured_runs.csv"):
@@ -241,7 +241,7 @@ def read_runs(stack: Stack | None = None) -> tuple[list[Run], list[str]]:
 
 
 def read_failures() -> list[Run]:
-    """What crashed or ran out of memory, by its authors' account."""
+    """Configurations published as having crashed or run out of memory."""
     found = []
     for number, row in enumerate(_rows("did_not_fit.csv")):
         stage = row["zero_stage"]
@@ -267,8 +267,7 @@ def read_failures() -> list[Run]:
     return found
 
 
-# Rows whose memory is off by more than a tenth, by how their names start, and why as far as it
-# can be told.
+# Known reasons for memory errors above 10 %, by prefix of the row's id.
 REASONS = {
     "ttn-1065": "its reserve is 1.36 times what it says was active; FSDP1",
     "ttn-1067": "its reserve is 1.36 times what it says was active",
@@ -287,17 +286,17 @@ def known_kind(run: Run) -> bool:
     return run.kind in ("allocated", "reserved")
 
 
-# As the other intervals: one run in ten may need more than the margin leaves.
+# As for the other intervals: one run in ten may need more than the margin.
 COVERED = 0.9
 
 
 def calibration(runs: list[Run]) -> dict[str, float]:
-    """The margin on needed memory, from fitted runs alone, and how many of those it flags.
+    """The safety margin on needed memory, from fitted runs only, and how many of them it flags.
 
-    The factor is what nine of ten measured runs stay within, measured over needed (tensors and
-    allocator overhead). Fragmentation is no second factor: the allocator returns what nothing
-    uses, and tries again, before it fails. Runs under autocast over FSDP1 are left out: the
-    engine here does not train like that.
+    Nine of ten measured runs stay within the factor: measured over needed (tensors and allocator
+    overhead). Fragmentation needs no second factor: before it fails, the allocator frees unused
+    blocks and retries. Runs under autocast over FSDP1 are left out, because the engine does not
+    train like that.
     """
     fitted = [r for r in runs if r.split == "fit" and not r.source.startswith("intelligent-")]
     factor = np.quantile([run.measured / (run.needed / GIB) for run in fitted], COVERED)
@@ -312,7 +311,7 @@ def calibration(runs: list[Run]) -> dict[str, float]:
 
 
 def study() -> dict[str, Any]:
-    """Errors on held-out rows, by kind and source, and the verdicts on what ran and what failed."""
+    """Errors on held-out rows by kind and source, and verdicts on runs and failures."""
     runs, left_out = read_runs()
     failures = read_failures()
     held = [run for run in runs if run.split == "heldout"]
@@ -363,7 +362,7 @@ def study() -> dict[str, Any]:
 
 
 def _by_ratio(runs: list[Run], ratio: float) -> float:
-    """The median error if the reserve were `ratio` times what the pools need."""
+    """Median error if reserved memory were `ratio` times tensors plus allocator overhead."""
     found = [
         (run.peak + run.pooled) * ratio / GIB if run.kind == "reserved" else run.predicted
         for run in runs

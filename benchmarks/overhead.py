@@ -1,15 +1,15 @@
-"""What the trainer costs: its loop against a hand-written fully_shard loop and Lightning Fabric.
+"""Trainer overhead: its loop against a hand-written fully_shard loop and Lightning Fabric.
 
     python benchmarks/overhead.py [--json]
 
-Two processes hold all contestants at once, with the same model, data, seed and settings, and take
-turns a few steps at a time, in an order that changes from round to round. A second hand-written
-instance shows what is noise. Ratios are of tokens per second within one round; above 1 is faster
+Two processes hold all loops at once, with the same model, data, seed and settings. The loops
+alternate, a few steps each, in an order that changes from round to round. A second instance of the
+hand-written loop shows the noise. Ratios are tokens per second within one round; above 1 is faster
 than the hand-written loop.
 
-`--instructions` counts instructions per step instead, under callgrind (`apt-get install valgrind`):
-they have no noise, and can be counted on a busy machine. The model is small, where the loop weighs
-most; the ratio is of instructions, below 1 is less work than the hand-written loop.
+`--instructions` counts instructions per step under callgrind instead (`apt-get install valgrind`).
+Counts have no noise, even on a busy machine. The model is small, so that the loop is a large part
+of a step. A ratio below 1 means fewer instructions than the hand-written loop.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-# Started as a file, its neighbours are not yet importable.
+# Make `benchmarks` importable when this file is run as a script.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.torchrun import ROOT, tell, told_by
+from benchmarks.torchrun import ROOT, run_two_ranks, send_result
 
 ROUNDS, STEPS = 25, 3
 SEQ_LEN, MICRO_BATCH = 256, 2
@@ -47,7 +47,7 @@ def spec() -> Any:
 
 
 def module() -> Any:
-    """The same weights in every contestant."""
+    """Build the model, with the same weights for every loop."""
     import torch
 
     from shardwise.units.build import build_module
@@ -71,7 +71,7 @@ def settings(steps: int) -> Any:
 
 
 def bare(total: int) -> Callable[[int], None]:
-    """What a careful person writes by hand."""
+    """A careful hand-written fully_shard loop."""
     import torch
     from torch.distributed.fsdp import fully_shard
     from torch.nn.functional import cross_entropy
@@ -195,7 +195,7 @@ MAKERS: dict[str, Callable[[int], Callable[[int], None]]] = {
 
 
 def worker(names: list[str], rounds: int) -> None:
-    """Take turns; rank 0 prints the seconds of every turn."""
+    """Alternate between the loops; rank 0 prints the seconds per step of every turn."""
     import torch
     import torch.distributed as dist
 
@@ -208,7 +208,7 @@ def worker(names: list[str], rounds: int) -> None:
             running[name] = MAKERS[name](total)
         except ModuleNotFoundError as error:
             if dist.get_rank() == 0:
-                print(f"{name} is left out: {error.name} is not installed", file=sys.stderr)
+                print(f"skipped {name}: {error.name} is not installed", file=sys.stderr)
     seconds: dict[str, list[float]] = {name: [] for name in running}
     for run in running.values():
         run(STEPS)  # warm-up
@@ -222,15 +222,15 @@ def worker(names: list[str], rounds: int) -> None:
             dist.barrier()
             seconds[name].append((time.perf_counter() - begin) / STEPS)
     if dist.get_rank() == 0:
-        tell(seconds)
+        send_result(seconds)
     dist.barrier()
     os._exit(0)
 
 
 def instructions(name: str) -> float:
-    """Instructions of one step of a small model: the difference of a long and a short run.
+    """Instructions per step of a small model, from the difference of a long and a short run.
 
-    Under callgrind, in one process: slow, and without noise.
+    Counted under callgrind, in one process: slow, but without noise.
     """
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     counts = []
@@ -291,8 +291,8 @@ def main() -> None:
         report_instructions(as_json=options.json)
         return
     arguments = ("--worker", "--rounds", str(options.rounds))
-    seconds: dict[str, list[float]] = told_by(__file__, *arguments)
-    # Both hand-written instances together are the measure; against each other they are the noise.
+    seconds: dict[str, list[float]] = run_two_ranks(__file__, *arguments)
+    # The two hand-written instances together are the baseline; their ratio is the noise.
     pairs = zip(seconds["bare"], seconds["bare again"], strict=True)
     usual = [math.sqrt(one * other) for one, other in pairs]
     ratios = {

@@ -1,9 +1,9 @@
-"""How fast the simulator is, and how long a plan takes from start to answer.
+"""Speed of the simulator, and time of a plan from start to answer.
 
     python benchmarks/plan_speed.py [--json]
 
-Simulations are full steps of different configurations, priced and raced, on one core. Plans are
-whole commands in fresh interpreters; the median of several.
+A simulation is one full step of one configuration, priced and scheduled, on one core. A plan is a
+complete command in a new interpreter; the median of several runs is printed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ PLANS = {
 
 
 def simulations_per_s(model: str, rounds: int) -> float:
-    """Durations and race of every sharded placement, batch and policy; best of some rounds."""
+    """Simulated steps per second over all sharded placements, batches and recompute policies.
+
+    The best of several rounds.
+    """
     cluster = find_cluster("64x8xH100-SXM@400Gbps")
     base = Strategy(kind="zero3")
     chosen = [s for s in placements(cluster, base, False) if s.sharded]

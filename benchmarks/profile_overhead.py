@@ -1,16 +1,16 @@
-"""What `[train.profile] every = …` costs the steps that are not profiled.
+"""Overhead of `[train.profile] every = …` on the steps that are not profiled.
 
     python benchmarks/profile_overhead.py [--json]
 
-Two processes hold three trainings of the same model at once, one of them profiled now and then, and
-take turns a few steps at a time, in an order that changes from round to round. Compared are rounds
-in which nothing is profiled and nothing analysed: there, the profiled training only carries its
-schedule. Two plain trainings against each other show what is noise. Where others use the machine
-too, noise is large; what the profiler itself takes at a step and at a log line is timed as well.
+Two processes hold three training runs of the same model at once; one of them is profiled from time
+to time. The runs alternate, a few steps each, in an order that changes from round to round. Only
+rounds without profiling and analysis are compared: there, the profiled run only checks its
+schedule. The ratio of two plain runs shows the noise, which is large on a shared machine. So the
+time inside the profiler, per step and log line, is measured as well.
 
-Told beside it: how much longer rounds take while an analysis runs at the lowest priority, for
-everyone, on a machine whose cores all train; and how much longer a step takes that is profiled, or
-in which traces are written. Those are left out of a run's own timings.
+Also printed: how much longer all runs take while an analysis runs at the lowest priority on a
+machine whose cores all train, and how much longer a step takes that is profiled or writes traces.
+A run's own timings leave those steps out.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Started as a file, its neighbours are not yet importable.
+# Make `benchmarks` importable when this file is run as a script.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.torchrun import tell, told_by
+from benchmarks.torchrun import run_two_ranks, send_result
 
-# A turn is three steps: in one of `CYCLE` turns the profiler warms up, records and writes.
+# A turn is three steps. In one of `CYCLE` turns the profiler warms up, records and writes.
 ROUNDS, STEPS, CYCLE = 120, 3, 12
-# Small: the shorter a step, the more weighs what is added to it.
+# A small model: the shorter the step, the larger the relative overhead.
 SIZES = {"layers": 4, "hidden": 128, "heads": 4, "ffn": 352, "vocab": 512}
 SEQ_LEN, MICRO_BATCH = 128, 2
 CONTESTANTS = ("plain", "plain again", "profiled")
 
 
 class Contestant(NamedTuple):
-    """A training: runs so many steps; its profiler; seconds of its steps, and of the profiler's."""
+    """One training run: runs a number of steps; seconds of its steps and of its profiler."""
 
     run: Callable[[int], None]
     profiler: Any
@@ -92,7 +92,7 @@ def contestant(name: str, rounds: int, folder: Path) -> Contestant:
     profiler_s: list[float] = []
 
     class Watcher:
-        """What a run does at each step and log line, as far as profiling has a part in it."""
+        """The profiler calls that a run makes at each step and log line."""
 
         @contextmanager
         def step(self, step: int) -> Any:
@@ -116,7 +116,7 @@ def contestant(name: str, rounds: int, folder: Path) -> Contestant:
 
 
 def worker(rounds: int, folder: Path) -> None:
-    """Take turns; rank 0 prints what every turn and step took, and when an analysis ran."""
+    """Alternate between runs; rank 0 prints times of turns and steps, and when analyses ran."""
     import torch
     import torch.distributed as dist
 
@@ -149,20 +149,20 @@ def worker(rounds: int, folder: Path) -> None:
             "profiler_s": running["profiled"].profiler_s,
             "analysing": analysing,
         }
-        tell(found)
+        send_result(found)
     dist.barrier()
     os._exit(0)
 
 
 def _analysing(folder: Path) -> bool:
-    """The answer of an analysis has its name only when it is complete."""
+    """Whether an analysis is running: its hidden result file is renamed when it is complete."""
     return any(folder.glob("traces/step-*/.summary"))
 
 
 def measured(rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         arguments = ("--worker", folder, "--rounds", str(rounds))
-        found: dict[str, Any] = told_by(__file__, *arguments)
+        found: dict[str, Any] = run_two_ranks(__file__, *arguments)
     return found
 
 
@@ -170,14 +170,14 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
     seconds, analysing = found["seconds"], found["analysing"]
     rounds = range(len(analysing))
     plain, plain_cpu = _both(seconds), _both(found["cpu_s"])
-    # The warm-up was the first turn of all: round r begins with step (r + 1) * STEPS.
+    # The warm-up was the first turn, so round r begins with step (r + 1) * STEPS.
     profiled = [r for r in rounds if r + 1 >= CYCLE and (r + 1) % CYCLE == 0]
     calm = [r for r in rounds if r not in profiled and not analysing[r]]
     busy = [r for r in rounds if r not in profiled and analysing[r]]
     everyone = [statistics.geometric_mean(seconds[name][r] for name in CONTESTANTS) for r in rounds]
 
     def beside(values: list[float], r: int) -> float:
-        """In calm rounds of about the same time: what else a machine does changes slowly."""
+        """Median of nearby calm rounds: the machine's other load changes slowly."""
         near = [values[c] for c in calm if abs(c - r) < CYCLE]
         return statistics.median(near or [values[c] for c in calm])
 
@@ -212,13 +212,13 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _standard_error(values: list[float]) -> float:
-    """Of their median, by how far the quartiles lie apart."""
+    """Standard error of the median, from the distance of the quartiles."""
     low, high = _quartiles(values)
     return 0.93 * (high - low) / math.sqrt(len(values))
 
 
 def _both(seconds: dict[str, list[float]]) -> list[float]:
-    """The plain trainings, taken together."""
+    """Geometric mean of the two plain runs."""
     pairs = zip(seconds["plain"], seconds["plain again"], strict=True)
     return [math.sqrt(one * other) for one, other in pairs]
 
@@ -243,29 +243,26 @@ def main() -> None:
         return
 
     def shown(value: float, spread: list[float]) -> str:
-        return f"{value:+.2%} (half of them {spread[0]:+.2%} to {spread[1]:+.2%})"
+        return f"{value:+.2%} (quartiles {spread[0]:+.2%} to {spread[1]:+.2%})"
 
     print(f"2 processes, steps of {result['step_s'] * 1e3:.1f} ms, measured:")
     print(
-        f"steps not profiled, {result['rounds']} rounds of {STEPS}: "
+        f"wall-clock overhead of steps not profiled, {result['rounds']} rounds of {STEPS}: "
         f"{shown(result['overhead'], result['spread'])}, "
-        f"give or take {result['standard_error']:.2%}"
+        f"standard error {result['standard_error']:.2%}"
     )
-    print(f"the same in time of CPUs: {shown(result['cpu_overhead'], result['cpu_spread'])}")
+    print(f"CPU-time overhead: {shown(result['cpu_overhead'], result['cpu_spread'])}")
     share = result["profiler_s"] / result["step_s"]
-    print(
-        f"of which the profiler: {result['profiler_s'] * 1e6:.0f} microseconds a step, {share:.3%}"
-    )
-    print(f"two plain trainings: {shown(result['noise'], result['noise_spread'])}")
+    print(f"time inside the profiler: {result['profiler_s'] * 1e6:.0f} µs per step, {share:.3%}")
+    print(f"noise (two plain runs): {shown(result['noise'], result['noise_spread'])}")
     if result["during_analysis"] is not None:
         print(
-            f"everyone while an analysis runs, {result['during_analysis_rounds']} rounds: "
+            f"all runs during an analysis, {result['during_analysis_rounds']} rounds: "
             f"{shown(result['during_analysis'], result['during_analysis_spread'])}"
         )
     print(
-        f"a profiled step takes {result['profiled_step_ratio']:.2f} times as long, the one in "
-        f"which traces are written {result['writing_step_ratio']:.2f} times; of "
-        f"{result['windows']} windows"
+        f"a profiled step takes {result['profiled_step_ratio']:.2f} times as long, a step that "
+        f"writes traces {result['writing_step_ratio']:.2f} times ({result['windows']} windows)"
     )
 
 

@@ -1,8 +1,8 @@
-"""How long `shardwise estimate` takes from start to answer, against importing its libraries.
+"""Time of `shardwise estimate` from start to answer, compared with importing its libraries.
 
     python benchmarks/startup.py [--rounds 15] [--json]
 
-Interleaved rounds of fresh interpreters; medians, and the median of the ratios within a round.
+Rounds of new interpreters are interleaved. Printed: medians, and the median ratio within a round.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def seconds(command: list[str]) -> float:
 
 
 def measure(rounds: int) -> dict[str, float]:
-    for command in (FLOOR, ESTIMATE):  # byte code and file cache
+    for command in (FLOOR, ESTIMATE):  # warm up byte code and file cache
         seconds(command)
     pairs = [(seconds(FLOOR), seconds(ESTIMATE)) for _ in range(rounds)]
     ratios = [ours / floor for floor, ours in pairs]
@@ -52,7 +52,7 @@ def main() -> None:
         print(json.dumps(found, indent=2))
     else:
         print(
-            f"libraries alone {found['floor_s']:.3f} s, estimate {found['estimate_s']:.3f} s, "
+            f"imports only {found['floor_s']:.3f} s, estimate {found['estimate_s']:.3f} s, "
             f"ratio {found['ratio_median']:.2f} "
             f"({found['ratio_low']:.2f} to {found['ratio_high']:.2f})"
         )

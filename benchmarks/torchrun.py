@@ -1,4 +1,4 @@
-"""A benchmark's own file as two ranks of one machine, and what rank 0 of them tells."""
+"""Run a benchmark script as two ranks on this machine, and return the result of rank 0."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ROOT = Path(__file__).resolve().parents[1]
 MARK = "FOUND "
 
 
-def tell(found: Any) -> None:
-    """Of rank 0: hand what was found to `told_by`."""
+def send_result(found: Any) -> None:
+    """Pass a result from rank 0 to the caller of `run_two_ranks`."""
     print(MARK + json.dumps(found), flush=True)
 
 
-def told_by(script: str, *arguments: str) -> Any:
-    """What rank 0 told; without that, the program ends with what the ranks wrote to stderr."""
+def run_two_ranks(script: str, *arguments: str) -> Any:
+    """Run two ranks and return rank 0's result; without one, exit with the ranks' stderr."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         *(script, *arguments),

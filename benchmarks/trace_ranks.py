@@ -1,9 +1,9 @@
-"""Many ranks at once: how long, and how much memory the process that joins them takes.
+"""Time and memory of reading and joining the traces of many ranks.
 
     python benchmarks/trace_ranks.py [--json] [--ranks 1000]
 
-The eight traces of a real run are written as often as needed, with other rank numbers. Traces are
-read by one process per core, and only their calls reach the one that joins.
+The eight traces of a real run are copied under new rank numbers. One process per core reads them
+and sends only the calls to the process that joins the ranks.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ def main() -> None:
         f"{found['seconds']:.0f} s on {found['cores']} cores ({found['mb_per_s']:.0f} MB/s)"
     )
     print(
-        f"the joining process takes {found['parent_mb']:.0f} MB ({found['parent_mb_before']:.0f} "
-        f"before it read), a reading one {found['worker_mb']:.0f} MB"
+        f"peak memory: joining process {found['parent_mb']:.0f} MB "
+        f"({found['parent_mb_before']:.0f} MB before), reading process "
+        f"{found['worker_mb']:.0f} MB"
     )
 
 

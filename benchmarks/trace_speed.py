@@ -1,11 +1,11 @@
-"""How fast a trace is read, against HTA and against the least anyone could do.
+"""Speed of reading a trace, compared with HTA and with a lower bound.
 
     python benchmarks/trace_speed.py [--json] [--rounds 5] [--hta PYTHON]
 
-Rounds are interleaved. The floor inflates the file and decodes its events into typed records, and
-does nothing with them. HTA is measured with all columns, where it is installed (`pip install
-traceinsight`, perhaps in an environment of its own: --hta names its python). The memory is that of
-a fresh process that reads a trace of 345 MB, made by repeating a real one.
+Rounds are interleaved. The lower bound ("floor") decompresses the file and decodes its events into
+typed records, and nothing else. HTA is measured with all columns if it is installed (`pip install
+traceinsight`; --hta names the Python of another environment). Memory is that of a new process that
+reads a trace of 345 MB, made by repeating a real one.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def large_rss_mb() -> float:
             "from shardwise.observe.file.trace import read_trace\n"
             "from shardwise.timeline.breakdown import breakdown\n"
             "breakdown(device_timeline(read_trace(Path(sys.argv[1]))))\n"
-            # Not getrusage: it remembers the process that started this one.
+            # Not getrusage: it includes the parent process.
             "status = Path('/proc/self/status').read_text()\n"
             "print(int(status.split('VmHWM:')[1].split()[0]) / 1024)\n"
         )
@@ -108,7 +108,7 @@ def large_rss_mb() -> float:
 
 
 def measure(rounds: int, python: str) -> dict[str, float | None]:
-    ours(), floor()  # byte code and file cache
+    ours(), floor()  # warm up byte code and file cache
     gc.disable()
     times: dict[str, list[float]] = {"ours": [], "floor": [], "hta": []}
     for _ in range(rounds):
@@ -133,7 +133,9 @@ def measure(rounds: int, python: str) -> dict[str, float | None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--hta", default=sys.executable, help="the python that has traceinsight")
+    parser.add_argument(
+        "--hta", default=sys.executable, help="Python interpreter with traceinsight installed"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if not TRACE.is_file():
@@ -142,9 +144,11 @@ def main() -> None:
     if options.json:
         print(json.dumps(found, indent=2))
         return
-    told = f"{found['hta_s']:.2f} s, {found['vs_hta']:.1f} times ours" if found["hta_s"] else "-"
-    print(f"ours {found['ours_s']:.3f} s, {found['vs_floor']:.2f} times the floor; HTA {told}")
-    print(f"a trace of {LARGE_BYTES / 1e6:.0f} MB takes {found['rss_mb']:.0f} MB")
+    theirs = "not installed"
+    if found["hta_s"]:
+        theirs = f"{found['hta_s']:.2f} s ({found['vs_hta']:.1f} x Shardwise)"
+    print(f"Shardwise {found['ours_s']:.3f} s ({found['vs_floor']:.2f} x floor); HTA {theirs}")
+    print(f"peak memory for a trace of {LARGE_BYTES / 1e6:.0f} MB: {found['rss_mb']:.0f} MB")
 
 
 if __name__ == "__main__":

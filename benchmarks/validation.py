@@ -1,6 +1,6 @@
-"""Published training runs as the predictor sees them: units, strategy, hardware, tokens per second.
+"""Published training runs as inputs of the predictor: units, strategy, hardware, tokens per second.
 
-Reads the folder of measured runs that lies beside the project; nothing of it is copied in.
+The runs are read from ../shared/validation, outside the project.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwise.units.decoder import decoder_units
 from shardwise.units.unit import ModelUnits
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "validation"
-# The names of devices in the table, in the words of the catalogue.
+# Device names of the table, mapped to those of the catalogue.
 DEVICES = {
     "A100": "A100-80GB",
     "A100-40GB": "A100-40GB",
@@ -44,7 +44,7 @@ RECOMPUTE: dict[str, Any] = {
     "selective-2": 0.5,
     "selective-op": "selective",
 }
-# Where a source names no network: what nodes of that kind usually have, per device.
+# Usual network bandwidth per device in bytes/s, for sources that name no network.
 USUAL_NETWORK = {"A100": 25e9, "H100": 50e9}
 
 
@@ -70,7 +70,7 @@ class Row:
 
 
 def read_rows(splits: tuple[str, ...] = ("fit", "heldout")) -> tuple[list[Row], list[str]]:
-    """The rows of these splits, and a sentence for each that cannot be described."""
+    """Rows of these splits, and the reason for each row that cannot be described."""
     with (FOLDER / "measured_runs.csv").open(encoding="utf-8") as file:
         raw = [row for row in csv.DictReader(file) if row["split"] in splits]
     found, left_out = [], []
@@ -112,7 +112,7 @@ def _read(row: dict[str, str]) -> Row:
     strategy = strategy_of(row, devices, per_node)
     columns = Configurations.of([strategy])
     if row["allgather_dtype"] == "fp32":
-        # Gathered in fp32, computed in bf16: only the traffic knows.
+        # Gathered in fp32, computed in bf16: only the traffic changes.
         columns.param_bytes = np.asarray([4])
     device = find_device(DEVICES[row["gpu"]])
     family = "A100" if "A100" in row["gpu"] else "H100"
@@ -174,7 +174,7 @@ def predict(rows: list[Row], coefficients: dict[str, Coefficients]) -> np.ndarra
 
 
 def _stack(parts: list[Any]) -> Any:
-    """Rows of several tables under each other."""
+    """Concatenate the rows of several tables."""
     names = list(vars(parts[0]))
     return type(parts[0])(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
@@ -182,7 +182,7 @@ def _stack(parts: list[Any]) -> Any:
 
 
 def constant_efficiency(fit: list[Row], rows: list[Row]) -> np.ndarray[Any, Any]:
-    """The bar to beat: one share of the peak for each family of devices."""
+    """Baseline prediction: one constant share of the peak per device family."""
 
     def ideal(row: Row) -> float:
         work = predict_work(row.units, row.columns)

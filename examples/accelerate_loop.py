@@ -1,8 +1,8 @@
-"""A loop of accelerate, predicted and measured by four lines (marked below).
+"""An accelerate loop, predicted and measured with four lines (marked below).
 
 torchrun --nproc-per-node 2 examples/accelerate_loop.py
 
-On GPUs, say which: CLUSTER=8xH100-SXM accelerate launch --use_fsdp --fsdp_version 2 ...
+On GPUs, name the cluster: CLUSTER=8xH100-SXM accelerate launch --use_fsdp --fsdp_version 2 ...
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A training script with FSDP1, as many are: `shardwise import` reads it without running it."""
+"""A typical FSDP1 training script: `shardwise import` reads it without running it."""
 
 import functools
 

@@ -1,8 +1,8 @@
-"""Lightning with FSDP2, predicted and measured by two lines (marked below).
+"""Lightning with FSDP2, predicted and measured with two lines (marked below).
 
 torchrun --nproc-per-node 2 examples/lightning_callback.py
 
-On GPUs, say which: CLUSTER=8xH100-SXM torchrun ...
+On GPUs, name the cluster: CLUSTER=8xH100-SXM torchrun ...
 """
 
 import os
@@ -61,7 +61,7 @@ class Language(LightningModule):
 
 rows = (torch.randint(0, 256, (512, 1)) + 3 * torch.arange(SEQ_LEN)) % 256
 with torch.device("meta"):
-    watch = StepWatch(  # (1) from a model of which only the shapes are there
+    watch = StepWatch(  # (1) from a model on the meta device
         build(),
         seq_len=SEQ_LEN,
         micro_batch=MICRO_BATCH,

@@ -1,8 +1,8 @@
-"""A plain PyTorch loop, sharded by two lines (marked below), that saves and resumes.
+"""A plain PyTorch loop, sharded with two lines (marked below), that saves and resumes.
 
 torchrun --nproc-per-node 2 examples/own_loop.py
 
-Stop it at any moment and start it again: it resumes from its last checkpoint, to the same result.
+Stop it at any time and start it again: it resumes from its last checkpoint, with the same result.
 """
 
 import os

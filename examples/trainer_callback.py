@@ -1,8 +1,8 @@
-"""The Trainer of transformers, predicted and measured by two lines (marked below).
+"""The transformers Trainer, predicted and measured with two lines (marked below).
 
 torchrun --nproc-per-node 2 examples/trainer_callback.py
 
-On GPUs, say which: CLUSTER=8xH100-SXM torchrun ...
+On GPUs, name the cluster: CLUSTER=8xH100-SXM torchrun ...
 """
 
 import os
@@ -37,7 +37,7 @@ arguments = TrainingArguments(
     save_strategy="no",
     report_to="none",
     disable_tqdm=True,
-    # On CPUs there is no FSDP in accelerate: the Trainer replicates the model with DDP then.
+    # accelerate has no FSDP on CPUs; there, the Trainer uses DDP.
     fsdp=True,
     fsdp_config={"version": 2, "reshard_after_forward": True},
     use_cpu=not torch.cuda.is_available(),

@@ -1,1 +1,1 @@
-"""Every fault that training meets, planted in real runs: what happens, and what is left."""
+"""The fault matrix: inject faults into real runs and compare the results."""

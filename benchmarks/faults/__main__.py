@@ -1,7 +1,7 @@
 """`python -m benchmarks.faults [WORDS…] [--json] [--docs]`: run the fault matrix.
 
-With words, only cases whose name holds one of them. `--docs` writes docs/faults.md; rows of cases
-that were not run stay as they are.
+With words, only cases whose name contains one of them are run. `--docs` writes docs/faults.md and
+leaves the rows of other cases unchanged.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ that of the run with the fault; 143 means that SIGTERM stopped it, and it was th
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--docs", action="store_true")
+    parser.add_argument("words", nargs="*", help="run only cases whose name contains one of these")
+    parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
+    parser.add_argument("--docs", action="store_true", help="write the table to docs/faults.md")
     asked = parser.parse_args()
     cases = [c for c in all_cases() if not asked.words or any(w in str(c) for w in asked.words)]
     found: list[Outcome] = []
     for outcome in run_cases(cases):
         found.append(outcome)
-        state = "; ".join(outcome.problems) or "as promised"
+        state = "; ".join(outcome.problems) or "as expected"
         print(f"{outcome.case}: {state}", file=sys.stderr, flush=True)
     if asked.docs:
         _write_table(ROOT / "docs" / "faults.md", found)
     if asked.json:
         print(json.dumps([{**o._asdict(), "case": str(o.case)} for o in found], indent=1))
     failed = [outcome for outcome in found if outcome.problems]
-    print(f"{len(found) - len(failed)} of {len(found)} cases as promised", file=sys.stderr)
+    print(f"{len(found) - len(failed)} of {len(found)} cases as expected", file=sys.stderr)
     sys.exit(1 if failed else 0)
 
 
@@ -58,13 +58,12 @@ def _write_table(page: Path, found: list[Outcome]) -> None:
 
 
 def _row(one: Outcome) -> str:
-    told = one.told.replace("|", "\\|").replace(str(Path.home()), "~")
-    told = "".join(c for c in told if c.isprintable())[:180]
+    message = one.told.replace("|", "\\|").replace(str(Path.home()), "~")
+    message = "".join(c for c in message if c.isprintable())[:180]
     loaded = "" if one.loaded_step is None else str(one.loaded_step)
     same = "yes" if one.equal and not one.problems else "**no**: " + "; ".join(one.problems)
-    return (
-        f"| {one.case.fault} | {one.case.moment} | {one.exit_code} | {loaded} | {same} | {told} |\n"
-    )
+    cells = (one.case.fault, one.case.moment, str(one.exit_code), loaded, same, message)
+    return f"| {' | '.join(cells)} |\n"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The fault matrix: every fault at every moment where the two make sense, and what must follow."""
+"""The fault matrix: all useful pairs of a fault and a moment, and the expected result of each."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a case. `problems` says what differs from the expected result."""
+    """The result of a case. `told` is the run's message; `problems` lists deviations."""
 
     case: Case
     exit_code: int
@@ -66,7 +66,7 @@ def all_cases() -> list[Case]:
 class Matrix:
     """Runs cases in a folder and compares each with an undisturbed reference run.
 
-    `patience` multiplies the limits after which a rank hangs, for machines that have other work.
+    `patience` multiplies the limits after which a rank counts as hung, for busy machines.
     """
 
     def __init__(self, folder: Path, patience: int = 1) -> None:
@@ -119,7 +119,7 @@ class Matrix:
             problems += _unless(f"rank {rank}" in told, f"no culprit in {told!r}")
             problems += _unless(loaded == 10, f"loaded step {loaded}, not 10")
         elif self._fails_a_save(case):
-            problems += _unless("not saved" in done.stderr, "the failed save was not told")
+            problems += _unless("not saved" in done.stderr, "the failed save was not reported")
             told = _line(done.stderr, "not saved")
         else:
             problems += _unless(f"rank {rank}" in told, f"no culprit in {told!r}")
@@ -127,7 +127,7 @@ class Matrix:
         if not stops:
             problems += _unless(done.returncode == 0, f"exit code {done.returncode}")
         if problems:
-            problems.append(f"recoveries {recoveries}; it said {done.stderr[-2000:]}")
+            problems.append(f"recoveries {recoveries}; stderr: {done.stderr[-2000:]}")
         return self._judged(case, folder, done.returncode, told, loaded, problems)
 
     @staticmethod
@@ -139,14 +139,14 @@ class Matrix:
     def _not_a_number(
         self, case: Case, folder: Path, done: subprocess.CompletedProcess[str], problems: list[str]
     ) -> Outcome:
-        """The run must end with its earlier checkpoint equal to that of an undisturbed run."""
+        """The run must stop and leave a checkpoint of step 10 equal to an undisturbed run's."""
         problems += _unless(done.returncode == 3, f"exit code {done.returncode}, not 3")
         told = _line(done.stderr, "not finite")
-        problems += _unless(bool(told), "not told")
+        problems += _unless(bool(told), "not reported")
         steps = sorted(path.name for path in (folder / "ckpt/it").glob("step-*"))
         problems += _unless(steps == ["step-00000010"], f"left {steps}")
         same = _files(folder, 10) == _files(self._reference, 10)
-        problems += _unless(same, "step 10 is not that of an undisturbed run")
+        problems += _unless(same, "step 10 differs from an undisturbed run")
         return Outcome(case, done.returncode, told, 10, same, problems)
 
     def _damaged(self, case: Case, folder: Path) -> Outcome:
@@ -160,7 +160,7 @@ class Matrix:
         problems += _unless(done.returncode == 0, f"exit code {done.returncode}: {done.stderr}")
         problems += _unless(culprit in told, f"no {culprit} in {told!r}")
         problems += _unless(loaded == 10, f"loaded step {loaded}, not 10")
-        problems += _unless(not evil_mark(steps / "x").exists(), "code in it ran")
+        problems += _unless(not evil_mark(steps / "x").exists(), "code in the checkpoint ran")
         return self._judged(case, folder, done.returncode, told, loaded, problems)
 
     def _full(self, case: Case, folder: Path) -> Outcome:
@@ -196,7 +196,7 @@ class Matrix:
         problems: list[str],
     ) -> Outcome:
         equal = _state(folder) == self._end
-        problems += _unless(equal, "the end is not that of an undisturbed run")
+        problems += _unless(equal, "the result differs from an undisturbed run")
         return Outcome(case, code, told, loaded, equal, problems)
 
     def _case_folder(self, name: str) -> Path:

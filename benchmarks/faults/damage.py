@@ -1,4 +1,8 @@
-"""What becomes of files: done to a checkpoint that was committed, the next run must see it."""
+"""Damage to committed checkpoints that the next run must detect.
+
+Each function damages the checkpoint `step`; `earlier` is the one before it. It returns a word that
+the error message must contain.
+"""
 
 from __future__ import annotations
 
@@ -63,20 +67,20 @@ def mixed_steps(step: Path, earlier: Path) -> str:
 
 
 def _sign(step: Path, data: bytes) -> None:
-    """As someone would who can compute a checksum too."""
+    """Replace the index and update its checksum in the manifest, as an attacker could."""
     (step / index.NAME).write_bytes(data)
-    told = read_manifest((step / manifest.NAME).read_bytes())
+    saved = read_manifest((step / manifest.NAME).read_bytes())
     files = [
         one.but(bytes=len(data), head=len(data), crc32=crc32(data))
         if one.name == index.NAME
         else one
-        for one in told.files
+        for one in saved.files
     ]
-    (step / manifest.NAME).write_bytes(write_manifest(told.but(files=tuple(files))))
+    (step / manifest.NAME).write_bytes(write_manifest(saved.but(files=tuple(files))))
 
 
 class _Evil:
-    """Makes a folder if it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

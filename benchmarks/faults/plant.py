@@ -104,10 +104,10 @@ class _Planted:
         self.step_s = float(os.environ.get(STEP_S, "0"))
 
     def plant(self, rank: int) -> None:
-        told = os.environ.get(FAULT, "")
-        if not told or (Path(os.environ[MARK]).exists() and not told.startswith("every ")):
+        fault = os.environ.get(FAULT, "")
+        if not fault or (Path(os.environ[MARK]).exists() and not fault.startswith("every ")):
             return
-        kind, _, rest = told.partition("@")
+        kind, _, rest = fault.partition("@")
         moment, _, where = rest.partition(":")
         if rank == int(where):
             self.kind, self.moment = kind, moment

@@ -1,1 +1,1 @@
-"""A cluster in a box: hosts that are network namespaces, joined by links of a chosen rate."""
+"""A cluster on one machine: hosts are network namespaces, joined by links with a set rate."""

@@ -1,8 +1,8 @@
-"""Experiments on a cluster in a box.
+"""Experiments on a small cluster inside one machine.
 
     python -m benchmarks.lab NAME [--json]
 
-Needs root and iproute2; where they are missing it says so and measures nothing.
+Needs root and iproute2; without them, it prints the reason and measures nothing.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from benchmarks.lab import (
 
 
 class Experiment(NamedTuple):
-    """`measure` does the work, `show` prints what came out for a person."""
+    """One experiment: `measure` runs it, `show` prints its result as text."""
 
     title: str
     measure: Callable[[], Any]
     show: Callable[[Any], None]
-    # Whether it makes hosts; what only reads the last sweep needs none.
+    # Whether it needs hosts; experiments that only read recorded results do not.
     on_hosts: bool = True
 
 
 EXPERIMENTS = {
-    "rates": Experiment("links against the rate they are set to", rates.measure, rates.show),
+    "rates": Experiment("measured rate of links against the set rate", rates.measure, rates.show),
     "baseline": Experiment(
         "ddp, zero2, zero3 on two hosts, unlimited and 1 Gbit/s", baseline.measure, baseline.show
     ),
@@ -55,10 +55,10 @@ EXPERIMENTS = {
         name: Experiment(question.title, experiments.measure(name), experiments.show(name))
         for name, question in experiments.QUESTIONS.items()
     },
-    "plan": Experiment("the plan's choice beside the best cell", choose.plan, choose.show_plan),
-    "tune": Experiment("a few probes at every rate", choose.tuned, choose.show_tuned),
+    "plan": Experiment("the plan's choice against the best cell", choose.plan, choose.show_plan),
+    "tune": Experiment("tune with a few probes at every rate", choose.tuned, choose.show_tuned),
     "evaluate": Experiment(
-        "predictions calibrated on six cells of the sweep, judged on the others",
+        "predictions calibrated on six cells of the sweep, tested on the others",
         evaluate.measure,
         evaluate.show,
         on_hosts=False,
@@ -69,7 +69,9 @@ EXPERIMENTS = {
         profiles.show,
         on_hosts=False,
     ),
-    "report": Experiment("the same as docs/lab.md", report.measure, report.show, on_hosts=False),
+    "report": Experiment(
+        "evaluate, and write docs/lab.md", report.measure, report.show, on_hosts=False
+    ),
 }
 
 
@@ -77,7 +79,7 @@ def main() -> None:
     titles = "\n".join(f"  {name:12}{found.title}" for name, found in EXPERIMENTS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.lab",
-        description="Experiments on a cluster in a box.",
+        description="Experiments on a small cluster inside one machine.",
         epilog=f"experiments:\n{titles}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

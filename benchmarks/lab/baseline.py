@@ -1,7 +1,7 @@
-"""Step time of ddp, zero2 and zero3 on two hosts, unlimited and behind links of 1 Gbit/s.
+"""Step time of ddp, zero2 and zero3 on two hosts, with unlimited links and with 1 Gbit/s.
 
-A Llama of 17 million parameters, 68 MB in fp32, one rank per host. Rounds take every strategy at
-every rate once, so that whatever else the machine does falls on all alike.
+A Llama of 17 million parameters, 68 MB in fp32, one rank per host. Each round runs every strategy
+once at every rate, so that other load on the machine affects all of them alike.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def write_run_toml(
     model: Mapping[str, Any] = MODEL,
     seq_len: int = SEQ_LEN,
 ) -> Path:
-    """A run of a Llama of these sizes, in fp32 where the strategy says nothing else."""
+    """Write a run.toml for a Llama of these sizes, in fp32 unless the strategy says otherwise."""
     import tomli_w
 
     network = f"@{rate_bits_per_s / 1e6:g}Mbps" if rate_bits_per_s else ""
@@ -71,7 +71,7 @@ def measure(rounds: int = ROUNDS) -> dict[str, Any]:
                             raise RuntimeError(outcome.error)
                         taken = step_s.setdefault((name_of(rate), kind), [])
                         taken += outcome.step_s[WARM_UP:]
-                        # What a job takes beside its steps.
+                        # Time of a job outside its steps.
                         job_s.append(outcome.wall_s - sum(outcome.step_s))
     return {
         "parameters_bytes": parameters_bytes(),
@@ -120,6 +120,6 @@ def show(result: Mapping[str, Any]) -> None:
         ]
         print(f"{rate:12}" + "".join(f"{text:>26}" for text in texts))
     print(
-        f"the session started in {result['session_start_s']:.1f} s; a job takes "
-        f"{result['job_overhead_s']:.2f} s beside its steps"
+        f"session start: {result['session_start_s']:.1f} s; overhead per job: "
+        f"{result['job_overhead_s']:.2f} s"
     )

@@ -1,6 +1,6 @@
-"""What six cells of the sweep tell about the lab; all else is predicted from it.
+"""Coefficients of the lab, fitted on six cells of the sweep; all other cells are predicted.
 
-They start from what `shardwise calibrate` has measured on the hosts without training anything.
+The fit starts from the results of `shardwise calibrate` on the hosts, which trains nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CALIBRATED_ON = [
 
 
 def calibrate() -> tuple[dict[Cell, Observation], Fit]:
-    """What the sweep measured, and what six of its cells tell."""
+    """Observations of all cells, and the fit on six of them."""
     if not CLUSTER.exists():
         machine.measure()
     cells = sweep.read_cells()
@@ -41,7 +41,7 @@ def calibrated() -> Coefficients:
 
 
 def measured_alone() -> Coefficients:
-    """Without any training: what was measured of products, memory and links."""
+    """Coefficients from `shardwise calibrate` alone: matmuls, memory and links."""
     found = coefficients_for(find_cluster(str(CLUSTER)))
     assert found is not None
     return found

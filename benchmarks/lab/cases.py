@@ -1,7 +1,7 @@
-"""The harness behind the experiments: cases trained in turn on the same hosts, round after round.
+"""Train the cases of an experiment on the same hosts, in several rounds.
 
-Rounds take every case once in an order of their own, so that whatever else the machine does falls
-on all alike. Each job ends with two profiled steps, which tell exposed communication.
+Each round runs every case once, in random order, so that other load on the machine affects all of
+them alike. Each job ends with two profiled steps, which give the exposed communication.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 WARM_UP, PLAIN, PROFILED = 2, 10, 2
 ROUNDS = 2
 RESULTS = Path(__file__).parent / "results"
-# What `shardwise calibrate` has measured on the hosts.
+# The cluster as measured by `shardwise calibrate` on the hosts.
 CLUSTER = RESULTS / "cluster.toml"
 
 
 class Case(NamedTuple):
-    """One configuration at one rate between hosts, with so many ranks on each of them."""
+    """One configuration at one link rate, on a number of hosts and ranks per host."""
 
     name: str
     rate: float | None
@@ -51,13 +51,13 @@ class Case(NamedTuple):
     model: Mapping[str, Any] = MODEL
     hosts: int = HOSTS
     ranks: int = RANKS_PER_HOST
-    # Whether memory is weighed, which takes the place of the profile.
+    # Whether to measure memory instead of profiling steps.
     weighed: bool = False
     plain: int = PLAIN
     rounds: int = ROUNDS
 
     def write(self, file: Path) -> Path:
-        """Its run.toml; a host's link is shared by its ranks, and `network` is per rank."""
+        """Write its run.toml. The ranks of a host share its link, and `network` is per rank."""
         first = WARM_UP + self.plain
         train: dict[str, Any] = {"steps": first + PROFILED + 1, "log_every": 1000}
         if self.weighed:
@@ -70,7 +70,7 @@ class Case(NamedTuple):
         )
 
     def run(self, measured: ClusterSpec | None = None) -> RunSpec:
-        """As it is predicted: on the hosts as `shardwise calibrate` has measured them."""
+        """The run to predict, on the cluster that `shardwise calibrate` measured."""
         with tempfile.TemporaryDirectory() as place:
             run = read_run(self.write(Path(place, "run.toml")))
         known = measured or find_cluster(str(CLUSTER))
@@ -79,7 +79,7 @@ class Case(NamedTuple):
         return run._replace(cluster=cluster).resolved()
 
     def observe(self, found: Mapping[str, Any], measured: ClusterSpec | None = None) -> Observation:
-        """What was found of it, as calibration takes it."""
+        """Its results as an observation for calibration."""
         run = self.run(measured)
         step = float(found["median_s"])
         share = found.get("exposed_share")
@@ -90,7 +90,7 @@ class Case(NamedTuple):
 
 @dataclass
 class Kept:
-    """What the rounds have brought of one case."""
+    """Results of one case over all rounds."""
 
     rounds: int = 0
     step_s: list[float] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Kept:
 
 
 def measure_cases(cases: Sequence[Case], keep_as: str | None = None) -> dict[str, Kept]:
-    """Train all of them; with `keep_as`, what every finished round has added is kept in a file."""
+    """Train all cases; with `keep_as`, save the results under that name after every round."""
     kept = {case.name: Kept() for case in cases}
     layouts = dict.fromkeys((case.hosts, case.ranks) for case in cases)
     for count, ranks in layouts:
@@ -155,7 +155,7 @@ def save_as(name: str, result: Mapping[str, Any]) -> None:
 
 
 def load(name: str) -> dict[str, Any] | None:
-    """What an experiment has kept; None where it was never run."""
+    """Saved results of an experiment; None if it was never run."""
     file = RESULTS / f"{name}.json"
     if not file.exists():
         return None

@@ -1,7 +1,7 @@
-"""Whether what is chosen is the best there is: `shardwise plan` once, or `tune` with a few probes.
+"""Regret of `shardwise plan` and of `tune` with a few probes, against the best cell of the sweep.
 
-Both are asked for the fastest way to train the sweep's model at every rate. Where the plan's answer
-is none of the sweep's cells, it is trained beside the best of them that fits.
+Both choose the fastest configuration for the sweep's model at every rate. If the plan's choice is
+not a cell of the sweep, it is trained together with the best cell that fits.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from shardwise.spec.run import read_run
 from shardwise.spec.strategy import Strategy
 
 MOST_PROBES = 5
-# As many tokens as the larger batch has, so that a step means the same.
+# The tokens of the larger batch, so that steps are comparable.
 TOKENS = max(BATCHES) * SEQ_LEN * HOSTS * RANKS_PER_HOST
 
 
 class Choice(NamedTuple):
-    """What the plan chose at one rate, and the best cell among those that fit as well."""
+    """The plan's choice at one rate, and the best cell that fits as well."""
 
     rate: float
     room: str
     strategy: Strategy
     best: Cell
-    # The cell that is the same configuration; None where the sweep has none.
+    # The cell with the same configuration; None if the sweep has none.
     same: Cell | None
 
     @property
@@ -56,19 +56,19 @@ class Choice(NamedTuple):
         return f"{self.rate / 1e6:.0f}Mbit, {self.room}"
 
 
-# With this much, ddp with the larger batch no longer fits.
+# With this many bytes, ddp with the larger batch does not fit.
 ROOMS = {"room for all": None, "no room for ddp": 1_810_000_000}
 
 
 def plan() -> dict[str, Any]:
-    """Regret of the plan at every rate: below zero where it beats all cells."""
+    """Regret of the plan at every rate; negative if it beats all cells."""
     seen, found = calibrate()
     choices = [
         _choose(rate, room, memory, seen, found.calibration)
         for room, memory in ROOMS.items()
         for rate in RATES
     ]
-    # What the sweep has measured already is not trained again.
+    # Configurations of the sweep are not trained again.
     cases = []
     for one in choices:
         if one.same is None:
@@ -103,7 +103,7 @@ def _choose(
     seen: Mapping[Cell, Observation],
     calibration: Calibration,
 ) -> Choice:
-    """What the command itself writes."""
+    """Run `shardwise plan` and find the best cell that fits."""
     cells = [Cell(rate, name, max(BATCHES)) for name in STRATEGIES]
     cluster = seen[cells[0]].run.cluster.but(calibration=calibration)
     if memory is not None:
@@ -135,7 +135,7 @@ def _table(strategy: Strategy) -> dict[str, Any]:
 
 def show_plan(result: Mapping[str, Any]) -> None:
     for name, row in result["choices"].items():
-        how = "trained beside it" if row["trained_again"] else "from the sweep"
+        how = "trained in the same rounds" if row["trained_again"] else "from the sweep"
         print(f"{name:28} planned {row['planned']}: {row['planned_s'] * 1e3:.0f} ms; best cell "
               f"that fits {row['best_cell']}: {row['best_cell_s'] * 1e3:.0f} ms; regret "
               f"{row['regret']:+.1%}, {how}")  # fmt: skip
@@ -143,7 +143,7 @@ def show_plan(result: Mapping[str, Any]) -> None:
 
 
 def tuned() -> dict[str, Any]:
-    """Probes of every rate, and how far the winner is from the best cell of the sweep."""
+    """Tune at every rate; the regret of each winner against the best cell of the sweep."""
     seen, _ = calibrate()
     rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as place, hosts(HOSTS, None, "tune") as made:
@@ -186,5 +186,5 @@ def tuned() -> dict[str, Any]:
 def show_tuned(result: Mapping[str, Any]) -> None:
     for rate, row in result["rates"].items():
         print(f"{rate:>12}: {row['winner']} after {len(row['probes'])} probes, {row['regret']:.1%} "
-              f"from the best of the sweep ({row['best']})")  # fmt: skip
+              f"slower than the best cell ({row['best']})")  # fmt: skip
     print(f"at most {result['most_probes']} probes, largest regret {result['tune_regret']:.1%}")

@@ -1,6 +1,6 @@
-"""Latency and rate of collectives through links of a set rate: the lines `calibrate` draws.
+"""Latency and rate of collectives over links with a set rate, fitted as `calibrate` does.
 
-This module is also each rank of the measurement.
+The ranks of the measurement also run this module.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def measure() -> dict[str, Any]:
 
 
 def _carried(operation: str, place: str) -> int:
-    """Bytes on a host's link per byte that a ring of one group would put there."""
-    # Gloo runs a reduce-scatter as an all-reduce; groups between nodes work side by side.
+    """Bytes on a host's link, relative to a ring of one group."""
+    # Gloo runs a reduce-scatter as an all-reduce; groups between nodes run at the same time.
     passes = 2 if operation == "reduce_scatter" else 1
     return passes * (RANKS_PER_HOST if place == "between nodes" else 1)
 
@@ -66,7 +66,7 @@ def show(result: Mapping[str, Any]) -> None:
               f"({low:.0f} to {high:.0f}), R² {row['r_squared']:.4f}"
               + (f", {row['share_of_rate']:.1%} of the link" if "share_of_rate" in row else "")
         )  # fmt: skip
-    print(f"through limited links at most {result['largest_rate_error']:.1%} off the set rate, "
+    print(f"limited links: at most {result['largest_rate_error']:.1%} off the set rate, "
           f"R² at least {result['least_r_squared']:.4f}")  # fmt: skip
 
 

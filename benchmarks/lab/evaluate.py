@@ -1,8 +1,8 @@
-"""How right predictions are in the lab: calibrated on six cells of the sweep, judged on the others.
+"""Accuracy of predictions in the lab: calibrated on six cells of the sweep, tested on the others.
 
-Step time and exposed communication of every other cell, the order of strategies at each rate and
-batch, what doubling the bandwidth gains, where hybrid sharding overtakes full sharding, and whether
-the configuration predicted fastest is.
+Tested: step time and exposed communication of the other cells, the ranking of strategies at each
+rate and batch, the gain from twice the bandwidth, the rate at which hybrid sharding overtakes full
+sharding, and whether the configuration predicted fastest is the fastest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.lab.sweep import BATCHES, RATES, Cell
 from shardwise.calibrate.runs import Observation, Parts
 from shardwise.predict.cost import Coefficients
 
-# Strategies nearer to each other than this are not ranked.
+# Strategies whose step times differ by less are not ranked.
 APART = 0.10
 
 
@@ -105,8 +105,7 @@ def _doubling(
 ) -> dict[str, tuple[float, float]]:
     """Efficiency gained by twice the rate, predicted and measured.
 
-    Efficiency is what a step would take if it only computed, over what it takes: the share of its
-    best speed that a configuration reaches, as MFU is of a device's peak.
+    Efficiency is the compute time of a step over its total time.
     """
     found = {}
     for name in STRATEGIES:
@@ -121,7 +120,7 @@ def _doubling(
 
 
 def _by_rate(doubling: Mapping[str, tuple[float, float]]) -> dict[str, dict[str, float]]:
-    """The mean gain of all strategies and batches from each rate to its double."""
+    """Mean gain over all strategies and batches, from each rate to twice the rate."""
     found = {}
     for rate in RATES[:-1]:
         mine = [both for name, both in doubling.items() if name.startswith(f"{rate / 1e6:.0f}Mbit")]
@@ -131,7 +130,7 @@ def _by_rate(doubling: Mapping[str, tuple[float, float]]) -> dict[str, dict[str,
 
 
 def _crossover(k: Coefficients) -> dict[str, Any]:
-    """The rate below which hybrid sharding that recomputes beats full sharding that need not."""
+    """The rate below which hybrid sharding with recompute beats full sharding without it."""
     measured = load("crossover")
     if measured is None:
         return {"crossover_factor": None}
@@ -146,7 +145,7 @@ def _crossover(k: Coefficients) -> dict[str, Any]:
 
 
 def _crosses(steps: Mapping[str, float]) -> float | None:
-    """Where a line through the logarithm of the ratio passes through one."""
+    """The rate at which the fitted ratio of full to hybrid step time is one."""
     rates = np.log(CROSSING)
     ratios = np.log([steps[f"{r / 1e6:.0f}Mbit full"] / steps[f"{r / 1e6:.0f}Mbit hybrid"]
                      for r in CROSSING])  # fmt: skip
@@ -171,7 +170,7 @@ def _regret(seen: dict[Cell, Observation], predicted: dict[Cell, Parts]) -> dict
 
 
 def _chosen() -> dict[str, Any]:
-    """How far what `plan` and `tune` chose is from the best cell, where they were tried."""
+    """Regret of `plan` and `tune` against the best cell, if they were run."""
     found: dict[str, Any] = {}
     if (planned := load("plan")) is not None:
         found["plan_regret"] = planned["top1_regret"]
@@ -181,7 +180,7 @@ def _chosen() -> dict[str, Any]:
 
 
 def _without_training(seen: dict[Cell, Observation], cells: list[Cell]) -> dict[str, float]:
-    """The same cells from what was measured of products, memory and links alone."""
+    """Errors on the same cells with `shardwise calibrate` alone: matmuls, memory and links."""
     k = measured_alone()
     steps = [seen[c].predict(k, seen[c].run.cluster).step_s / seen[c].step_s for c in cells]
     sizes = sorted(abs(step - 1) for step in steps)
@@ -193,26 +192,27 @@ def _without_training(seen: dict[Cell, Observation], cells: list[Cell]) -> dict[
 
 def show(result: Mapping[str, Any]) -> None:
     print(
-        f"{result['held_out']} cells held out, calibrated on {len(CALIBRATED_ON)}: step time off "
-        f"by {result['step_median_error']:.1%} in the middle, {result['step_p90_error']:.1%} at "
-        "the 90th percentile"
+        f"{result['held_out']} cells held out, calibrated on {len(CALIBRATED_ON)}: error of step "
+        f"time {result['step_median_error']:.1%} (median), {result['step_p90_error']:.1%} (90th "
+        "percentile)"
     )
     print(
-        f"before any training, from products, memory and links alone: "
+        f"without training runs, from matmuls, memory and links only: "
         f"{result['untrained_median_error']:.1%} and {result['untrained_p90_error']:.1%}"
     )
     print(
-        f"exposed communication off by {result['exposed_median_error']:.1%} of the step in the "
-        f"middle, {result['exposed_largest_error']:.1%} at most; {result['exposed_within_8pp']} "
-        f"of {result['held_out']} within 8 %"
+        f"error of exposed communication, share of the step: "
+        f"{result['exposed_median_error']:.1%} (median), {result['exposed_largest_error']:.1%} "
+        f"(largest); {result['exposed_within_8pp']} of {result['held_out']} within 8 %"
     )
     print(
         f"{result['ranking_right']:.1%} of {result['ranking_pairs']} pairs of strategies that "
-        f"differ by more than {APART:.0%} ranked right"
+        f"differ by more than {APART:.0%} ranked correctly"
     )
     print(
-        f"gain in efficiency by doubling the rate off by {result['doubling_median_error_pp']:.1f} "
-        f"points in the middle, {result['doubling_error_pp']:.1f} at most"
+        f"error of the efficiency gain from twice the rate: "
+        f"{result['doubling_median_error_pp']:.1f} points (median), "
+        f"{result['doubling_error_pp']:.1f} (largest)"
     )
     for rate, gain in result["doubling_by_rate"].items():
         print(
@@ -223,12 +223,14 @@ def show(result: Mapping[str, Any]) -> None:
     print(
         f"crossover of hybrid and full sharding: {f'a factor of {factor:.2f}' if factor else '-'}"
     )
-    print(f"the fastest predicted is at most {result['top1_regret']:.1%} slower than the best")
+    print(f"the predicted fastest is at most {result['top1_regret']:.1%} slower than the best")
     if "plan_regret" in result:
-        print(f"what plan chose is at most {result['plan_regret']:.1%} slower than the best cell")
+        print(
+            f"the choice of plan is at most {result['plan_regret']:.1%} slower than the best cell"
+        )
     if "tune_regret" in result:
         print(
-            f"what tune chose after at most {result['most_probes']} probes is at most "
+            f"the choice of tune after at most {result['most_probes']} probes is at most "
             f"{result['tune_regret']:.1%} slower"
         )
     for cell in result["cells"]:

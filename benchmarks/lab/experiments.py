@@ -1,7 +1,7 @@
-"""The smaller experiments, each a question and the cases that answer it.
+"""The smaller experiments: each is a question and the cases that answer it.
 
-Predictions come from the coefficients that six cells of the sweep gave; nothing is fitted to these
-but how fast the cores are in that hour.
+Predictions use the coefficients fitted on six cells of the sweep. Only the current speed of the
+cores is fitted to these experiments.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from shardwise.calibrate.runs import Observation, Parts, units_of
 from shardwise.predict.cost import Coefficients
 
 GBIT = 1e9
-# Eight sequences keep much between forward and backward; two make a step of small messages.
+# Eight sequences save many activations; two make a step of small messages.
 LARGE, SMALL = 8, 2
 CROSSING = (0.5e9, 0.7e9, 1e9, 1.4e9, 2e9)
 
 
-# A machine that others share is faster in one hour than in another. This one case is trained in the
-# rounds of every question, and its step tells how fast the cores are then.
+# The speed of a shared machine changes from hour to hour. Every experiment trains this case in its
+# rounds, to measure the current speed of the cores.
 ANCHOR = Case("anchor", 4 * GBIT, {"kind": "ddp", "micro_batch": LARGE})
 
 
 class Question(NamedTuple):
-    """What is asked, and the cases whose steps answer it."""
+    """A question and the cases that answer it."""
 
     title: str
     cases: list[Case]
@@ -72,7 +72,7 @@ def _scaling() -> list[Case]:
 
 
 def _crossover() -> list[Case]:
-    """Where memory has room for full sharding as it is, but for hybrid only if it recomputes."""
+    """Cases for a memory budget in which only hybrid sharding needs recompute."""
     kinds: dict[str, dict[str, Any]] = {
         "full": STRATEGIES["zero3"],
         "hybrid": {**STRATEGIES["hybrid"], "recompute": "full"},
@@ -89,12 +89,14 @@ def _anchored(name: str) -> list[Case]:
 
 
 QUESTIONS = {
-    "recompute": Question("what keeping less costs and saves", _recompute()),
-    "accumulation": Question("gradients summed every micro-batch or at the end", _accumulation()),
+    "recompute": Question("time and memory of recompute", _recompute()),
+    "accumulation": Question(
+        "gradients reduced in every micro-batch or only in the last", _accumulation()
+    ),
     "unit-size": Question("few large messages or many small ones", _unit_size()),
     "scaling": Question("the same work per rank on 1, 2 and 4 ranks", _scaling()),
     "crossover": Question(
-        "hybrid sharding that must recompute against full sharding that need not", _crossover()
+        "hybrid sharding with recompute against full sharding without", _crossover()
     ),
 }
 
@@ -108,14 +110,14 @@ def measure(name: str) -> Callable[[], Mapping[str, Any]]:
 
 
 def predict(case: Case, k: Coefficients) -> Parts:
-    """Its step, with the coefficients of ranks that share a core with another."""
+    """Predict a step; `k` is for ranks that share a core and is rescaled for fewer ranks."""
     run = case.run()
     blank = Observation(run, units_of(run), 1.0, None, None)
     return blank.predict(_with_share(k, RANKS_PER_HOST / case.ranks), run.cluster)
 
 
 def of_the_hour(k: Coefficients, found: Mapping[str, Any]) -> Coefficients:
-    """With cores as fast as the anchor of an experiment tells; as they are where it has none."""
+    """Rescale coefficients to the speed of the cores in an experiment, if it has an anchor."""
     if ANCHOR.name not in found:
         return k
     real = float(found[ANCHOR.name]["median_s"])
@@ -130,7 +132,7 @@ def of_the_hour(k: Coefficients, found: Mapping[str, Any]) -> Coefficients:
 
 
 def _with_share(k: Coefficients, share: float) -> Coefficients:
-    """Of a rank that has so many times the core."""
+    """Coefficients of a rank with `share` times the compute of a core."""
     return k._replace(
         matmul_efficiency=k.matmul_efficiency * share,
         attention_efficiency=k.attention_efficiency * share,
@@ -141,7 +143,7 @@ def _with_share(k: Coefficients, share: float) -> Coefficients:
 
 
 def peak_bytes(case: Case) -> int:
-    """Predicted, of the fullest rank."""
+    """Predicted peak memory of the fullest rank."""
     return estimate_run(case.run()).known_memory.peak_allocated_bytes
 
 

@@ -17,16 +17,17 @@ from benchmarks.lab.network import INTERFACE, Host, kill_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "SHARDLAB_RUN"
-# Hosts have all ports to themselves; only launches on the same hosts must differ.
+# Each host has its own ports; only launches on the same hosts need different ones.
 _PORTS = itertools.count(29_500)
-TOLD = 4000
+# Characters of a log in an error message.
+LOG_CHARACTERS = 4000
 
 
 class Outcome(NamedTuple):
-    """What a run left in its folder, and how it went; what it did not write is None or empty.
+    """Exit code, duration and files of a run; missing files are None or empty.
 
-    `code` is None where the run was killed because it took too long. `step_s` is the time of every
-    step after those that set up or measure, known of runs of a session only.
+    `code` is None if the run was killed because it took too long. `step_s` has the time of every
+    step after those that set up or measure; only runs of a session have it.
     """
 
     folder: Path
@@ -53,7 +54,7 @@ def train(
 ) -> Outcome:
     """Run `shardwise train run_toml` on all hosts together, with one thread per rank.
 
-    Everything the run writes goes to `folder`. A run that is not done in time is killed.
+    All files of the run go to `folder`. A run that exceeds the timeout is killed.
     """
     asked = prepare(run_toml, folder)
     begin = time.monotonic()
@@ -66,7 +67,7 @@ def train(
 
 
 def prepare(run_toml: Path, folder: Path) -> Path:
-    """The run as `asked.toml` in its new folder: one thread per rank, and no trackers beside."""
+    """Write the run as `asked.toml` in its folder, with one thread per rank and no trackers."""
     from shardwise.spec.run import read_run, write_run
     from shardwise.spec.train import TrainSettings
 
@@ -104,9 +105,9 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 class Launch:
-    """`python -m WORDS…` as `ranks_per_host` ranks on each host, through torchrun; killed on exit.
+    """`python -m WORDS…` as `ranks_per_host` ranks on each host, by torchrun; killed on exit.
 
-    What hosts print goes to files in `logs`, one for each.
+    The output of each host goes to a file in `logs`.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Launch:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),
             "OMP_NUM_THREADS": "1",
-            # The link's own address: the kernel keeps what two ranks of one host say off the link.
+            # The link's address: the kernel keeps traffic between ranks of one host off the link.
             "GLOO_SOCKET_IFNAME": INTERFACE,
             MARK: self._mark,
             **environment,
@@ -153,7 +154,7 @@ class Launch:
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        # Ctrl-C is for the lab, which then ends these.
+                        # Ctrl-C reaches only the lab, which then ends these processes.
                         start_new_session=True,
                     )
                 self._processes.append(process)
@@ -166,7 +167,7 @@ class Launch:
         self.kill()
 
     def code(self) -> int | None:
-        """The exit code as soon as all hosts are done or one has failed; None before."""
+        """The exit code once all hosts have finished or one has failed; None before."""
         codes = [process.poll() for process in self._processes]
         failed = [code for code in codes if code]
         if failed:
@@ -174,19 +175,19 @@ class Launch:
         return None if None in codes else 0
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit code, or None if it was not known in time."""
+        """The exit code, or None after the timeout."""
         end = time.monotonic() + timeout_s
         while (code := self.code()) is None and time.monotonic() < end:
             time.sleep(0.05)
         return code
 
     def last_words(self) -> str:
-        """The end of what each host printed."""
-        told = []
+        """The last output of each host."""
+        parts = []
         for number, process in enumerate(self._processes):
-            text = self._log(number).read_text(errors="replace")[-TOLD:]
-            told.append(f"host {number} (exit code {process.poll()}):\n{text}")
-        return "\n".join(told)
+            text = self._log(number).read_text(errors="replace")[-LOG_CHARACTERS:]
+            parts.append(f"host {number} (exit code {process.poll()}):\n{text}")
+        return "\n".join(parts)
 
     def kill(self) -> None:
         kill_processes(self._hosts, f"{MARK}={self._mark}")

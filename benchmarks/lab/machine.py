@@ -1,4 +1,4 @@
-"""`shardwise calibrate` on the hosts of the lab: what each rank computes and each link carries."""
+"""Run `shardwise calibrate` on the hosts of the lab: compute rate of ranks, rate of links."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Hosts that are network namespaces, on one switch, each behind a link of a chosen rate.
+"""Hosts as network namespaces on one switch, each behind a link with a set rate.
 
     with hosts(2, 1e9) as (first, second):
         subprocess.run(first.command("ping", "-c", "1", second.address))
         set_rate([first, second], 250e6)
 
-Nothing is made in the machine's own namespace, so removing the namespaces removes everything.
+Nothing is created in the machine's own namespace, so removing the namespaces removes everything.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ from typing import NamedTuple
 
 PREFIX = "shardlab"
 INTERFACE = "eth0"
-# A name tells which process made it and when that process started, since numbers of processes are
-# used again.
+# A name contains the id and the start time of the process that created it, because ids are reused.
 _OWNER = re.compile(rf"{PREFIX}-.+-(\d+)\.(\d+)\.\d+-\w+")
 _LABS = itertools.count()
 
-# Frames of a data centre: headers take 1 % of the rate, and there is less to do per byte.
+# Jumbo frames, as in data centres: headers take 1 % of the rate, with less CPU work per byte.
 MTU = 9000
-# What a link may send at once after a pause. Long enough that a busy machine which serves the link
-# late does not lose rate, short enough that a transfer of some megabytes does not pass for free.
+# Burst allowance of a link after a pause. Long enough to keep the rate when a busy machine serves
+# the link late, short enough that a transfer of a few megabytes is still limited.
 BURST_S, LEAST_BURST = 4e-3, 64 * 1024
 QUEUE_S = 20e-3
 
 
 class Host(NamedTuple):
-    """A machine of the lab: processes started by `command` see only its loopback and its link.
+    """A host of the lab: processes started by `command` see only its loopback and its link.
 
-    They run on the host's own cores, so that no host computes at another's expense.
+    They run on the host's own cores, so that hosts do not slow each other down.
     """
 
     namespace: str
@@ -52,13 +51,13 @@ class Host(NamedTuple):
     cores: tuple[int, ...]
 
     def command(self, *words: str) -> list[str]:
-        """The words of a command that runs on this host."""
+        """Command line that runs a command on this host."""
         cores = ",".join(map(str, self.cores))
         return ["ip", "netns", "exec", self.namespace, "taskset", "-c", cores, *words]
 
 
 def available() -> str | None:
-    """None where a lab can be made here; otherwise one sentence that says why not."""
+    """None if a lab can be created here; otherwise the reason why not."""
     if os.geteuid() != 0:
         return "a lab needs root, to make network namespaces"
     for tool, package in (("ip", "iproute2"), ("tc", "iproute2"), ("taskset", "util-linux")):
@@ -73,9 +72,9 @@ def available() -> str | None:
 
 @contextmanager
 def hosts(count: int, rate_bits_per_s: float | None, name: str = "lab") -> Iterator[list[Host]]:
-    """`count` hosts on a switch, each link limited to a rate in both directions, or not at all.
+    """Create `count` hosts on a switch; each link has the given rate per direction, or no limit.
 
-    On the way out, however it comes about, processes on the hosts are killed and the hosts go.
+    On exit, also after an error, processes on the hosts are killed and the hosts are removed.
     Leftovers of labs whose process was killed are removed first.
     """
     sweep()
@@ -102,7 +101,7 @@ def hosts(count: int, rate_bits_per_s: float | None, name: str = "lab") -> Itera
 
 
 def _cores_of(number: int, count: int) -> tuple[int, ...]:
-    """An equal share of this machine's cores; hosts take turns where there are too few."""
+    """An equal share of this machine's cores; with too few cores, hosts share them."""
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // count
     if share == 0:
@@ -112,7 +111,7 @@ def _cores_of(number: int, count: int) -> tuple[int, ...]:
 
 def _build(switch: str, made: Sequence[Host]) -> None:
     _run("ip", "netns", "add", switch)
-    # "name" is said because ip reads some short names as abbreviated options.
+    # "name" is explicit because ip reads some short names as abbreviated options.
     _run("ip", "-n", switch, "link", "add", "name", "switch0", "type", "bridge")
     _run("ip", "-n", switch, "link", "set", "switch0", "up")
     for host in made:
@@ -130,7 +129,8 @@ def _build(switch: str, made: Sequence[Host]) -> None:
 def set_rate(made: Sequence[Host], rate_bits_per_s: float | None) -> None:
     """Limit the links of these hosts to a rate in each direction, or lift the limit with None."""
     for host in made:
-        # A queue shapes what leaves a device: the host's own sends, the switch's port receives.
+        # A queue limits what leaves a device: the host's device for what it sends, the switch's
+        # port for what it receives.
         for space, device in ((host.namespace, INTERFACE), (host.switch, host.port)):
             if rate_bits_per_s is None:
                 lift = ("tc", "-n", space, "qdisc", "del", "dev", device, "root")
@@ -143,7 +143,7 @@ def set_rate(made: Sequence[Host], rate_bits_per_s: float | None) -> None:
 
 
 def link_bytes(host: Host) -> tuple[int, int]:
-    """Bytes that have left the host and come to it over its link, headers included."""
+    """Bytes sent and received by the host over its link, headers included."""
     shown = ("ip", "-n", host.namespace, "-s", "-j", "link", "show", INTERFACE)
     done = subprocess.run(shown, capture_output=True, text=True, check=True)
     counts = json.loads(done.stdout)[0]["stats64"]
@@ -151,7 +151,7 @@ def link_bytes(host: Host) -> tuple[int, int]:
 
 
 def sweep() -> list[str]:
-    """Remove what labs left behind whose process is gone; returns the namespaces removed."""
+    """Remove leftovers of labs whose process has ended; return the removed namespaces."""
     dead = []
     for space in _namespaces():
         owner = _OWNER.fullmatch(space)
@@ -162,7 +162,7 @@ def sweep() -> list[str]:
 
 
 def kill_processes(made: Sequence[Host], mark: str | None = None) -> None:
-    """Kill what runs on these hosts; with `mark`, only what has it in its environment."""
+    """Kill the processes on these hosts; with `mark`, only those with it in their environment."""
     _kill([host.namespace for host in made], mark)
 
 
@@ -201,13 +201,13 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _started(pid: int) -> int | None:
-    """When a process started, in the kernel's ticks; None where it is gone."""
+    """Start time of a process in kernel ticks; None if it has ended."""
     fields = _stat(pid)
     return int(fields[19]) if fields and fields[0] != "Z" else None
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat behind the command, which may itself hold spaces."""
+    """Fields of /proc/PID/stat after the command, which may itself contain spaces."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -231,7 +231,7 @@ def _run(*command: str) -> None:
 
 @contextmanager
 def _end_on_signal() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind like Ctrl-C does, instead of ending the process on the spot."""
+    """Let SIGTERM and SIGHUP raise an exception, as Ctrl-C does, so that cleanup runs."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -246,7 +246,7 @@ def _end_on_signal() -> Iterator[None]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Hold signals back until all is removed; an impatient second Ctrl-C comes after it."""
+    """Block signals until everything is removed, also a second Ctrl-C."""
     held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:

@@ -1,4 +1,4 @@
-"""Every cell of the sweep as a pair of StepProfiles: what `shardwise report` takes."""
+"""Every cell of the sweep as a predicted and a measured StepProfile, for `shardwise report`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _predicted(cell: Cell, fitted: Calibration) -> StepProfile:
 
 
 def _measured(predicted: StepProfile, found: Mapping[str, Any]) -> StepProfile:
-    """Its measured twin: time alone, which is what a sweep keeps."""
+    """The measured profile of a cell: only times, because a sweep saves no others."""
     step = float(found["median_s"])
     exposed = float(found["exposed_share"]) * step
     assert predicted.work is not None
@@ -52,4 +52,4 @@ def _measured(predicted: StepProfile, found: Mapping[str, Any]) -> StepProfile:
 
 
 def show(result: Sequence[Mapping[str, Any]]) -> None:
-    print(f"{len(result)} pairs; keep them with --json, and show them with 'shardwise report'")
+    print(f"{len(result)} pairs; save them with --json, view them with `shardwise report`")

@@ -1,4 +1,4 @@
-"""How well links keep the rate they are set to, by TCP transfers of a second each."""
+"""Measured rate of links against their set rate, by TCP transfers of one second each."""
 
 from __future__ import annotations
 
@@ -49,4 +49,4 @@ def show(result: Mapping[str, Any]) -> None:
         numbers = "".join(f"{row[key] / 1e6:10.0f}" for key in ("median", "lowest", "highest"))
         print(f"{shown:>10}{numbers}{share:>9}")
     local = result["inside_a_host_bits_per_s"] / 1e6
-    print(f"inside a host behind a link of 250: {local:.0f}")
+    print(f"inside a host, its link set to 250: {local:.0f}")

@@ -1,4 +1,4 @@
-"""docs/lab.md and its figures, from what the experiments have kept."""
+"""Write docs/lab.md and its figures from the saved results of the experiments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def show(result: Mapping[str, Any]) -> None:
 
 
 def answers() -> dict[str, list[dict[str, Any]]]:
-    """Every case of the smaller experiments that were run, predicted and measured."""
+    """Predicted and measured results of all cases of the smaller experiments."""
     k = calibrated()
     found = {}
     for name, question in QUESTIONS.items():
@@ -79,7 +79,7 @@ def _series(name: str, points: list[tuple[float, float]], kind: str, colour: int
 
 
 def figures(result: Mapping[str, Any]) -> dict[str, str]:
-    """Five of them, each with its words."""
+    """The five figures as SVG, with their titles and descriptions."""
     small = min(BATCHES)
     shares = [(share / 100, f"{share} %") for share in (0, 20, 40, 60, 80, 100)]
     drawn = {}
@@ -201,7 +201,7 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def _memory(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the two lines cross, and what each needs of memory."""
+    """The crossover rates and the memory that each strategy needs, for the page."""
     full, recomputed = (case for case in QUESTIONS["crossover"].cases[:2])
     kept = full._replace(strategy={**recomputed.strategy, "recompute": "none"})
     need = [peak_bytes(case) / 1e6 for case in (full, kept, recomputed)]

@@ -1,4 +1,4 @@
-"""Processes that stay and train one job after another, since starting them takes longer than most.
+"""Processes that stay alive and train one job after another, because starting them is slow.
 
 with Session(made, ranks_per_host=1, folder=Path("session")) as session:
     outcome = session.run(Path("run.toml"), Path("session/first"))
@@ -23,14 +23,14 @@ START_S = 180.0
 
 
 class SessionError(RuntimeError):
-    """The processes of a session are gone; what they said last is in the message."""
+    """The processes of a session have ended; the message has their last output."""
 
 
 class Session:
-    """`ranks_per_host` ranks on each host that take jobs until the session is left.
+    """`ranks_per_host` ranks on each host that run jobs until the session is closed.
 
-    A job runs as it would in processes of its own, with a process group of its own; rates may be
-    set between jobs.
+    A job runs as in new processes and has its own process group. Link rates may be set between
+    jobs.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Session:
 
     def __enter__(self) -> Session:
         with ExitStack() as stack:
-            # Sockets have short names only, and are reached from any network namespace.
+            # Socket paths must be short. Unix sockets work across network namespaces.
             place = stack.enter_context(tempfile.TemporaryDirectory(prefix="shardlab-"))
             server = stack.enter_context(socket.socket(socket.AF_UNIX))
             server.bind(f"{place}/jobs")
@@ -61,7 +61,7 @@ class Session:
             connection, _ = server.accept()
             self._connection = stack.enter_context(connection)
             self._lines = stack.enter_context(connection.makefile("r"))
-            self._reply(START_S)  # all ranks are there
+            self._reply(START_S)  # all ranks are ready
             self._stack = stack.pop_all()
         return self
 
@@ -69,10 +69,10 @@ class Session:
         self._stack.close()
 
     def run(self, run_toml: Path, folder: Path, timeout_s: float = 300.0) -> Outcome:
-        """Train one job. A job that cannot be is told in its outcome, and the next may follow.
+        """Train one job. The outcome of an invalid job has its error, and the session continues.
 
-        With `measure = false` its `step_s` has all steps, the first slow ones too.
-        Raises SessionError where a rank dies or the job takes too long; the session is over then.
+        With `measure = false`, `step_s` has all steps, including the slow first ones.
+        Raises SessionError and ends the session if a rank dies or the job takes too long.
         """
         if self._broken:
             raise SessionError("the session has ended with an earlier job")

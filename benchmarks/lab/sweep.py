@@ -1,7 +1,6 @@
-"""Every strategy at every rate with two batches, on two hosts of two ranks: what the lab is for.
+"""The main experiment: every strategy at every rate with two batches, on two hosts of two ranks.
 
-Ranks of one host talk freely, hosts through a limited link, so that hybrid sharding has something
-to win.
+Only the link between the hosts is limited, so that hybrid sharding can be faster.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ CELLS = [Cell(r, s, b) for r in RATES for s in STRATEGIES for b in BATCHES]
 
 
 def measure() -> dict[str, Any]:
-    """Measure all cells, and keep what was measured beside this file."""
+    """Measure all cells and save the results in results/."""
     measure_cases([cell.case for cell in CELLS], keep_as="sweep")
     return load("sweep") or {}
 
 
 def read_cells() -> dict[Cell, Mapping[str, Any]] | None:
-    """What the last sweep measured; None where there was none."""
+    """Results of the last sweep; None if there is none."""
     found = load("sweep")
     if found is None:
         return None
@@ -50,7 +49,7 @@ def read_cells() -> dict[Cell, Mapping[str, Any]] | None:
 
 
 def show(result: Mapping[str, Any]) -> None:
-    print("2 hosts x 2 ranks, measured: ms per step, median, and the share exposed")
+    print("2 hosts x 2 ranks, measured: median ms per step (share of exposed communication)")
     print(f"{'':24}" + "".join(f"{name:>16}" for name in STRATEGIES))
     for rate in RATES:
         for batch in BATCHES:

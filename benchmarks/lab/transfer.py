@@ -1,6 +1,6 @@
-"""How fast bytes really travel between two hosts, by a plain TCP transfer.
+"""Measured rate between two hosts, by a plain TCP transfer.
 
-This file is also both ends of the transfer, and then runs by itself, without the project.
+This file is also the program at both ends of the transfer, and runs without the project.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from benchmarks.lab.network import Host
 
 PORT = 5001
-# Left out at the beginning, while TCP finds the rate and what links save up passes for free.
+# Left out at the beginning, while TCP adapts and the burst allowance of the link is used up.
 SETTLING_SHARE = 0.25
 
 
 def transfer_rates(
     sender: Host, receiver: Host, seconds: float = 1.0, times: int = 3
 ) -> list[float]:
-    """Bits of payload per second from `sender` to `receiver`, of several transfers in turn."""
+    """Bits of payload per second from `sender` to `receiver`, one value per transfer."""
     return [_one(sender, receiver, seconds) for _ in range(times)]
 
 
@@ -38,7 +38,7 @@ def _one(sender: Host, receiver: Host, seconds: float) -> float:
     listens = receiver.command(*end, "receive", receiver.address)
     with subprocess.Popen(listens, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        process.stdout.readline()  # it is ready
+        process.stdout.readline()  # "ready"
         sends = sender.command(*end, "send", receiver.address, str(seconds))
         subprocess.run(sends, check=True, timeout=seconds + 30)
         return float(process.stdout.readline())

@@ -1,4 +1,4 @@
-"""One rank of a session: takes jobs, trains them, and answers for all."""
+"""One rank of a session: it trains the jobs; rank 0 receives them and replies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main(place: str) -> None:
 
 
 def lead(place: str, store: Store, size: int) -> None:
-    """Hand every job to the others through the store, and answer when all are done with it."""
+    """Pass every job to the other ranks through the store, and reply when all have finished."""
     with socket.socket(socket.AF_UNIX) as connection, contextlib.ExitStack() as stack:
         connection.connect(place)
         lines = stack.enter_context(connection.makefile("r"))
@@ -64,13 +64,13 @@ def follow(store: Store, rank: int, size: int) -> None:
 
 
 def work(line: str, number: int, store: Store, rank: int, size: int) -> str:
-    """Train one job; returns what is wrong with it, which all ranks find alike.
+    """Train one job; return the error of an invalid job, the same on all ranks.
 
-    Anything else that goes wrong ends this process, and with it the session.
+    Any other error ends this process, and with it the session.
     """
     job = json.loads(line)
     folder = Path(job["folder"])
-    # A group for each job, in a corner of the store of its own: nothing is left of the one before.
+    # Each job has its own process group under its own store prefix, without leftovers.
     dist.init_process_group(
         "gloo", store=PrefixStore(f"group/{number}", store), rank=rank, world_size=size
     )
@@ -85,7 +85,7 @@ def work(line: str, number: int, store: Store, rank: int, size: int) -> str:
 
 
 def _warm_up() -> None:
-    """Import what jobs need, and let no collection of garbage ever look through it again."""
+    """Import what jobs need, and exclude it from garbage collection."""
     sizes = {"layers": 1, "hidden": 8, "heads": 1, "ffn": 8, "vocab": 8, "max_positions": 8}
     with torch.device("meta"):
         build_module(ModelSpec.read({"family": "llama", **sizes}))
@@ -94,7 +94,7 @@ def _warm_up() -> None:
 
 
 def _store() -> Store:
-    """The launcher's own store, which lives as long as the session."""
+    """The launcher's store, which exists as long as the session."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return PrefixStore("lab", TCPStore(host, port, is_master=False, timeout=IDLE))
 
