@@ -1,4 +1,4 @@
-"""What benchmarks/accuracy.py found, as the catalogue, docs/accuracy.md and its figure."""
+"""Write the results of benchmarks/accuracy.py to the catalogue, docs/accuracy.md and its figure."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ UNITS = {
     "contention": "seconds lost per second of compute beside a collective",
     "optimizer_factor": "passes over parameters, gradients and states",
 }
-# Why a row's time is off, by how its name starts; only what the row, its source or the table beside
-# it supports.
+# Known reasons for errors of time, by prefix of the row's id. Each is supported by the row, its
+# source or the table.
 REASONS = {
-    "nano-09": "16 to 32 nodes with nothing to hide the network behind; the source measures 55 and "
-    "28 GB/s for an all-gather there, and its link is an assumption of the table",
+    "nano-09": "16 to 32 nodes, without compute to overlap the network; the source measures 55 and "
+    "28 GB/s for an all-gather there, and the table assumes its link bandwidth",
     "intern-09": "parameters gathered and gradients reduced over 512 to 1,024 GPUs at 50 Gbps; the "
-    "source's twin with groups of 8 (fitted on) loses a tenth where this one loses 44 %",
+    "matching row with groups of 8 (fitted) loses a tenth, this one 44 %",
     "kemp-11": "compiled, on H200, at 68 to 77 % of the peak (flagged); no fitted row is compiled",
     "mos23b-0224": "70B on 40 GB runs at the memory limit, with allocator retries",
     "mos23b-023": "13B on 40 GB runs at the memory limit, with allocator retries",
-    "misc-115": "whether it recomputes is not stated; predicted as if it did not",
-    "fms-1": "compiled; no fitted row is",
-    "ttn-1060": "compiled; no fitted row is",
+    "misc-115": "recompute not stated; predicted without it",
+    "fms-1": "compiled; no fitted row is compiled",
+    "ttn-1060": "compiled; no fitted row is compiled",
 }
-# Error of tokens/s that others reach or that we measured of them, on 209 rows of one table.
+# Mean error of tokens/s of other tools, published or measured by us, on 209 rows of one table.
 PEERS = (
     ("llm-analysis, as shipped", "93.5 %"),
     ("llm-analysis, its efficiency set to 0.5 by hand", "16.8 %"),
@@ -113,7 +113,7 @@ def write_catalogue(result: dict[str, Any]) -> None:
 
 
 def report(result: dict[str, Any]) -> str:
-    """docs/accuracy.md."""
+    """The text of docs/accuracy.md."""
     return "\n".join([*_time(result), *_memory(result["memory"]), *_left_out(result)])
 
 
@@ -135,9 +135,9 @@ def _time(result: dict[str, Any]) -> list[str]:
     return [
         "# Accuracy",
         "",
-        "Time and memory of published runs, predicted and measured. Coefficients of time were "
-        f"fitted on {result['fit']['rows']} rows and judged on {held['rows']} others. Made by "
-        "`python benchmarks/accuracy.py --write`.",
+        "Predicted against measured time and memory of published runs. The coefficients of time "
+        f"were fitted on {result['fit']['rows']} rows and tested on {held['rows']} others. "
+        "`python benchmarks/accuracy.py --write` writes this page.",
         "",
         "![Predicted against measured tokens per second](accuracy.svg)",
         "",
@@ -147,27 +147,29 @@ def _time(result: dict[str, Any]) -> list[str]:
             "| error of tokens/s | rows | median | mean | 90th percentile | largest |",
             [
                 row("**held out**", held),
-                row("one constant efficiency per family of devices", base),
-                row("fitted rows themselves", result["fit"]),
+                row("one constant efficiency per device family", base),
+                row("fitted rows", result["fit"]),
                 row("fitted on 8 GPUs, tested on 16 to 512", result["transfer"]["8_to_512"]),
                 row("calibrated on 6 rows per GPU", result["transfer"]["6_rows"]),
             ],
         ),
-        "The last two are of one project's tables. Calibrating starts from coefficients fitted on "
-        "other projects and adds, for each GPU, 6 rows from its smallest to its largest model.",
+        "The last two rows use the tables of one project. Calibration starts from coefficients "
+        "fitted on other projects and adds, for each GPU, 6 rows from its smallest to its largest "
+        "model.",
         "",
-        f"The 90 % interval is a factor of {held['factor90']:.2f} either way. It is from leaving "
-        "each fitted source out in turn, sources weighing alike, and covers "
-        f"{held['coverage90']:.0%} of the held-out rows; the same procedure gives the constant "
-        f"efficiency a factor of {base['factor90']:.2f} and {base['coverage90']:.0%}. It is wide "
-        "because there are six fitted sources, and leaving one out can leave a family of devices "
-        "with a single other.",
+        f"The 90 % interval is a factor of {held['factor90']:.2f} up or down. To find it, each "
+        "fitted source was left out of the fit once; all sources have the same weight. It covers "
+        f"{held['coverage90']:.0%} of the held-out rows. For the constant efficiency, the same "
+        f"method gives a factor of {base['factor90']:.2f} and {base['coverage90']:.0%}. The "
+        "interval is wide because there are only six fitted sources: without one of them, a device "
+        "family may have a single source left.",
         "",
-        "Two configurations on one machine share most of that error. Less the median error of each "
-        f"source, 90 % stay within a factor of {held['comparison90']:.2f} (held out: "
-        f"{held['comparison_coverage90']:.0%}); a plan calls closer ones too close to call.",
+        "Two configurations on one machine share most of that error. After subtracting the median "
+        f"error of each source, 90 % stay within a factor of {held['comparison90']:.2f} (held out: "
+        f"{held['comparison_coverage90']:.0%}). A plan reports smaller differences as too close to "
+        "call.",
         "",
-        "Others, mean error of tokens/s on 209 rows of one of these tables:",
+        "Other tools, mean error of tokens/s on 209 rows of one of these tables:",
         "",
         *_table(
             "| tool | mean error |",
@@ -179,8 +181,8 @@ def _time(result: dict[str, Any]) -> list[str]:
                 f"{100 * held['mean_error']:.1f} % |",
             ],
         ),
-        "Identical configurations moved by -20 to +16 % (median +1 %) when one of these projects "
-        "upgraded its software: errors below 5 % are noise.",
+        "Identical configurations changed by -20 to +16 % (median +1 %) when one of these projects "
+        "upgraded its software. So errors below 5 % are noise.",
         "",
         "### By source (held out)",
         "",
@@ -191,7 +193,7 @@ def _time(result: dict[str, Any]) -> list[str]:
                 for name, s in result["sources"].items()
             ],
         ),
-        "### The worst rows",
+        "### Largest errors",
         "",
         *_table(
             "| row | source | devices | error | why |",
@@ -216,51 +218,52 @@ def _memory(m: dict[str, Any]) -> list[str]:
         "## Memory",
         "",
         "Allocated memory is compared with the predicted peak of tensors, reserved memory with the "
-        "middle of the predicted reserve; where a source does not say which it means, with the "
-        "tensors.",
+        "middle of the predicted interval of reserved memory. If a source does not say which it "
+        "reports, its value is compared with the peak of tensors.",
         "",
         *_table(
             "| error of peak memory (held out) | rows | median | mean | 90th percentile | bias |",
             [
                 row("**kind known**", m),
-                row("the same, by the columns alone", m["columns_only"]),
+                row("the same, from the table's columns alone", m["columns_only"]),
                 *(row(kind, group) for kind, group in sorted(m["kinds"].items())),
             ],
         ),
-        f"{m['ran']} published runs can be described. The verdict refuses {m['false_oom']} of them "
-        f'("does not fit") and calls {m["at_risk"]} "at risk" '
-        f"({m['unseen_at_risk']} of the {m['unseen']} that no figure was calibrated on). Of "
-        f"{m['did_not_fit']} configurations "
-        f"published as having crashed or run out of memory, {m['did_not_fit_caught']:.0%} are "
-        f"refused or at risk. Of the other {m['missed']} the same source lists "
-        f"{m['missed_that_also_ran']} as having run as well, with their memory: more likely "
-        "crashes of another kind.",
+        f"{m['ran']} published runs give enough detail for a prediction. The verdict is "
+        f'"does not fit" for {m["false_oom"]} of them and "at risk" for {m["at_risk"]} '
+        f"({m['unseen_at_risk']} of the {m['unseen']} that were not used for calibration). "
+        f"{m['did_not_fit']} configurations were published as having crashed or run out of memory. "
+        f'For {m["did_not_fit_caught"]:.0%} of them, the verdict is "does not fit" or "at risk". '
+        f"Of the other {m['missed']}, the same source lists {m['missed_that_also_ran']} as having "
+        "run as well, with their memory: more likely crashes of another kind.",
         "",
-        "What is usable of a device is its memory, less "
-        f"{coefficient('outside_allocator')[1]:g} GiB for what lies outside the allocator, over "
-        f"{m['calibration']['factor']:.3f}: nine of ten of {m['calibration']['rows']} measured "
-        "runs (fitted ones, all but ATorch's, which see below) stay within that factor of what "
-        f"is predicted to be needed. Of {m['calibration']['ran']} runs of the fitted split, which "
-        f"all ran, {m['calibration']['at_risk']} need more and are called at risk. Tensors that "
-        f"take more than {figure_of('tensors_of_device'):.0%} of a device are refused; the "
-        f"fullest fitted run took {m['calibration']['fullest']:.1%}.",
+        "The usable memory of a device is its memory less "
+        f"{coefficient('outside_allocator')[1]:g} GiB outside the allocator, divided by "
+        f"{m['calibration']['factor']:.3f}. Nine of ten of {m['calibration']['rows']} measured "
+        "runs stay within that factor of the predicted need (fitted runs except ATorch's, see "
+        f"below). Of {m['calibration']['ran']} runs of the fitted split, which all ran, "
+        f"{m['calibration']['at_risk']} need more and are called at risk. If tensors take more "
+        f'than {figure_of("tensors_of_device"):.0%} of a device, the verdict is "does not fit"; '
+        f"the fullest fitted run took {m['calibration']['fullest']:.1%}.",
         "",
-        "The data cannot tell how often a run near the limit fails: published runs are those that "
-        "ran, all failures are from one source and none needs between 88 % and 101 % of a device, "
-        "and no source gives the memory outside the allocator, which is assumed.",
+        "The data does not show how often a run near the limit fails. Published runs are those "
+        "that ran. All failures are from one source, and none of them needs between 88 % and 101 % "
+        "of a device. No source gives the memory outside the allocator, so it is assumed.",
         "",
-        "No published run that reports its reserve was there to fit on. The reserve follows from "
-        "how torch's allocator works (a pool per stream) and from a ratio found in other runs, of "
-        f"which the middle is taken; with {ratios} the median error is {medians}.",
+        "No published run that reports reserved memory was available for the fit. The predicted "
+        "interval follows from how torch's allocator works (a pool per stream) and from a ratio "
+        f"found in other runs; its middle is used. With a ratio of {ratios}, the median error is "
+        f"{medians}.",
         "",
-        "What a row does not say about its stack was read in the stack's code. Which code to read "
-        "was found by looking at rows that were off, held-out ones too: a stack that nobody "
-        "has looked into should expect the errors by the columns alone. No number was fitted to "
-        f"them. By the columns alone {m['columns_only']['false_oom']} runs would be refused, "
-        "nearly all of them for a fused cross-entropy that Shardwise cannot be told of.",
+        "Settings of a stack that its rows do not state were read in the stack's code. We chose "
+        "which code to read by looking at rows with large errors, including held-out rows. So for "
+        "a stack that was not examined, expect the errors from the columns alone. No number was "
+        f"fitted to these rows. From the columns alone, {m['columns_only']['false_oom']} runs "
+        "would be refused, nearly all of them because of a fused cross-entropy that Shardwise has "
+        "no setting for.",
         "",
         *_table(
-            "| source | what is known |",
+            "| source | setting and where it is stated |",
             [f"| {name} | {stack.because} |" for name, stack in STACKS.items()],
         ),
         "### Memory by source (held out)",
@@ -269,7 +272,7 @@ def _memory(m: dict[str, Any]) -> list[str]:
             "| source | rows | median | mean | 90th percentile | bias |",
             [row(name, group) for name, group in m["sources"].items()],
         ),
-        "### Memory that is off by more than a tenth",
+        "### Memory errors above 10 %",
         "",
         *_table(
             "| row | split | kind | measured GiB | predicted | error | why |",
@@ -290,7 +293,7 @@ def _left_out(result: dict[str, Any]) -> list[str]:
         "",
         "Time: " + ("; ".join(result["left_out"]) or "none") + ".",
         "",
-        f"Memory (batch or recomputation not stated): {memory}.",
+        f"Memory (batch or recompute not stated): {memory}.",
         "",
     ]
 
@@ -322,7 +325,7 @@ def figure(points: list[dict[str, Any]]) -> str:
 
 
 def _marks(values: list[float]) -> list[tuple[float, str]]:
-    """1, 2, 5, 10 ... from the last that is not above all values to the first not below them."""
+    """Axis marks 1, 2, 5, 10 ... that enclose all values."""
     least, most = min(values), max(values)
     found = [
         step * 10.0**power

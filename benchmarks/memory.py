@@ -53,7 +53,7 @@ STACKS: dict[str, Stack] = {
         logit_bytes=4,
         embedding_apart=True,
         because="measured in August 2025 (pytorch/ao PRs 2736, 2777): torchtitan had a compiled "
-        "loss (PR 1033, April) and units of their own for embedding and head (PR 1094, July)",
+        "loss (PR 1033, April) and separate units for embedding and head (PR 1094, July)",
     ),
     "mosaicml/llm-foundry": Stack(
         logit_bytes=4, because="llmfoundry/models/mpt: loss_fn defaults to fused_crossentropy"
@@ -66,7 +66,7 @@ STACKS: dict[str, Stack] = {
     ),
     "KempnerInstitute/KempnerForge": Stack(
         logit_bytes=8,
-        because="scripts/train.py: cross-entropy of bf16 logits, which keep their name",
+        because="scripts/train.py: cross-entropy of bf16 logits, which stay referenced",
     ),
     "intelligent-machine-learning/dlrover": Stack(
         autocast=True, because="fsdp_llama2_entry.sh: --precision bf16_amp"
@@ -269,16 +269,17 @@ def read_failures() -> list[Run]:
 
 # Known reasons for memory errors above 10 %, by prefix of the row's id.
 REASONS = {
-    "ttn-1065": "its reserve is 1.36 times what it says was active; FSDP1",
-    "ttn-1067": "its reserve is 1.36 times what it says was active",
-    "ttn-1069": "the compiled twin of ttn-1067",
-    "ttn-1071": "took 93 % of the device, where a reserve cannot grow as it would",
-    "misc-108": "the same job took 39.1 GiB on MI300X four days earlier; no description gives both",
-    "misc-112": "13.4 GiB more on any number of devices: by its size a bf16 copy of all weights, "
+    "ttn-1065": "reserved memory is 1.36 times the active memory it reports; FSDP1",
+    "ttn-1067": "reserved memory is 1.36 times the active memory it reports",
+    "ttn-1069": "as ttn-1067, but compiled",
+    "ttn-1071": "took 93 % of the device, where reserved memory cannot grow freely",
+    "misc-108": "the same job took 39.1 GiB on MI300X four days earlier; no one description "
+    "explains both",
+    "misc-112": "13.4 GiB more on any number of devices: the size of a bf16 copy of all weights, "
     "which autocast over FSDP1 keeps",
     "kemp-1120": "one device, where this stack does not shard; not explained",
-    "intern-10": "kind of memory and way of measuring not stated",
-    "nano-09": "kind not stated; what is missing has the size of bf16 gradients beside fp32 sums",
+    "intern-10": "kind of memory and method of measurement not stated",
+    "nano-09": "kind not stated; the missing part has the size of bf16 gradients next to fp32 sums",
 }
 
 

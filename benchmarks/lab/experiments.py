@@ -161,6 +161,6 @@ def show(name: str) -> Callable[[Mapping[str, Any]], None]:
             print(line)
         losses = [tuple(found["loss"]) for found in result["cases"].values() if "loss" in found]
         if losses:
-            print(f"losses equal to the bit: {len(set(losses)) == 1}")
+            print(f"losses bit-identical: {len(set(losses)) == 1}")
 
     return tell

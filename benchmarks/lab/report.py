@@ -84,14 +84,14 @@ def figures(result: Mapping[str, Any]) -> dict[str, str]:
     shares = [(share / 100, f"{share} %") for share in (0, 20, 40, 60, 80, 100)]
     drawn = {}
     drawn["step"] = svg_file(
-        f"A step against the rate of the link ({small} sequences per rank)",
+        f"Step time against link rate ({small} sequences per rank)",
         _rates(RATES), Axis.labelled("", SECONDS, logarithmic=True),
         _lines(result, small, "measured_s", "predicted_s"),
         "Step time against link rate for four strategies: every doubling of a slow link nearly "
         "halves the step, and hybrid sharding and ddp lie below zero2 and zero3.",
     )  # fmt: skip
     drawn["exposed"] = svg_file(
-        f"Waiting for the network, share of a step ({small} sequences per rank)",
+        f"Exposed communication, share of a step ({small} sequences per rank)",
         _rates(RATES), Axis.labelled("", shares),
         _lines(result, small, "measured_exposed", "predicted_exposed"),
         "Exposed communication against link rate: from about nine tenths of a step at 250 Mbit/s "
@@ -109,7 +109,7 @@ def figures(result: Mapping[str, Any]) -> dict[str, str]:
             gains.append(_series(name, doubled, kind, number))
     drawn["doubling"] = svg_file(
         f"Efficiency gained by doubling the link ({small} sequences per rank)",
-        _rates(RATES[:-1])._replace(title="from this rate to twice of it"),
+        _rates(RATES[:-1])._replace(title="from this rate to twice the rate"),
         Axis.labelled("", [(s / 100, f"{s} %") for s in (-5, 0, 5, 10, 15, 20, 25)]),
         gains, "Efficiency gained by twice the rate, by strategy.",
     )  # fmt: skip
@@ -128,7 +128,7 @@ def _crossover(rows: list[dict[str, Any]]) -> str:
     marks = [(1.0, "1 s"), (1.2, "1.2 s"), (1.4, "1.4 s"), (1.6, "1.6 s"), (1.8, "1.8 s"),
              (2.0, "2 s")]  # fmt: skip
     return svg_file(
-        "In the same memory: who is faster depends on the link",
+        "Same memory: the link rate decides which is faster",
         _rates(CROSSING), Axis.labelled("", marks, logarithmic=True), lines,
         "Step time against link rate: hybrid sharding with recomputation is faster on slow links, "
         "full sharding on fast ones.",
@@ -236,7 +236,7 @@ def _answer(name: str, rows: list[dict[str, Any]]) -> str:
         lines.append(line)
     losses = {tuple(row["loss"]) for row in rows if "loss" in row}
     if losses:
-        same = "are equal to the bit" if len(losses) == 1 else "differ"
+        same = "are bit-identical" if len(losses) == 1 else "differ"
         lines += ["", f"Losses of all steps {same}."]
     return "\n".join(lines)
 
