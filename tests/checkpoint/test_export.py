@@ -31,23 +31,24 @@ from shardwise.cli.export_weights import export_weights  # noqa: E402
 from shardwise.spec.record import SpecError  # noqa: E402
 from shardwise.units.build import build_module  # noqa: E402
 from tests.checkpoint.ours import (  # noqa: E402
+    Array,
     crc32_of_blocks,
     named,
     write_ours,
 )
 
 RANDOM = np.random.default_rng(0)
-WEIGHTS = {
+WEIGHTS: dict[str, Array] = {
     "model.embed.weight": RANDOM.normal(size=(50, 6)).astype(np.float32),
     "model.block.weight": RANDOM.normal(size=(7, 5, 3)).astype(np.float32),
     "model.block.seen": np.array([3, 2**40 + 1]),
     "model.none": np.zeros((0, 4), np.float32),
 }
-OTHERS = {
+OTHERS: dict[str, Array] = {
     "optimizer.embed.weight.exp_avg": RANDOM.normal(size=(50, 6)).astype(np.float32),
     "rank.0.random.cpu": np.arange(10, dtype=np.uint8),
 }
-TINY = {
+TINY: dict[str, str | int] = {
     "name": "tiny", "layers": 2, "hidden": 16, "heads": 2, "ffn": 24, "vocab": 32,
     "max_positions": 16,
 }  # fmt: skip
@@ -211,7 +212,7 @@ def test_a_folder_with_anything_in_it_is_left_alone(tmp_path: Path) -> None:
     assert beside(to) == ["out", "step-00000010"]
 
 
-FAMILIES = {
+FAMILIES: dict[str, dict[str, str | int]] = {
     "llama": {"family": "llama"},
     "llama, tied": {"family": "llama", "tied": True},
     "gpt2": {"family": "gpt2"},

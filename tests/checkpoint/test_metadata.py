@@ -6,6 +6,7 @@ import os
 import pickle
 import struct
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed.checkpoint as dcp  # noqa: E402
-from torch.distributed.checkpoint.metadata import Metadata  # noqa: E402
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata  # noqa: E402
 
 from shardwise.checkpoint.foreign.metadata import read_metadata  # noqa: E402
 from shardwise.checkpoint.format.paths import UntrustedError  # noqa: E402
@@ -60,7 +61,13 @@ def test_every_protocol_that_torch_may_use(genuine: bytes, protocol: int) -> Non
     assert read_metadata(again) == read_metadata(genuine)
 
 
-def changed(genuine: bytes, change: Any) -> bytes:
+def tensor_entry(metadata: Metadata, name: str) -> TensorStorageMetadata:
+    entry = metadata.state_dict_metadata[name]
+    assert isinstance(entry, TensorStorageMetadata)
+    return entry
+
+
+def changed(genuine: bytes, change: Callable[[Metadata], object]) -> bytes:
     metadata: Metadata = pickle.loads(genuine)
     change(metadata)
     return pickle.dumps(metadata)
@@ -79,7 +86,7 @@ def test_a_chunk_that_is_in_no_file_leaves_a_hole(genuine: bytes) -> None:
 
 def test_a_piece_that_is_no_chunk_is_told(genuine: bytes) -> None:
     def drop(metadata: Metadata) -> None:
-        metadata.state_dict_metadata["weight"].chunks.clear()
+        tensor_entry(metadata, "weight").chunks.clear()
 
     with pytest.raises(UntrustedError, match="size for 'weight at"):
         read_metadata(changed(genuine, drop))
@@ -115,7 +122,8 @@ def test_code_does_not_run_wherever_it_is(genuine: bytes, tmp_path: Path, where:
     mark = tmp_path / "ran"
     metadata: Metadata = pickle.loads(genuine)
     if where == "key":
-        metadata.state_dict_metadata["weight"].chunks[0] = Evil(mark)
+        chunks: list[Any] = tensor_entry(metadata, "weight").chunks
+        chunks[0] = Evil(mark)
     elif isinstance(getattr(metadata, where, None), dict):
         getattr(metadata, where)["weight"] = Evil(mark)
     elif where != "whole":
@@ -184,7 +192,7 @@ def test_harm_ends_in_a_sentence(name: str) -> None:
 def test_a_list_that_all_tensors_share_is_walked_once(genuine: bytes) -> None:
     """Few bytes that name 400 million chunks: walked each time, the test would not end."""
     metadata: Metadata = pickle.loads(genuine)
-    entry = metadata.state_dict_metadata["weight"]
+    entry = tensor_entry(metadata, "weight")
     entry.chunks *= 20_000
     metadata.state_dict_metadata.update({f"w{n}": entry for n in range(20_000)})
     with pytest.raises(UntrustedError):

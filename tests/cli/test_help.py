@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from shardwise.cli.examples import EXAMPLES
 from shardwise.cli.main import COMMANDS, GROUPS, add_commands, app
@@ -74,6 +75,13 @@ def test_help_fits_a_terminal() -> None:
         done = shardwise(*words, "--help")
         assert done.returncode == 0
         assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_flags_show_no_type(group: typer.core.TyperGroup) -> None:
+    for words in ([], *([name] for name in group.commands)):
+        shown = CliRunner().invoke(app, [*words, "--help"]).stdout
+        assert "--help" in shown
+        assert "<bool>" not in shown
 
 
 def test_commands_are_grouped(group: typer.core.TyperGroup) -> None:

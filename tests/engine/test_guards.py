@@ -28,16 +28,22 @@ def test_an_optimizer_made_before_sharding() -> None:
         check_optimizer(torch.optim.SGD(small().parameters(), lr=0.1), model)
 
 
+def up_projection(model: nn.Module, block: int) -> nn.Linear:
+    found = model.get_submodule(f"model.layers.{block}.mlp.up_proj")
+    assert isinstance(found, nn.Linear)
+    return found
+
+
 def test_two_dtypes_in_one_unit() -> None:
     model = small()
-    model.model.layers[1].mlp.up_proj.to(torch.bfloat16)
+    up_projection(model, 1).to(torch.bfloat16)
     with pytest.raises(SpecError, match=r"unit 'model.layers.1' mixes dtypes .*up_proj"):
         parallelize(model, SINGLE)
 
 
 def test_a_weight_tied_across_blocks() -> None:
     model = small()
-    model.model.layers[2].mlp.up_proj.weight = model.model.layers[0].mlp.up_proj.weight
+    up_projection(model, 2).weight = up_projection(model, 0).weight
     with pytest.raises(
         SpecError, match="layers.0.mlp.up_proj.weight and model.layers.2.mlp.up_proj.weight"
     ):

@@ -25,6 +25,7 @@ from shardwise.planning.reasons import (
     LongestSequence,
     LowPrecisionReduce,
     NetworkCrossover,
+    OtherParallelism,
     Reason,
     RiskyAlternative,
     StatesFit,
@@ -343,6 +344,19 @@ def test_json_carries_reasons_as_data() -> None:
     assert all(Layout(r["kind"], r["shard"], r["replicate"]) for r in told["rejected"])
 
 
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [("mixtral-8x7b", ("expert", "tensor")), ("llama-3-70b", ("tensor",))],
+)
+def test_expert_parallelism_comes_first_where_there_are_experts(
+    model: str, expected: tuple[str, ...]
+) -> None:
+    found = plan(model, "8xA100-40GB")
+    assert found.winner is None
+    (other,) = reasons(found, OtherParallelism)
+    assert other.parallelism == expected
+
+
 # ---- screens --------------------------------------------------------------------------------
 
 SCREENS = {
@@ -352,6 +366,7 @@ SCREENS = {
     "plan-8b-memory": "--model llama-3-8b --cluster 8xH100-SXM --objective memory",
     "plan-70b-4096": "--model llama-3-70b --cluster 512x8xH100-SXM@400Gbps",
     "plan-70b-nothing-fits": "--model llama-3-70b --cluster 8xH100-SXM",
+    "plan-moe-nothing-fits": "--model mixtral-8x7b --cluster 8xA100-40GB",
 }
 
 

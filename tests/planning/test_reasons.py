@@ -28,6 +28,7 @@ from shardwise.planning.reasons import (
     MicroBatchGain,
     NetworkCrossover,
     NoRecompute,
+    OtherParallelism,
     Padding,
     Reason,
     Recomputes,
@@ -187,7 +188,14 @@ def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
     return True
 
 
-NO_FIT = (FitsOffloaded, GradientsUnsharded, Padding, RiskyAlternative, ShorterFits)
+NO_FIT = (
+    FitsOffloaded,
+    GradientsUnsharded,
+    OtherParallelism,
+    Padding,
+    RiskyAlternative,
+    ShorterFits,
+)
 CHECKS = (check_layout, check_compared, check_batch, check_limits)
 
 

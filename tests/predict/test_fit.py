@@ -20,9 +20,9 @@ GIB = 2**30
 
 def test_gpt2_large_in_fp32_fits_one_h100() -> None:
     profile = shardwise.estimate("gpt2-large", "1xH100-SXM", precision="fp32")
-    assert profile.memory.fits is True
-    low, high = profile.memory.peak_reserved_bytes or (0, 0)
-    assert profile.memory.peak_allocated_bytes <= low < high
+    assert profile.known_memory.fits is True
+    low, high = profile.known_memory.peak_reserved_bytes or (0, 0)
+    assert profile.known_memory.peak_allocated_bytes <= low < high
 
 
 @pytest.mark.parametrize("nodes", [1, 8, 64, 1024, 12500])
@@ -31,9 +31,9 @@ def test_llama_70b_zero2_fits_80_gb_on_no_number_of_gpus(nodes: int) -> None:
         "llama-3-70b", f"{nodes}x8xH100-SXM@400Gbps", "zero2", seq_len=1, recompute="full"
     )
     profile = estimate_run(run)
-    assert profile.memory.fits is False
+    assert profile.known_memory.fits is False
     # 141 GB gathered in bf16, less the one block that is being reduced at the peak.
-    assert profile.memory.terms["unsharded_parameters"] >= 139e9
+    assert profile.known_memory.terms["unsharded_parameters"] >= 139e9
     short = shortfall_of(profile, run.strategy)
     assert short.largest_term == "unsharded_parameters"
     assert short.largest_bytes >= 139e9
@@ -49,23 +49,23 @@ def test_what_would_help_helps() -> None:
     changed = shardwise.estimate(
         "llama-3-70b", "8x8xH100-SXM", "zero3", seq_len=4096, recompute="full"
     )
-    assert changed.memory.verdict == "fits"
-    assert changed.memory.needed_bytes == pytest.approx(ways[0].needed_bytes, abs=16)
+    assert changed.known_memory.verdict == "fits"
+    assert changed.known_memory.needed_bytes == pytest.approx(ways[0].needed_bytes, abs=16)
 
 
 def test_more_devices_are_offered_where_they_help() -> None:
     run = describe_run("llama-3-70b", "1x8xH100-SXM", "zero3", seq_len=2048, recompute="full")
-    assert estimate_run(run).memory.fits is False
+    assert estimate_run(run).known_memory.fits is False
     assert any("--cluster " in way.options for way in ways_for(run))
 
 
 def test_smaller_groups_are_offered_where_padding_is_what_breaks_it() -> None:
     run = describe_run("qwen3-235b-a22b", "64x8xH100-SXM", "zero3", recompute="full")
-    assert estimate_run(run).memory.fits is False
+    assert estimate_run(run).known_memory.fits is False
     ways = ways_for(run)
     assert ways[0].options == "--strategy zero3:128"
     smaller = shardwise.estimate("qwen3-235b-a22b", "64x8xH100-SXM", "zero3:128", recompute="full")
-    assert smaller.memory.verdict == "fits"
+    assert smaller.known_memory.verdict == "fits"
 
 
 def test_offload_is_the_last_resort_and_names_its_price() -> None:
@@ -92,10 +92,10 @@ def test_ddp_holds_less_than_five_billion_parameters_in_80_gb() -> None:
     # 16 bytes a parameter: 80 GB end before 5 B (published decision rules say 7 B).
     assert shardwise.estimate(
         "llama-3.2-3b", "8xH100-SXM", "ddp", seq_len=512, recompute="full"
-    ).memory.fits
+    ).known_memory.fits
     assert not shardwise.estimate(
         "qwen2.5-7b", "8xH100-SXM", "ddp", seq_len=1, recompute="full"
-    ).memory.fits
+    ).known_memory.fits
 
 
 def test_the_verdict_has_three_answers() -> None:
@@ -115,7 +115,7 @@ def test_a_two_trillion_parameter_model_on_a_hundred_thousand_gpus() -> None:
     profile = estimate_run(run)
     assert profile.model["parameters"] > 2e12
     assert profile.cluster["devices"] == 100_000
-    assert sum(profile.memory.terms.values()) == profile.memory.peak_allocated_bytes
+    assert sum(profile.known_memory.terms.values()) == profile.known_memory.peak_allocated_bytes
 
 
 def needed_by(command: list[str]) -> int:

@@ -31,6 +31,13 @@ DEVICES = {
     "MI300": {"MI300X"},
     "L40": {"L40S"},
     "A10": {"A10G"},
+    "H10": {"H100-SXM"},
+    "H1000": {"H100-SXM"},
+    "H1000x8": {"H100-SXM"},
+    "H2000": {"H200-SXM"},
+    "A1000": {"A100-40GB", "A100-80GB"},
+    "A100SXM": {"A100-40GB", "A100-80GB"},
+    "V1000": {"V100-SXM2-16GB", "V100-SXM2-32GB"},
 }
 MODELS = {
     "llama3-8b": {"llama-3-8b"},
@@ -46,6 +53,8 @@ MODELS = {
     "gemma3-27b": {"gemma-3-27b"},
     "phi4": {"phi-4"},
     "pythia": {"pythia-1.4b"},
+    "mixtrl": {"mixtral-8x7b"},
+    "gpt2small": {"gpt2"},
 }
 FIELDS = {
     "recompte": {"recompute"},
@@ -72,11 +81,11 @@ def test_the_first_suggestion_is_what_was_meant(
     assert len(found) <= MOST_SUGGESTIONS
 
 
-@pytest.mark.parametrize("word", ["A100", "A100-SXM"])
+@pytest.mark.parametrize("word", ["A100", "A100-SXM", "A1000"])
 def test_all_variants_of_a_device_are_offered(word: str) -> None:
     assert {"A100-40GB", "A100-80GB"} <= set(suggestions(word, catalogue.devices()))
 
 
-@pytest.mark.parametrize("word", ["", "?", "T4", "TPU-v5", "A6000", "banana"])
+@pytest.mark.parametrize("word", ["", "?", "T4", "TPU-v5", "A6000", "A30", "Z1000", "banana"])
 def test_nothing_is_offered_where_nothing_is_near(word: str) -> None:
     assert suggestions(word, catalogue.devices()) == []

@@ -54,6 +54,11 @@ def test_updates_equal_those_of_torch(kind: Optimizer, momentum: float) -> None:
             torch.testing.assert_close(mine, expected, rtol=1e-6, atol=1e-7)
 
 
+def cancel(optimizer: torch.optim.Optimizer, flag: bool) -> None:
+    """Set the flag that fused optimizers read on the device."""
+    optimizer.found_inf = torch.tensor(float(flag))  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "adamw"])
 def test_a_cancelled_first_update_changes_nothing(
     kind: Optimizer, monkeypatch: pytest.MonkeyPatch
@@ -62,17 +67,16 @@ def test_a_cancelled_first_update_changes_nothing(
     model, optimizer = model_and_optimizer(kind)
     twin, expected = model_and_optimizer(kind)
     before = [p.detach().clone() for p in model.parameters()]
-    set_gradients(model, 0)
     for parameter in model.parameters():
-        parameter.grad.fill_(float("nan"))
-    optimizer.found_inf = torch.ones(())
+        parameter.grad = torch.full_like(parameter, float("nan"))
+    cancel(optimizer, True)
     with monkeypatch.context() as patched:
         patched.setattr(torch.Tensor, "item", lambda _: pytest.fail("the host read a tensor"))
         optimizer.step()
     for now, then in zip(model.parameters(), before, strict=True):
         assert torch.equal(now, then)
     # The next update is what a first one would have been.
-    optimizer.found_inf = torch.zeros(())
+    cancel(optimizer, False)
     for one in (model, twin):
         set_gradients(one, 1)
     optimizer.step()

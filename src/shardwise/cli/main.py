@@ -9,9 +9,10 @@ import warnings
 from collections.abc import Iterable
 from importlib import import_module
 from keyword import iskeyword
-from typing import TextIO
+from typing import Any, TextIO
 
 import typer
+import typer.core
 
 from shardwise.cli.examples import epilog
 from shardwise.cli.long import DEBUG, wants_traceback
@@ -19,8 +20,33 @@ from shardwise.cli.usage import UsageError, usage_problem
 from shardwise.spec.record import SpecError, SpecWarning
 from shardwise.version import __version__
 
+
+class _Command(typer.core.TyperCommand):
+    """A command whose help shows no type for flags."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        hide_flag_types(self.get_params(ctx))
+        super().format_help(ctx, formatter)
+
+
+class _Group(typer.core.TyperGroup):
+    """The application, whose help shows no type for flags."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        hide_flag_types(self.get_params(ctx))
+        super().format_help(ctx, formatter)
+
+
+def hide_flag_types(parameters: Iterable[Any]) -> None:
+    """Remove `<bool>` from the help of flags: they take no value."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+
+
 app = typer.Typer(
     name="shardwise",
+    cls=_Group,
     help="Which FSDP configuration should I run, what will it cost, and why is it slow?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -91,7 +117,11 @@ def add_commands(names: Iterable[str] = COMMANDS) -> None:
             function = name.replace("-", "_") + "_" * iskeyword(name)
             found = getattr(import_module(f"shardwise.cli.{function}"), function)
             app.command(
-                name, short_help=commands[name], epilog=epilog(name), rich_help_panel=group
+                name,
+                cls=_Command,
+                short_help=commands[name],
+                epilog=epilog(name),
+                rich_help_panel=group,
             )(found)
 
 

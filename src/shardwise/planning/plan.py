@@ -18,6 +18,7 @@ from shardwise.planning.reasons import (
     GradientsUnsharded,
     LeastMemory,
     LowPrecisionReduce,
+    OtherParallelism,
     Reason,
     RiskyAlternative,
     ShorterFits,
@@ -26,7 +27,7 @@ from shardwise.planning.rows import Candidate
 from shardwise.planning.search import MIN_GAIN, Found, Nearest, Search
 from shardwise.planning.sequence import longest
 from shardwise.planning.space import Space
-from shardwise.predict.fit import Change, ways_to_fit
+from shardwise.predict.fit import Change, other_parallelism, ways_to_fit
 from shardwise.predict.time import coefficients_for, error_interval, hardware_of, is_fitted
 from shardwise.spec.catalogue import coefficient
 from shardwise.spec.record import SpecError
@@ -241,6 +242,7 @@ def make_plan(
             *([] if winner else _gradients_unsharded(problem, units, found)),
             *([] if winner else _why_nothing_fits(search, found, objective)),
             *([] if winner else _offloaded(problem, search.space)),
+            *([] if winner else _other_parallelism(problem)),
         ],
         ways=[] if winner else _ways(search, found),
         for_stack=search.space.for_stack,
@@ -350,6 +352,12 @@ def _offloaded(problem: Problem, space: Space) -> list[Reason]:
     return [
         FitsOffloaded(strategy=best.strategy, needed_bytes=best.needed_bytes, step_s=best.step_s)
     ]
+
+
+def _other_parallelism(problem: Problem) -> list[Reason]:
+    """Those that split model states; context parallelism comes with a sequence that fits."""
+    useful = tuple(kind for kind in other_parallelism(problem.model) if kind != "context")
+    return [OtherParallelism(parallelism=useful)]
 
 
 def _risky_alternative(

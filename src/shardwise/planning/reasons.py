@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from shardwise.planning.layout import Layout
+from shardwise.predict.fit import Parallelism
 from shardwise.spec.strategy import Strategy
 from shardwise.step import Bottleneck
 
@@ -276,6 +277,14 @@ class ShorterFits(Reason):
     """The longest sequence that fits, where the one asked for does not."""
 
     tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherParallelism(Reason):
+    """Parallelism that reduces model states per device and that shardwise does not run."""
+
+    # The most useful first.
+    parallelism: tuple[Parallelism, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.estimate import needed_bytes, verdict
 from shardwise.predict.memory import predict_memory
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import OPTIMIZER_STATES, Job
+from shardwise.spec.lookup import Model
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.step import StepProfile, Verdict
@@ -40,6 +41,19 @@ class Shortfall(NamedTuple):
     unshrinking_bytes: int | None
     # ZeRO-1 and ZeRO-2 keep all parameters gathered, where those alone are too much.
     keeps_all_gathered: bool
+
+
+Parallelism = Literal["expert", "tensor", "context"]
+
+
+def other_parallelism(model: Model) -> tuple[Parallelism, ...]:
+    """Parallelism that reduces memory per device and that shardwise does not run.
+
+    The most useful first: experts hold most of a mixture's parameters.
+    """
+    if getattr(model, "experts", None) is not None:
+        return ("expert", "tensor", "context")
+    return ("tensor", "context")
 
 
 def shortfall_of(profile: StepProfile, strategy: Strategy) -> Shortfall:

@@ -13,9 +13,10 @@ from shardwise.predict.time import is_fitted
 from shardwise.report.memory_words import profile_memory_words, shortfall_words, show_memory
 from shardwise.report.screen import COLOURS, bar, option, plain_table, screen
 from shardwise.report.strategy import run_words
-from shardwise.report.words import TERMS, VERDICTS
+from shardwise.report.words import TERMS, VERDICTS, parallelism_words
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DTYPE_BYTES
+from shardwise.spec.lookup import Model
 from shardwise.spec.quantity import GIB, show_count, show_gb, show_seconds
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
@@ -68,7 +69,7 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
         out.print(_time(run, profile))
     if memory.verdict != "fits":
         out.print()
-        print_ways(out, ways)
+        print_ways(out, ways, run.model)
 
 
 def padding_share(profile: StepProfile) -> float:
@@ -223,12 +224,14 @@ def not_compared(cluster: ClusterSpec) -> str:
     )
 
 
-def print_ways(out: Console, ways: Sequence[Change], of: str = "") -> None:
+def print_ways(out: Console, ways: Sequence[Change], model: Model, of: str = "") -> None:
     """Options after which it fits; `of` is the command that has them, where it is another one."""
     if not ways:
+        from shardwise.predict.fit import other_parallelism
+
         out.print(
             "No change of settings makes it fit. Use a shorter sequence, devices with more memory, "
-            "or tensor or context parallelism (which shardwise does not run)."
+            f"or {parallelism_words(other_parallelism(model))} (which shardwise does not run)."
         )
         return
     whose = f" (options of '{of}')" if of else ""

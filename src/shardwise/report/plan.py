@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from shardwise.planning.plan import CLOSE, Plan
-from shardwise.planning.reasons import LeastMemory, RiskyAlternative, StepBatch
+from shardwise.planning.reasons import LeastMemory, OtherParallelism, RiskyAlternative, StepBatch
 from shardwise.planning.rows import Candidate
 from shardwise.report.estimate import not_compared, print_ways
 from shardwise.report.memory_words import memory_words, shortfall_words, show_memory
@@ -283,10 +283,13 @@ def _print_nothing_fits(out: Console, plan: Plan) -> None:
     out.print(Text(head, style="bold red"))
     if plan.rejected:
         out.print(nearest_words(plan))
-    for tip in plan_tips(plan):
-        out.print(tip)
+    for tip in plan.tips:
+        if not isinstance(tip, OtherParallelism):
+            out.print(reason_words(tip, plan.units.blocks))
     out.print(f"{plan.considered:,} configurations priced." + _rejected(plan), style="dim")
     out.print()
-    print_ways(out, plan.ways, of="" if plan.for_stack else "shardwise estimate")
-    if plan.ways:
-        out.print("Tensor parallelism would help too; shardwise does not run it.", style="dim")
+    whose = "" if plan.for_stack else "shardwise estimate"
+    print_ways(out, plan.ways, plan.problem.model, of=whose)
+    for tip in plan.tips:
+        if plan.ways and isinstance(tip, OtherParallelism):
+            out.print(reason_words(tip), style="dim")

@@ -25,6 +25,7 @@ from shardwise.planning.reasons import (
     MicroBatchGain,
     NetworkCrossover,
     NoRecompute,
+    OtherParallelism,
     Padding,
     Reason,
     Recomputes,
@@ -50,7 +51,7 @@ from shardwise.report.strategy import (
     layout_words,
     unusual_settings,
 )
-from shardwise.report.words import percent
+from shardwise.report.words import parallelism_words, percent
 from shardwise.spec.quantity import show_count, show_seconds, write_rate
 from shardwise.spec.strategy import Strategy, show_recompute
 
@@ -344,6 +345,12 @@ def _shorter_fits(reason: ShorterFits, blocks: int | None) -> str:
     )
 
 
+def _other_parallelism(reason: OtherParallelism, blocks: int | None) -> str:
+    them = "them" if len(reason.parallelism) > 1 else "it"
+    names = parallelism_words(reason.parallelism)
+    return f"{names.capitalize()} would reduce memory; shardwise does not run {them}."
+
+
 def _gradients_unsharded(reason: GradientsUnsharded, blocks: int | None) -> str:
     return (
         "Cause: gradients stay unsharded until the last of "
@@ -396,6 +403,7 @@ _WORDS: dict[type[Reason], Callable[[Any, int | None], str]] = {
     LowPrecisionReduce: _low_precision_reduce,
     FitsOffloaded: _offloaded,
     ShorterFits: _shorter_fits,
+    OtherParallelism: _other_parallelism,
     GradientsUnsharded: _gradients_unsharded,
     LongestSequence: _longest,
     LeastMemory: _least_memory,

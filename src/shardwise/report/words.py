@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from shardwise.step import Verdict
@@ -36,6 +36,12 @@ VERDICTS: dict[Verdict, VerdictWords] = {
     "at risk": VerdictWords("is at risk", "fair"),
     "does not fit": VerdictWords("does not fit", "bad"),
 }
+
+
+def parallelism_words(kinds: Sequence[str]) -> str:
+    """`tensor parallelism`, `expert, tensor or context parallelism`."""
+    *first, last = kinds
+    return f"{', '.join(first)} or {last} parallelism" if first else f"{last} parallelism"
 
 
 def percent(share: float, digits: int = 0) -> str:

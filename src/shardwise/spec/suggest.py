@@ -9,6 +9,9 @@ from collections.abc import Iterable
 MOST_SUGGESTIONS = 4
 # Similarity (difflib's ratio) from which a spelling is a typing error of one name.
 TYPO = 0.88
+# From this similarity on, first tokens differ by a character too many or too few. A digit that is
+# another one names another product: T4 is no L4.
+TYPO_OF_TOKEN = 0.85
 # Below it two names have nothing to do with each other.
 LEAST_SIMILARITY = 0.7
 # Shorter tokens, such as the 8 of "8x7b", say nothing.
@@ -29,7 +32,8 @@ def suggestions(word: str, known: Iterable[str]) -> list[str]:
 
     In this order: the same letters and digits with other separators; one clear typing error; names
     that begin with the word; the longest name that the word begins with; names that share its
-    first token; names that share another token; the nearest by edit distance.
+    first token; names that share another token; names whose first token is nearly that of the word;
+    the nearest by edit distance.
     """
     names = [name for name in dict.fromkeys(known) if name]
     given = _squeezed(word)
@@ -49,6 +53,7 @@ def suggestions(word: str, known: Iterable[str]) -> list[str]:
         longer,
         sorted(shorter, key=lambda name: -len(squeezed[name]))[:1],
         *_sharing_tokens(word, names, ratio),
+        _of_family(word, names, ratio),
         [nearest] if nearest and ratio[nearest] >= LEAST_SIMILARITY else [],
     )
     return next((group[:MOST_SUGGESTIONS] for group in groups if group), [])
@@ -68,6 +73,21 @@ def _sharing_tokens(
     most = max(count.values(), default=0)
     shared = [name for name in ranked if most and count[name] == most]
     return first, shared
+
+
+def _of_family(word: str, names: list[str], ratio: dict[str, float]) -> list[str]:
+    """Names whose first token the word begins with, or nearly equals: H100-SXM for H1000."""
+    given = _tokens(word)[0]
+    families = {token for name in names for token in _tokens(name)[:1] if len(token) >= LEAST_TOKEN}
+
+    def likeness(family: str) -> float:
+        return len(family) if given.startswith(family) else _similarity(given, family)
+
+    nearest = max(sorted(families), key=likeness, default="")
+    if not nearest or likeness(nearest) < TYPO_OF_TOKEN:
+        return []
+    kin = [name for name in names if _tokens(name)[:1] == [nearest]]
+    return sorted(kin, key=lambda name: (len(name), -ratio[name]))
 
 
 def _begins(word: str, name: str) -> bool:
