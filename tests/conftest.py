@@ -13,7 +13,11 @@ from tests.screens import UPDATE
 # The gate tries the same examples every time; nightly tries new ones, and more of them.
 # `.ci/nightly` prints the seed that repeats them.
 settings.register_profile(
-    "gate", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    "gate",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,
+    max_examples=40,
 )
 settings.register_profile(
     "nightly", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=200

@@ -20,8 +20,8 @@ from tests.distributed.agreement import assert_agrees
 from tests.distributed.engine_run import run_case
 
 MODELS = {
-    "gpt2": reduced("gpt2", layers=5, hidden=256, vocab=1003),
-    "llama": reduced("llama", layers=5, hidden=256, vocab=1003),
+    "gpt2": reduced("gpt2", layers=5, hidden=128, head_dim=32, ffn=512, vocab=1003),
+    "llama": reduced("llama", layers=5, hidden=128, head_dim=32, ffn=344, vocab=1003),
     # The table outweighs the blocks; tied, its two gradients and their sum are alive together.
     "tied": reduced("gpt2", layers=3, hidden=128, head_dim=32, ffn=512, vocab=16001),
     "vocabulary": reduced("llama", layers=3, hidden=128, head_dim=32, ffn=344, vocab=16001),

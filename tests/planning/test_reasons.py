@@ -280,8 +280,8 @@ def test_every_reason_agrees_with_the_table(seed: int, objective: str) -> None:
 
 def test_plans_are_near_the_best_of_brute_force() -> None:
     """A slice of `benchmarks/brute_force.py`, which compares 500."""
-    outcomes = [compare(problem) for problem in random_problems(8, seed=1)]
+    outcomes = [compare(problem) for problem in random_problems(5, seed=1)]
     assert not any(outcome.failed for outcome in outcomes)
     ratios = [outcome.ratio for outcome in outcomes if outcome.ratio is not None]
-    assert len(ratios) >= 8
+    assert len(ratios) == 5
     assert min(ratios) >= 0.9

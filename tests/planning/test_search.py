@@ -1,4 +1,4 @@
-"""The search against pricing everything, one configuration at a time."""
+"""The search against pricing everything."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 
 from shardwise.planning.batches import batches
 from shardwise.planning.price import price_one
-from shardwise.planning.problem import Problem, Units
+from shardwise.planning.problem import Problem, Units, peaks, times
 from shardwise.planning.rows import Candidate, complexity
 from shardwise.planning.search import HEADROOM, UNSHARDED_LOSS, Search
 from shardwise.planning.space import Space, group_sizes, placements
+from shardwise.predict.configurations import Configurations
 from shardwise.predict.estimate import usable_bytes, verdict
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster, find_model
@@ -26,12 +27,12 @@ def problem(
 
 
 def everything(asked: Problem, space: Space) -> list[Candidate]:
-    """Every combination of every setting, priced one by one."""
+    """Every combination of every setting that fits."""
     units = Units(asked)
     sizes = batches(asked.job, asked.cluster, space.micro_batches)
     limit = usable_bytes(asked.cluster.device)
     accumulates = any(size.accumulate > 1 for size in sizes)
-    found = {}
+    every: dict[str, Strategy] = {}
     for base, (size, count, _), policy, ahead, forward, blocks, dtype in product(
         placements(asked.cluster, asked.base, accumulates),
         sizes,
@@ -51,9 +52,37 @@ def everything(asked: Problem, space: Space) -> list[Candidate]:
                 blocks_per_unit=blocks,
                 reduce_dtype=dtype,
             )
-        if repr(strategy) not in found:
-            found[repr(strategy)] = price_one(asked, units, strategy)
-    return [c for c in found.values() if c.needed_bytes <= limit]
+        every[repr(strategy)] = strategy
+    by_units: dict[int, list[Strategy]] = {}
+    for strategy in every.values():
+        by_units.setdefault(id(units.of(strategy)), []).append(strategy)
+    found = [c for alike in by_units.values() for c in priced(asked, units, alike)]
+    return [c for c in found if c.needed_bytes <= limit]
+
+
+def priced(asked: Problem, units: Units, strategies: list[Strategy]) -> list[Candidate]:
+    """Strategies that share units, priced at once; one of them is priced alone too."""
+    whole, columns = units.of(strategies[0]), Configurations.of(strategies)
+    peak, needed = peaks(whole, columns, asked)
+    found = times(whole, columns, asked.cluster, asked.base.param_dtype, asked.states)
+    tokens = [asked.job.tokens_per_step(strategy) for strategy in strategies]
+    candidates = [
+        Candidate(
+            strategy=strategies[row],
+            peak_bytes=float(peak[row]),
+            needed_bytes=float(needed[row]),
+            tokens_per_s=tokens[row] / float(found.step_s[row]),
+            step_s=float(found.step_s[row]),
+            compute_s=float(found.compute_s[row]),
+            copy_s=float(found.copy_s[row]),
+            exposed_s=float(found.exposed_communication_s[row]),
+            optimizer_s=float(found.optimizer_s[row]),
+        )
+        for row in range(len(strategies))
+    ]
+    alone = price_one(asked, units, strategies[-1])
+    assert candidates[-1][1:] == pytest.approx(alone[1:])
+    return candidates
 
 
 SMALL = Space(

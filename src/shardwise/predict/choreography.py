@@ -42,7 +42,10 @@ Ledger = dict[str, Floats]
 
 
 def sum_terms(ledger: Ledger) -> Floats:
-    total: Floats = np.sum([ledger[term] for term in TERMS], axis=0)
+    first, *rest = (ledger[term] for term in TERMS)
+    total: Floats = first.copy()
+    for term in rest:
+        total += term
     return total
 
 
@@ -76,6 +79,10 @@ class Step:
         # Gradients stay whole from micro-batch to micro-batch, in the reduce dtype.
         self.sums_whole = c.sharded & self.repeats & ~c.shard_sync_every
 
+        # Of an element of a sharded gradient between two micro-batches.
+        every = c.replicate_sync_every | (c.replicate == 1)
+        self.between_bytes = np.where(every, c.master_bytes, c.reduce_bytes)
+
         # Of single blocks: each recomputes by itself, however many are in a unit.
         self.singles = units.single_blocks
         self.first_single = [0]
@@ -97,6 +104,12 @@ class Step:
         self.head = units.root.stage
         self.head_elements = max(m.gradient_elements for m in self.head.backward)
         self.micro_batches = self._micro_batches()
+        # What is alive at all times.
+        on_device = np.where(c.offload, 0.0, 1.0)
+        state = self.whole / c.shard * c.master_bytes * on_device
+        self.resting: Ledger = dict.fromkeys(TERMS, np.zeros(self.rows))
+        self.resting |= {"parameters": state, "optimizer": state * self.states}
+        self.resting["other"] = self.tokens * BATCH_BYTES_PER_TOKEN
 
     def _micro_batches(self) -> list[MicroBatch]:
         k = self.c.accumulate
@@ -124,12 +137,7 @@ class Step:
 
     def ledger(self, **terms: Floats) -> Ledger:
         """What is alive at all times, and `terms`."""
-        on_device = np.where(self.c.offload, 0.0, 1.0)
-        state = self.whole / self.c.shard * self.c.master_bytes * on_device
-        ledger: Ledger = {term: np.zeros(self.rows) for term in TERMS}
-        ledger |= {"parameters": state, "optimizer": state * self.states}
-        ledger["other"] = self.tokens * BATCH_BYTES_PER_TOKEN
-        return ledger | terms
+        return self.resting | terms
 
     def _gradients(self, m: MicroBatch, done: Floats, root_made: float) -> Floats:
         """Gradients where the optimizer will find them, when `done` elements are final.
@@ -137,10 +145,8 @@ class Step:
         `root_made` elements of the root count only where nothing is sharded.
         """
         c = self.c
-        every = c.replicate_sync_every | (c.replicate == 1)
-        between = np.where(every, c.master_bytes, c.reduce_bytes)
-        finished = np.where(m.final, c.master_bytes, between)
-        earlier = np.where(m.earlier, (self.whole - done) * between, 0.0)
+        finished = np.where(m.final, c.master_bytes, self.between_bytes)
+        earlier = np.where(m.earlier, (self.whole - done) * self.between_bytes, 0.0)
         scattered = done * finished + earlier
         only_last = np.where(m.final, done * c.master_bytes, 0.0)
         sharded = np.where(c.shard_sync_every, scattered, only_last) / c.shard
@@ -252,11 +258,19 @@ class Step:
 
     def largest(self, phase: Callable[[MicroBatch], Iterator[Ledger]]) -> Ledger:
         """The largest instant of a phase over its moments and the micro-batches of a step."""
-        best: Ledger | None = None
+        best: Ledger = {}
+        most = np.zeros(0)
         for micro_batch in self.micro_batches:
             for ledger in phase(micro_batch):
-                best = ledger if best is None else _larger(best, ledger, micro_batch.exists)
-        assert best is not None
+                total = sum_terms(ledger)
+                if not best:
+                    best, most = {term: ledger[term].copy() for term in TERMS}, total
+                    continue
+                larger = micro_batch.exists & (total > most)
+                if larger.any():
+                    np.copyto(most, total, where=larger)
+                    for term in TERMS:
+                        np.copyto(best[term], ledger[term], where=larger)
         return best
 
     def _around_the_head(self, m: MicroBatch, block_copies: Floats) -> Ledger:
@@ -530,12 +544,6 @@ class Step:
 def _sums_below(columns: Floats) -> Floats:
     nothing = np.zeros((len(columns), 1))
     return np.concatenate([nothing, np.cumsum(columns, axis=1)], axis=1)
-
-
-def _larger(one: Ledger, other: Ledger, eligible: Bools) -> Ledger:
-    """Row by row the larger ledger; `other` counts only where it is eligible."""
-    second: Bools = eligible & (sum_terms(other) > sum_terms(one))
-    return {term: np.where(second, other[term], one[term]) for term in TERMS}
 
 
 def _prefetched(blocks: Floats, index: int, depth: Ints) -> Floats:
