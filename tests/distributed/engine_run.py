@@ -45,6 +45,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     counter = CollectiveCounter()
 
     def counted_step() -> None:
+        counter.counts.clear()
         with counter:
             step(module, optimizer, ids, strategy)
 
@@ -53,7 +54,8 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         counted_step()
         peak = 0
     else:
-        peak = measured_peak(counted_step, lambda: step(module, optimizer, ids, strategy), enough)
+        # DDP's buckets outlive steps, and are first seen in one that is followed.
+        peak = measured_peak(counted_step, strategy.kind == "ddp", enough)
     states = [
         local(v)
         for state in optimizer.state.values()
@@ -68,22 +70,23 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def measured_peak(first_step: Callable[[], None], run_step: Callable[[], None], enough: int) -> int:
-    """The most bytes of tensors that rank 0 held during a step after the first; 0 on other ranks.
+def measured_peak(run_step: Callable[[], None], runs_before: bool, enough: int) -> int:
+    """The most bytes of tensors that rank 0 held during a step; 0 on other ranks.
 
     The lowest of three steps, or the first that is not above `enough`: when the machine is busy,
     Gloo's threads let go of their tensors late, which can only add to a peak.
     """
     if dist.get_rank():
-        first_step()
+        if runs_before:
+            run_step()
         while agreed(False):
             run_step()
         return 0
     gc.collect()
     peaks: list[int] = []
     with LiveBytes() as live:
-        # DDP's buckets outlive steps, and are first seen in one that is followed.
-        first_step()
+        if runs_before:
+            run_step()
         while agreed(not peaks or (len(peaks) < 3 and min(peaks) > enough)):
             live.reset()
             run_step()

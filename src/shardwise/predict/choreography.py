@@ -259,7 +259,7 @@ class Step:
     def largest(self, phase: Callable[[MicroBatch], Iterator[Ledger]]) -> Ledger:
         """The largest instant of a phase over its moments and the micro-batches of a step."""
         best: Ledger = {}
-        most = np.zeros(0)
+        most: Floats = np.zeros(0)
         for micro_batch in self.micro_batches:
             for ledger in phase(micro_batch):
                 total = sum_terms(ledger)
