@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 # What every case needs, imported once before the ranks are forked.
 PRELOADED = (
+    "torch._dynamo",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
