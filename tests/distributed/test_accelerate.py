@@ -49,7 +49,7 @@ def test_blocks_are_resharded_as_the_strategy_says(kind: str, tmp_path: Path) ->
     assert seen["reductions"][0] == 0
     assert seen["reductions"][1] > 0
     assert "grad_sync = every" in losses
-    assert "Units: the embedding" in losses
+    assert "puts both in the root unit" in losses
 
 
 def test_on_cpus_it_runs_ddp_and_says_so(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_tuning_survives_probes_that_hang_and_die(tmp_path: Path) -> None:
     file.write_text(MOODY)
     done = shardwise(
         "tune", str(file), "--nproc", "2", "--json", "--strategies", "ddp",
-        "--steps", "8", "--timeout", "25", folder=tmp_path,
+        "--steps", "8", "--timeout", "75", folder=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -156,3 +156,17 @@ def test_torch_keeps_what_a_matmul_reads_when_it_compiles() -> None:
     compiled(torch.randn(64, 10, requires_grad=True)).sum().backward()
     tokens = sorted(width for rows, width in kept if rows == 64)
     assert tokens == [10, 20, 20]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_block_at_work_takes_the_same_by_formula_and_trace(family: str) -> None:
+    """The most that is alive in its forward, without what was saved before it."""
+    from shardwise.units.module import module_units
+
+    spec = reduced(family, layers=4)
+    formula = decoder_units(spec, SEQ, "fp32")
+    traced = module_units(build(spec, attention="sdpa"), SEQ, "fp32")
+    for by_formula, by_trace in zip(formula.blocks, traced.blocks, strict=True):
+        assert by_trace.stage.forward_peak.activation_bytes == pytest.approx(
+            by_formula.stage.forward_peak.activation_bytes, rel=0.15
+        )

@@ -233,9 +233,10 @@ class Recorder(TorchDispatchMode):
         else:
             self._count_elementwise(record, func, operands, tensors)
         live = (self._live_bytes[0], self._live_bytes[1])
-        if self.unit == ROOT and self.order:
-            below = self._root_saved_before + sum(self._of(b).saved_bytes for b in self.order)
-            live = (live[0] - below, live[1])
+        if self.order:
+            # Without what the embedding and the blocks before have saved.
+            before = sum(self._of(block).saved_bytes for block in self.order if block != self.unit)
+            live = (live[0] - self._root_saved_before - before, live[1])
         record.forward_peak = max(record.forward_peak, live, key=sum)
 
     def _count_elementwise(
