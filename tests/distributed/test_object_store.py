@@ -168,7 +168,7 @@ def test_an_empty_prefix_holds_none(loaded: dict[str, Ranks]) -> None:
 def test_a_store_that_takes_nothing_is_told_on_every_rank(loaded: dict[str, Ranks]) -> None:
     one, other = loaded["refused"]
     assert one["said"] == other["said"]
-    assert one["said"].startswith("checkpoint: not saved: rank 0: ")
+    assert one["said"].startswith("Checkpoint not saved: rank 0: ")
     assert "bucket does not exist" in one["said"]
 
 
