@@ -7,12 +7,11 @@ from itertools import pairwise, product
 import pytest
 
 from shardwise.planning.batches import batches
-from shardwise.planning.price import price_one
-from shardwise.planning.problem import Problem, Units, peaks, times
+from shardwise.planning.price import price_alike, price_one
+from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate, complexity
 from shardwise.planning.search import HEADROOM, UNSHARDED_LOSS, Search
 from shardwise.planning.space import Space, group_sizes, placements
-from shardwise.predict.configurations import Configurations
 from shardwise.predict.estimate import usable_bytes, verdict
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster, find_model
@@ -62,24 +61,7 @@ def everything(asked: Problem, space: Space) -> list[Candidate]:
 
 def priced(asked: Problem, units: Units, strategies: list[Strategy]) -> list[Candidate]:
     """Strategies that share units, priced at once; one of them is priced alone too."""
-    whole, columns = units.of(strategies[0]), Configurations.of(strategies)
-    peak, needed = peaks(whole, columns, asked)
-    found = times(whole, columns, asked.cluster, asked.base.param_dtype, asked.states)
-    tokens = [asked.job.tokens_per_step(strategy) for strategy in strategies]
-    candidates = [
-        Candidate(
-            strategy=strategies[row],
-            peak_bytes=float(peak[row]),
-            needed_bytes=float(needed[row]),
-            tokens_per_s=tokens[row] / float(found.step_s[row]),
-            step_s=float(found.step_s[row]),
-            compute_s=float(found.compute_s[row]),
-            copy_s=float(found.copy_s[row]),
-            exposed_s=float(found.exposed_communication_s[row]),
-            optimizer_s=float(found.optimizer_s[row]),
-        )
-        for row in range(len(strategies))
-    ]
+    candidates = price_alike(asked, units, strategies)
     alone = price_one(asked, units, strategies[-1])
     assert candidates[-1][1:] == pytest.approx(alone[1:])
     return candidates

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shardwise.planning.problem import Problem, Units, peaks, times
 from shardwise.planning.rows import Candidate
 from shardwise.predict.configurations import Configurations
@@ -13,22 +15,35 @@ def price_one(
     problem: Problem, units: Units, strategy: Strategy, cluster: ClusterSpec | None = None
 ) -> Candidate:
     """What a resolved strategy takes, on the problem's cluster or one of the same size."""
-    whole, columns = units.of(strategy), Configurations.of([strategy])
+    (candidate,) = price_alike(problem, units, [strategy], cluster)
+    return candidate
+
+
+def price_alike(
+    problem: Problem,
+    units: Units,
+    strategies: Sequence[Strategy],
+    cluster: ClusterSpec | None = None,
+) -> list[Candidate]:
+    """The same of several at once that share units."""
+    whole, columns = units.of(strategies[0]), Configurations.of(strategies)
     peak, needed = peaks(whole, columns, problem)
     where = cluster or problem.cluster
-    found = times(whole, columns, where, strategy.param_dtype, problem.states)
-    step = float(found.step_s[0])
-    return Candidate(
-        strategy=strategy,
-        peak_bytes=float(peak[0]),
-        needed_bytes=float(needed[0]),
-        tokens_per_s=problem.job.tokens_per_step(strategy) / step,
-        step_s=step,
-        compute_s=float(found.compute_s[0]),
-        copy_s=float(found.copy_s[0]),
-        exposed_s=float(found.exposed_communication_s[0]),
-        optimizer_s=float(found.optimizer_s[0]),
-    )
+    found = times(whole, columns, where, strategies[0].param_dtype, problem.states)
+    return [
+        Candidate(
+            strategy=strategy,
+            peak_bytes=float(peak[row]),
+            needed_bytes=float(needed[row]),
+            tokens_per_s=problem.job.tokens_per_step(strategy) / float(found.step_s[row]),
+            step_s=float(found.step_s[row]),
+            compute_s=float(found.compute_s[row]),
+            copy_s=float(found.copy_s[row]),
+            exposed_s=float(found.exposed_communication_s[row]),
+            optimizer_s=float(found.optimizer_s[row]),
+        )
+        for row, strategy in enumerate(strategies)
+    ]
 
 
 def scaled_network(cluster: ClusterSpec, factor: float) -> ClusterSpec:

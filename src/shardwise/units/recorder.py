@@ -98,6 +98,8 @@ class Recorder(TorchDispatchMode):
         self._saved: set[int] = set()
         self._below: dict[str, float] = {}
         self._root_saved_before = 0.0
+        # What the embedding and the blocks so far have saved, without the one that runs.
+        self._saved_before = 0.0
         self._references: dict[int, weakref.ref[Any]] = {}
 
     # ---- module and autograd hooks ----------------------------------------------------------
@@ -146,6 +148,7 @@ class Recorder(TorchDispatchMode):
             if not self.order:
                 self._root_saved_before = self._of(ROOT).saved_bytes
                 self._of(ROOT).saved_bytes = 0.0
+                self._saved_before = self._root_saved_before
             self.order.append(block)
             self.unit = block
             tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -162,6 +165,7 @@ class Recorder(TorchDispatchMode):
             if self.in_backward:
                 return
             self.unit = ROOT
+            self._saved_before += self._of(block).saved_bytes
             tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
             for tensor in tensors:
                 if tensor.grad_fn is not None:
@@ -232,11 +236,7 @@ class Recorder(TorchDispatchMode):
                 record.chosen_matmul_flops += flops
         else:
             self._count_elementwise(record, func, operands, tensors)
-        live = (self._live_bytes[0], self._live_bytes[1])
-        if self.order:
-            # Without what the embedding and the blocks before have saved.
-            before = sum(self._of(block).saved_bytes for block in self.order if block != self.unit)
-            live = (live[0] - self._root_saved_before - before, live[1])
+        live = (self._live_bytes[0] - self._saved_before, self._live_bytes[1])
         record.forward_peak = max(record.forward_peak, live, key=sum)
 
     def _count_elementwise(
