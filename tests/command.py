@@ -9,6 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = (sys.executable, "-m", "shardwise")
+# Only what never ends takes longer: a machine may be ten times slower than the one before.
+PATIENCE_S = 900.0
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -19,7 +21,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def shardwise(
-    *words: str, folder: Path | None = None, timeout: float = 300, **variables: str
+    *words: str, folder: Path | None = None, timeout: float = PATIENCE_S, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command in `folder`, with more variables in its environment; it may fail."""
     return subprocess.run(

@@ -8,7 +8,7 @@ import pytest
 
 import shardwise
 from shardwise.step import Provenance, TimeProfile
-from tests.command import environment
+from tests.command import PATIENCE_S, environment
 
 CELLS = (
     "import shardwise",
@@ -92,7 +92,7 @@ def test_a_real_kernel_shows_html() -> None:
     pytest.importorskip("ipykernel")
     cells = [nbformat.v4.new_code_cell(code) for code in CELLS]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    client = nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3")
+    client = nbclient.NotebookClient(notebook, timeout=int(PATIENCE_S), kernel_name="python3")
     client.execute(env=environment())
     for cell, bars in zip(notebook.cells[1:], (2, 2, 4), strict=True):
         (output,) = cell.outputs

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from shardwise.calibrate.machine.timing import LEAST, MOST, WARM_UP, Timing, timed
+from shardwise.calibrate.machine.timing import ENOUGH_S, LEAST, MOST, WARM_UP, Timing, timed
 
 
 def test_what_lies_far_from_the_others_is_counted_and_left_out() -> None:
@@ -21,21 +21,36 @@ def test_what_lies_far_from_the_others_is_counted_and_left_out() -> None:
     assert timing.summary()["p90_s"] == 1.02 or timing.summary()["p90_s"] == 5.0
 
 
-@pytest.mark.parametrize(("seconds", "least", "most"), [(0.03, LEAST, 12), (0.0, MOST, MOST)])
-def test_short_work_is_repeated_more_often(seconds: float, least: int, most: int) -> None:
-    calls = 0
+class Work:
+    """Takes seconds of a clock that nothing else moves."""
 
-    def work() -> None:
-        nonlocal calls
-        calls += 1
-        time.sleep(seconds)
+    def __init__(self, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds, self.calls = seconds, 0
+        clock = "shardwise.calibrate.machine.timing.time.perf_counter"
+        monkeypatch.setattr(clock, lambda: self.calls * self.seconds)
 
+    def __call__(self) -> None:
+        self.calls += 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "repetitions"), [(10.0, LEAST), (ENOUGH_S / 8, 8), (1e-6, MOST)]
+)
+def test_short_work_is_repeated_more_often(
+    seconds: float, repetitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work(seconds, monkeypatch)
     timing = timed(work, torch.device("cpu"))
-    assert least <= len(timing.seconds) <= most
-    assert calls == len(timing.seconds) + WARM_UP
-    assert timing.median_s >= seconds
+    assert timing.seconds == pytest.approx([seconds] * repetitions)
+    assert work.calls == repetitions + WARM_UP
 
 
-def test_calls_too_short_for_a_clock_are_timed_together() -> None:
-    timing = timed(lambda: time.sleep(0.001), torch.device("cpu"), inner=5)
-    assert 0.001 <= timing.median_s < 0.004
+def test_calls_too_short_for_a_clock_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work(ENOUGH_S / 80, monkeypatch)
+    timing = timed(work, torch.device("cpu"), inner=5)
+    assert timing.seconds == pytest.approx([ENOUGH_S / 80] * 16)
+    assert work.calls == 5 * (16 + WARM_UP)
+
+
+def test_a_real_clock_is_read() -> None:
+    assert timed(lambda: time.sleep(0.001), torch.device("cpu")).seconds[0] >= 0.001

@@ -21,7 +21,7 @@ from shardwise.checkpoint.verify import scan
 from shardwise.checkpoint.verify.fsck import Checked, check, find_checkpoints
 from shardwise.spec.record import SpecError
 from tests.checkpoint.ours import named, write_ours
-from tests.command import shardwise
+from tests.command import PATIENCE_S, shardwise
 
 ARRAYS = {
     "weight": np.arange(64 * 32, dtype=np.float32).reshape(64, 32),
@@ -299,14 +299,16 @@ def test_torch_is_not_needed(dcp: Path, ours: Path) -> None:
         "from shardwise.checkpoint.format.folder import find_folder\n"
         "for path in sys.argv[1:]: assert check(find_folder(path)).findings == []"
     )
-    subprocess.run([sys.executable, "-c", code, str(dcp), str(ours)], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", code, str(dcp), str(ours)], check=True, timeout=PATIENCE_S
+    )
 
 
 # ---- the command
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return shardwise("fsck", *words, timeout=60)
+    return shardwise("fsck", *words)
 
 
 def test_the_command_says_it_and_exits_with_it(ours: Path) -> None:

@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 from shardwise.cli.examples import EXAMPLES
 from shardwise.cli.main import COMMANDS, GROUPS, add_commands, app
 from shardwise.version import __version__
+from tests.command import PATIENCE_S
 from tests.screens import assert_screen
 
 
 def shardwise(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [Path(sys.executable).with_name("shardwise"), *words],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         env={**os.environ, "COLUMNS": "80", **environment},
     )  # fmt: skip
 

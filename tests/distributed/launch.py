@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.command import environment
+from tests.command import PATIENCE_S, environment
 
 
 def free_port() -> int:
@@ -25,7 +25,9 @@ def launcher(processes: int) -> tuple[str, ...]:
     return (sys.executable, *module, "--nproc-per-node", str(processes))
 
 
-def output_of(command: Sequence[str], folder: Path, timeout: float = 300, **variables: str) -> str:
+def output_of(
+    command: Sequence[str], folder: Path, timeout: float = PATIENCE_S, **variables: str
+) -> str:
     """What a command that must succeed printed."""
     done = subprocess.run(
         command,
@@ -41,7 +43,7 @@ def output_of(command: Sequence[str], folder: Path, timeout: float = 300, **vari
 
 
 def torchrun(
-    processes: int, *words: str, folder: Path, timeout: float = 300, **variables: str
+    processes: int, *words: str, folder: Path, timeout: float = PATIENCE_S, **variables: str
 ) -> str:
     """What ranks of one thread each printed."""
     command = [*launcher(processes), *words]

@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 def examine(file: Path, code: int) -> dict[str, dict[str, Any]]:
     words = ("doctor", str(file), "--json")
-    done = shardwise(*words, folder=file.parent, timeout=200)
+    done = shardwise(*words, folder=file.parent)
     assert done.returncode == code, done.stdout + done.stderr
     return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
@@ -71,7 +71,7 @@ def test_ranks_with_unequal_data(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_the_screen(tmp_path: Path) -> None:
     example = str(ROOT / "examples" / "hf_model.toml")
-    done = shardwise("doctor", example, folder=tmp_path, timeout=200)
+    done = shardwise("doctor", example, folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     shown = done.stdout.splitlines()
     assert all(len(line) <= 80 for line in shown)

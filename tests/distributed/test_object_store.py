@@ -13,6 +13,7 @@ import pytest
 
 from shardwise.checkpoint.format.place import find_place
 from shardwise.checkpoint.verify.fsck import check, find_checkpoints
+from tests.command import PATIENCE_S
 from tests.distributed.launch import free_port
 from tests.distributed.workers import Workers
 
@@ -37,7 +38,7 @@ def start_server() -> tuple[subprocess.Popen[bytes], str]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE_S
         while server.poll() is None and time.monotonic() < end:
             try:
                 urllib.request.urlopen(url, timeout=5).close()
@@ -46,7 +47,7 @@ def start_server() -> tuple[subprocess.Popen[bytes], str]:
             else:
                 return server, url
         server.kill()
-        server.wait(timeout=20)
+        server.wait(PATIENCE_S)
     raise RuntimeError("no server could be started")
 
 
@@ -69,7 +70,7 @@ def store() -> Iterator[Any]:
     finally:
         environment.undo()
         server.terminate()
-        server.wait(timeout=20)
+        server.wait(PATIENCE_S)
 
 
 def run(names: dict[str, dict[str, Any]], workers: Workers) -> dict[str, Ranks]:

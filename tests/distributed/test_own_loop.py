@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import ROOT, environment
+from tests.command import PATIENCE_S, ROOT, environment
 from tests.distributed.launch import launcher
 
 torch = pytest.importorskip("torch")
@@ -22,7 +22,7 @@ def run(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*launcher(RANKS), "--module", "tests.distributed.own_loop_run", SCRIPT],
         cwd=folder, env=environment(OMP_NUM_THREADS="1", **variables),
-        capture_output=True, text=True, timeout=500, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
 
 

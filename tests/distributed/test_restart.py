@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults import plant
-from tests.command import COMMAND, environment, shardwise
+from tests.command import COMMAND, PATIENCE_S, environment, shardwise
 from tests.distributed.launch import free_port
 from tests.distributed.workers import Workers
 
@@ -47,7 +47,7 @@ def planted(folder: Path, fault: str) -> dict[str, Any]:
     return {plant.FAULT: fault, plant.MARK: str(folder / "mark")}
 
 
-def wait_for(condition: object, seconds: float = 240) -> None:
+def wait_for(condition: object, seconds: float = PATIENCE_S) -> None:
     assert callable(condition)
     deadline = time.monotonic() + seconds
     while not condition():
@@ -144,7 +144,7 @@ def test_steps_longer_than_the_limits_are_no_hangs(tmp_path: Path) -> None:
             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )))  # fmt: skip
     for folder, process in running:
-        _, err = process.communicate(timeout=300)
+        _, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, err
         assert not (folder / "runs/it/recoveries.jsonl").exists(), err
         assert not (folder / "runs/it/hangs").exists(), err
@@ -295,7 +295,7 @@ def test_two_launchers_start_again_together(tmp_path: Path) -> None:
         )
         for _ in range(2)
     ]  # fmt: skip
-    said = [process.communicate(timeout=240) for process in launchers]
+    said = [process.communicate(timeout=PATIENCE_S) for process in launchers]
     assert [process.returncode for process in launchers] == [0, 0], said
     assert (tmp_path / "mark").exists()
     assert "rank 1 was killed by signal 9" in said[0][1] + said[1][1]

@@ -17,7 +17,7 @@ import pytest
 from shardwise.observe.memory.read import read_memory
 from shardwise.spec.run import read_run
 from shardwise.step import SCHEMA
-from tests.command import COMMAND, environment
+from tests.command import COMMAND, PATIENCE_S, environment
 from tests.distributed.launch import torchrun
 from tests.distributed.runs import FOREIGN, lines, losses, train, write
 from tests.distributed.workers import Workers
@@ -201,7 +201,7 @@ def started(folder: Path, settings: str = "") -> subprocess.Popen[str]:
         text=True,
     )
     metrics = folder / "runs" / "it" / "metrics.jsonl"
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + PATIENCE_S
     while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2):
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline
@@ -215,7 +215,7 @@ def started(folder: Path, settings: str = "") -> subprocess.Popen[str]:
 def test_a_signal_stops_all_ranks_at_one_step(tmp_path: Path, number: int) -> None:
     running = started(tmp_path)
     running.send_signal(number)
-    out, err = running.communicate(timeout=240)
+    out, err = running.communicate(timeout=PATIENCE_S)
     assert "Traceback" not in err
     [line] = [line for line in out.splitlines() if line.startswith("Stopped")]
     found = re.fullmatch(
@@ -246,8 +246,8 @@ def test_nobody_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     workers = workers_of(running)
     assert len(workers) == 2
     running.kill()
-    running.communicate(timeout=240)
-    deadline = time.monotonic() + 240
+    running.communicate(timeout=PATIENCE_S)
+    deadline = time.monotonic() + PATIENCE_S
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < deadline, "a worker was left behind"
         time.sleep(0.2)
@@ -263,6 +263,6 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
         if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
     ]
     os.kill(victims[0], signal.SIGKILL)
-    _, err = running.communicate(timeout=240)
+    _, err = running.communicate(timeout=PATIENCE_S)
     assert "rank 1 was killed by signal 9" in err
     assert running.returncode == 1

@@ -21,6 +21,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.command import PATIENCE_S
+
 # What every case needs, imported once before the ranks are forked.
 PRELOADED = (
     "torch._dynamo",
@@ -85,7 +87,7 @@ class Workers:
         function: Callable[[Any], Any],
         world: int,
         cases: Sequence[Case],
-        timeout_s: float = 300,
+        timeout_s: float = PATIENCE_S,
     ) -> list[list[Any]]:
         """Run each case on `world` ranks; by case, what each rank returned, in order of ranks."""
         return [self._run(function, world, case, timeout_s) for case in cases]

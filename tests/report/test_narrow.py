@@ -14,6 +14,7 @@ import pytest
 from shardwise.report.page.bars import badge
 from shardwise.report.page.markup import Markup, element, table
 from shardwise.report.page.style import page_style
+from tests.command import PATIENCE_S
 
 WIDTH = 390
 # Of every table: how wide its box is, how wide its content, and how many shadows the box has.
@@ -43,7 +44,7 @@ def laid_out(content: Markup, folder: Path) -> list[dict[str, Any]]:
     done = subprocess.run(
         [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
          f"--user-data-dir={folder / 'browser'}", "--dump-dom", file.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=True,
     )  # fmt: skip
     title = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
     assert title is not None

@@ -29,6 +29,7 @@ from shardwise.spec.record import SpecError
 from shardwise.step import Provenance, StepProfile, TimeProfile, read_profile
 from shardwise.timeline.breakdown import breakdown
 from shardwise.timeline.spans import Kind, Timeline, TimelineBuilder
+from tests.command import PATIENCE_S
 from tests.observe.synthetic import Plan, build
 from tests.screens import assert_screen
 
@@ -304,7 +305,7 @@ def test_a_browser_finds_nothing_wrong(tmp_path: Path) -> None:
         [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
          f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=5000",
          "--enable-logging=stderr", "--dump-dom", file.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=True,
     )  # fmt: skip
     assert "CONSOLE" not in done.stderr
     title = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)

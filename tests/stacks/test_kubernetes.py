@@ -14,7 +14,7 @@ import pytest
 
 from shardwise.spec.run import RunSpec, run_from_dict
 from shardwise.stacks.write.kubernetes import export
-from tests.command import ROOT
+from tests.command import PATIENCE_S, ROOT
 from tests.distributed.launch import free_port
 from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
 
@@ -113,7 +113,7 @@ def test_what_the_pods_do_trains_on_two_processes(tmp_path: Path) -> None:
         # The second is there first, and waits.
         for index in (1, 0)
     ]
-    said = [pod.communicate(timeout=120) for pod in pods]
+    said = [pod.communicate(timeout=PATIENCE_S) for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], said
     lines = (tmp_path / "runs/small-zero3/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 41))

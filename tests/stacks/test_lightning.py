@@ -13,6 +13,7 @@ import pytest
 
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.write.lightning import export
+from tests.command import PATIENCE_S
 from tests.stacks.runs import HOSTILE_NAME, large, tiny
 
 RUNS = {
@@ -99,7 +100,7 @@ def test_what_a_run_without_minutes_and_trackers_leaves(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -20,7 +20,7 @@ import pytest
 
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.stacks.write.slurm import export
-from tests.command import ROOT
+from tests.command import PATIENCE_S, ROOT
 from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
 
 RUNS = {
@@ -140,20 +140,20 @@ def test_two_nodes_train_stop_before_the_time_is_up_and_go_on(
     pytest.importorskip("transformers")
     run = tiny(cluster="2x1xCPU", train={"steps": 300})
     job = started(run, tmp_path, slurm)
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + PATIENCE_S
     while len(steps_in(tmp_path)) < 3 and job.poll() is None:
         assert time.monotonic() < deadline, "it did not begin"
         time.sleep(0.05)
     for task in (tmp_path / "tasks").read_text().split():
         os.kill(int(task), signal.SIGUSR1)
-    said = job.communicate(timeout=300)
+    said = job.communicate(timeout=PATIENCE_S)
     assert job.returncode == 138, said
     assert (tmp_path / "requeued").read_text() == f"requeue {slurm['SLURM_JOB_ID']}\n"
     stopped = len(steps_in(tmp_path))
     assert stopped < 300
 
     again = started(run, tmp_path, slurm)
-    said = again.communicate(timeout=480)
+    said = again.communicate(timeout=PATIENCE_S)
     assert again.returncode == 0, said
     assert steps_in(tmp_path) == list(range(1, 301))
     [folder] = (tmp_path / "runs").iterdir()
@@ -172,7 +172,7 @@ def test_names_do_nothing(tmp_path: Path, slurm: dict[str, str]) -> None:
         train={"folder": name, "steps": 2},
     )
     job = started(run, tmp_path, {**slurm, "SLURM_NNODES": "1"})
-    said = job.communicate(timeout=300)
+    said = job.communicate(timeout=PATIENCE_S)
     assert job.returncode == 0, said
     assert not list(tmp_path.rglob("*pwned*")) or [p.name for p in tmp_path.glob("*pwned*")] == [
         name

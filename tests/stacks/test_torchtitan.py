@@ -16,7 +16,7 @@ from shardwise.api import estimate_run
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.write.torchtitan import export
-from tests.command import ROOT
+from tests.command import PATIENCE_S, ROOT
 from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
 
 RUNS: dict[str, RunSpec] = {
@@ -60,7 +60,7 @@ def understood(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
     if "No module named 'triton'" in done.stderr:

@@ -15,6 +15,7 @@ from shardwise.spec import SpecError
 from shardwise.spec.run import read_run, write_run
 from shardwise.spec.train import TrainSettings
 from shardwise.train.analysis import Analyses, shares
+from tests.command import PATIENCE_S
 
 pytest.importorskip("torch")
 from torch.profiler import ProfilerAction
@@ -176,7 +177,7 @@ def test_an_analysis_dies_with_its_run(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
     )
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while _lives(done.stdout.strip()):
         assert time.monotonic() < deadline, "the analysis was left behind"
         time.sleep(0.05)
