@@ -116,6 +116,13 @@ def test_numbers_of_devices(printed: Printed) -> None:
     assert_screen("whatif-devices", printed())
 
 
+def test_where_nothing_fits(printed: Printed) -> None:
+    problem = asked()
+    changed, value = varied(problem, "devices", "2")
+    print_study("devices", [Point(value, changed, None, None, "memory")], Budget())
+    assert_screen("whatif-nothing", printed())
+
+
 def test_thresholds(printed: Printed) -> None:
     problem, node = asked(), asked("8xH100-SXM")
     half = Target("mfu", 0.36)
