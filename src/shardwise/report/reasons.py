@@ -145,8 +145,8 @@ def _compared(reason: Compared, blocks: int | None) -> str:
 _DECIDED_BY = {
     "batch": ", but its batch is farther from the one asked for",
     "headroom": f", but leaves less than {percent(HEADROOM)} of usable memory free",
-    "simplicity": ", and the recommended one is simpler",
-    "smaller groups": ", and the recommended one has smaller groups",
+    "simplicity": ", but the recommended one is simpler",
+    "smaller groups": ", but the recommended one has smaller groups",
     "unsharded": f"; DDP is preferred unless it is more than {percent(UNSHARDED_LOSS)} slower",
 }
 
