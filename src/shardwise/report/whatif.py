@@ -124,7 +124,7 @@ def print_study(name: str, points: Sequence[Point], budget: Budget) -> None:
     for sentence in accuracy_words(points):
         out.print(sentence, style="dim")
     if not any(point.candidate or point.refused for point in points):
-        out.print("Nothing fits. 'shardwise plan' shows what is closest and what would help.")
+        out.print("No configuration fits. 'shardwise plan' shows the closest and what would help.")
     if name == "devices":
         _print_scaling(out, points)
     sentences = [
