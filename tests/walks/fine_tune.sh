@@ -16,8 +16,9 @@ model = AutoModelForCausalLM.from_pretrained("tuned")
 assert sum(p.numel() for p in model.parameters()) > 0
 END
 
-shardwise plan run.toml --for accelerate -o for-accelerate.toml
-shardwise export for-accelerate.toml --to accelerate -o accelerate.yaml 2> how.txt
+shardwise plan --model my-model --cluster 8xH100-SXM --seq-len 4096 --global-batch 256Ki \
+  --for accelerate -o for-accelerate.toml
+shardwise export run.toml --to accelerate -o accelerate.yaml 2> how.txt
 cat how.txt
 grep -q -e "--config_file accelerate.yaml" how.txt || fail "the start command names another file"
 accelerate launch --config_file accelerate.yaml train.py

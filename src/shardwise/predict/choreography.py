@@ -378,7 +378,8 @@ class Step:
     def _singles_that_can_peak(self, index: int) -> list[int]:
         """The blocks of a unit at which its memory can be largest: where something changes."""
         first, end = self.first_single[index], self.first_single[index + 1]
-        found = [first, end - 1]
+        # From the last but one on, gradients that are added in place are as large as they get.
+        found = [first, end - 1, max(first, end - 2)]
         for single in range(first + 1, end):
             if single in self.boundaries or self.singles[single] is not self.singles[single - 1]:
                 found += [single - 1, single]
