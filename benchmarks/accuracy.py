@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import memory
 from benchmarks.validation import FOLDER, Row, constant_efficiency, predict, read_rows
-from shardwise.predict.cost import Coefficients
+from shardwise.predict.rates import Coefficients
 from shardwise.spec.catalogue import coefficient, step_coefficients
 
 Numbers = npt.NDArray[np.floating[Any]]

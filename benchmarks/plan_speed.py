@@ -21,9 +21,8 @@ import numpy as np
 from shardwise.planning.batches import Batch
 from shardwise.planning.rows import Rows
 from shardwise.planning.space import RECOMPUTE, placements
-from shardwise.predict.cost import durations, rules
-from shardwise.predict.simulate import simulate
-from shardwise.predict.time import coefficients_for, hardware_of
+from shardwise.predict.rates import coefficients_for, hardware_of
+from shardwise.predict.time import times_of
 from shardwise.spec.lookup import find_cluster, find_model
 from shardwise.spec.strategy import Strategy
 from shardwise.units.load import load_units
@@ -51,7 +50,7 @@ def simulations_per_s(model: str, rounds: int) -> float:
     best = 0.0
     for _ in range(rounds):
         start = time.perf_counter()
-        done = simulate(durations(units, rows.columns, hardware, k), rules(rows.columns, k))
+        done = times_of(units, rows.columns, hardware, k)
         assert np.isfinite(done.step_s).all()
         best = max(best, len(rows.which) / (time.perf_counter() - start))
     return best

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.cost import Coefficients, Hardware, durations, rules
-from shardwise.predict.simulate import simulate
+from shardwise.predict.program.events import Program, join, structure
+from shardwise.predict.program.prices import Prices
+from shardwise.predict.program.step import step_program
+from shardwise.predict.rates import Coefficients, Hardware
+from shardwise.predict.time import schedule
 from shardwise.predict.work import predict_work
 from shardwise.spec import ModelSpec, Strategy
 from shardwise.spec.catalogue import find_device
@@ -161,24 +165,23 @@ def strategy_of(row: dict[str, str], devices: int, per_node: int, **changes: Any
 
 
 def predict(rows: list[Row], coefficients: dict[str, Coefficients]) -> np.ndarray[Any, Any]:
-    """Tokens per second and device; rows of equal depth are simulated together."""
-    priced = [(durations(r.units, r.columns, r.hardware, coefficients[r.family]), r) for r in rows]
+    """Tokens per second and device; rows whose steps have one structure are simulated together."""
     found = np.empty(len(rows))
-    for depth in {d.blocks for d, _ in priced}:
-        chosen = [i for i, (d, _) in enumerate(priced) if d.blocks == depth]
-        together = _stack([priced[i][0] for i in chosen])
-        obeyed = _stack([rules(priced[i][1].columns, coefficients[rows[i].family]) for i in chosen])
-        tokens = np.asarray([rows[i].tokens for i in chosen])
-        found[chosen] = tokens / simulate(together, obeyed).step_s
+    programs = [_program(row, coefficients[row.family]) for row in rows]
+    alike: dict[object, list[int]] = {}
+    for index, program in enumerate(programs):
+        alike.setdefault(structure(program), []).append(index)
+    for chosen in alike.values():
+        together = join([programs[index] for index in chosen])
+        contention = np.asarray([coefficients[rows[index].family].contention for index in chosen])
+        tokens = np.asarray([rows[index].tokens for index in chosen])
+        found[chosen] = tokens / schedule(together, len(chosen), contention).step_s
     return found
 
 
-def _stack(parts: list[Any]) -> Any:
-    """Concatenate the rows of several tables."""
-    names = list(vars(parts[0]))
-    return type(parts[0])(
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    )
+def _program(row: Row, k: Coefficients) -> Program:
+    make = partial(Prices, hardware=row.hardware, k=k)
+    return step_program(row.units, row.columns, make_prices=make)
 
 
 def constant_efficiency(fit: list[Row], rows: list[Row]) -> np.ndarray[Any, Any]:

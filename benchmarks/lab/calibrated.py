@@ -10,8 +10,7 @@ from benchmarks.lab.cases import CLUSTER
 from benchmarks.lab.sweep import Cell
 from shardwise.calibrate.fit import Fit, fit
 from shardwise.calibrate.runs import Observation
-from shardwise.predict.cost import Coefficients
-from shardwise.predict.time import coefficients_for
+from shardwise.predict.rates import Coefficients, coefficients_for
 from shardwise.spec.lookup import find_cluster
 
 CALIBRATED_ON = [

@@ -20,7 +20,7 @@ from benchmarks.lab.cases import SEQ_LEN, STRATEGIES, load
 from benchmarks.lab.experiments import CROSSING, QUESTIONS, predict
 from benchmarks.lab.sweep import BATCHES, RATES, Cell
 from shardwise.calibrate.runs import Observation, Parts
-from shardwise.predict.cost import Coefficients
+from shardwise.predict.rates import Coefficients
 
 # Strategies whose step times differ by less are not ranked.
 APART = 0.10

@@ -13,7 +13,7 @@ from benchmarks.lab.calibrated import calibrated
 from benchmarks.lab.cases import MODEL, RANKS_PER_HOST, STRATEGIES, Case, load, measure_cases
 from shardwise.api import estimate_run
 from shardwise.calibrate.runs import Observation, Parts, units_of
-from shardwise.predict.cost import Coefficients
+from shardwise.predict.rates import Coefficients
 
 GBIT = 1e9
 # Eight sequences save many activations; two make a step of small messages.

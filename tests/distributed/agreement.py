@@ -7,20 +7,36 @@ from shardwise.predict.memory import predict_memory
 from shardwise.predict.traffic import predict_traffic
 from shardwise.spec import ModelSpec, Strategy
 from shardwise.units.decoder import decoder_units
-from tests.distributed.engine_run import run_case
+from shardwise.units.module import module_units
+from tests.distributed.engine_run import freeze, run_case
 from tests.distributed.workers import Workers
+from tests.units.reduced import build
 
 # The largest error of a predicted peak.
 PEAK_TOLERANCE = 0.03
 
 
-def assert_agrees(workers: Workers, spec: ModelSpec, strategy: Strategy, seq_len: int) -> None:
-    """Calls, bytes and state bytes must be equal, peak memory within 3 %; on every rank."""
+def assert_agrees(
+    workers: Workers,
+    spec: ModelSpec,
+    strategy: Strategy,
+    seq_len: int,
+    frozen: tuple[str, ...] = (),
+) -> None:
+    """Calls, bytes and state bytes must be equal, peak memory within 3 %; on every rank.
+
+    Parameters whose name contains one of `frozen` are not trained; the model is then traced.
+    """
     # On a CPU there is nowhere to offload to: all of it stays in the same memory.
     columns = Configurations.of([strategy.but(offload=False)])
-    units = decoder_units(spec, seq_len, strategy.param_dtype, autocast=strategy.autocast).grouped(
-        strategy.blocks_per_unit
-    )
+    dtype, autocast = strategy.param_dtype, strategy.autocast
+    if frozen:
+        module = build(spec, attention="sdpa")
+        freeze(module, frozen)
+        units = module_units(module, seq_len, dtype, autocast=autocast)
+    else:
+        units = decoder_units(spec, seq_len, dtype, autocast=autocast)
+    units = units.grouped(strategy.blocks_per_unit)
     sizes = {
         "shard": strategy.shard,
         "replicate": strategy.replicate,
@@ -39,6 +55,7 @@ def assert_agrees(workers: Workers, spec: ModelSpec, strategy: Strategy, seq_len
         "strategy": strategy.model_dump(mode="json"),
         "seq_len": seq_len,
         "enough_bytes": int(predicted * (1 + PEAK_TOLERANCE)),
+        "frozen": frozen,
     }
     [ranks] = workers.run(run_case, strategy.devices, [case])
     for measured in ranks:

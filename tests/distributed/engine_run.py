@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,6 +18,12 @@ from shardwise.train.batches import MicroBatch
 from shardwise.train.loop import logits_of, loss_sum
 from shardwise.train.optimizer import clear_gradients
 from tests.units.reduced import build
+
+
+def freeze(module: torch.nn.Module, names: Iterable[str]) -> None:
+    """Freeze the parameters whose name contains one of these."""
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(not any(part in name for part in names))
 
 
 def step(module: torch.nn.Module, optimizer: Any, ids: torch.Tensor, strategy: Strategy) -> None:
@@ -36,8 +42,11 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     spec = ModelSpec.model_validate(case["model"])
     strategy = Strategy.model_validate(case["strategy"])
     torch.manual_seed(0)
-    module = parallelize(build(spec, device="cpu", attention="sdpa"), strategy)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=True)
+    built = build(spec, device="cpu", attention="sdpa")
+    freeze(built, case.get("frozen", ()))
+    module = parallelize(built, strategy)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=True)
     ids = torch.randint(0, spec.vocab, (strategy.micro_batch, case["seq_len"]))
     # Lazy initialisation and optimizer states; DDP then makes its buckets anew.
     for _ in range(2 if strategy.kind == "ddp" else 1):

@@ -12,7 +12,7 @@ pytest.importorskip("scipy")
 from benchmarks.lab import machine, network
 from benchmarks.lab.cases import STRATEGIES, Case, measure_cases
 from shardwise.calibrate.fit import fit
-from shardwise.predict.cost import Coefficients
+from shardwise.predict.rates import Coefficients
 from shardwise.spec.lookup import find_cluster
 
 REASON = network.available()

@@ -33,6 +33,7 @@ from shardwise.planning.reasons import (
 )
 from shardwise.planning.rows import Candidate
 from shardwise.spec.lookup import find_cluster, write_cluster
+from shardwise.spec.mesh import Mesh
 from shardwise.spec.record import SpecError
 from tests.command import shardwise as command
 from tests.screens import assert_screen
@@ -342,7 +343,7 @@ def test_json_carries_reasons_as_data() -> None:
     (rival,) = (c for c in reasons(found, Compared)[:1])
     assert compared["throughput"] == rival.throughput
     assert told["winner"]["tokens_per_step"] == BATCH["global_batch"]
-    assert all(Layout(r["kind"], r["shard"], r["replicate"]) for r in told["rejected"])
+    assert all(Layout(r["kind"], Mesh(r["replicate"], r["shard"])) for r in told["rejected"])
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def check_rule(plan: Plan, winner: Candidate) -> None:
 
     def key(c: Candidate) -> tuple[int, bool, int]:
         """Simple, then whole nodes, then small."""
-        s, shard = c.strategy, c.layout.shard
+        s, shard = c.strategy, c.layout.mesh.shard
         parts = shard < node
         return complexity(s, s.recompute, s.accumulate > 1), parts, -shard if parts else shard
 

@@ -207,7 +207,7 @@ def test_what_a_stack_cannot_express_is_never_priced() -> None:
     space = Space(allowed=flat, prefetch=(1,), blocks_per_unit=(1,))
     found = Search(problem("llama-3-8b", "2x8xH100-SXM@400Gbps"), space).run()
     assert {layout.kind for layout in found.table.layouts} == {"zero3"}
-    assert {layout.replicate for layout in found.table.layouts} == {1}
+    assert {layout.mesh.replicate for layout in found.table.layouts} == {1}
     rows = (found.table.candidate(index).strategy for index in range(len(found.table)))
     assert {strategy.recompute for strategy in rows} == {"none", "full"}
     assert found.best() is not None

@@ -1,7 +1,7 @@
 """Exact laws of cost and simulation: closed forms that a race of streams must reproduce.
 
-Derived for equal blocks from what waits for what, with pieces named as in Durations. With one
-communicator, one unit gathered ahead and no contention:
+Derived for equal blocks from what waits for what, with pieces named as in tests/predict/blocks.py.
+With one communicator, one unit gathered ahead and no contention:
 
 - Forward: the root and the first block are waited for; from then on each block's gather runs
   beside the compute of the block before.
@@ -19,12 +19,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shardwise.predict import closed_form, cost
+from shardwise.predict import closed_form
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.cost import Coefficients, Hardware
 from shardwise.predict.memory import predict_memory
-from shardwise.predict.simulate import Durations, Times, simulate
-from shardwise.predict.time import coefficients_for, hardware_of, predict_time
+from shardwise.predict.program.fsdp import Fsdp
+from shardwise.predict.program.prices import Prices
+from shardwise.predict.program.sizes import Sizes
+from shardwise.predict.program.step import emit_step
+from shardwise.predict.rates import Coefficients, Hardware, coefficients_for, hardware_of
+from shardwise.predict.time import Times, predict_time, schedule, times_of
 from shardwise.predict.traffic import predict_traffic
 from shardwise.predict.work import predict_work
 from shardwise.spec import ModelSpec
@@ -32,7 +35,7 @@ from shardwise.spec.catalogue import find_device
 from shardwise.spec.lookup import find_cluster
 from shardwise.units.decoder import decoder_units
 from shardwise.units.unit import ModelUnits
-from tests.predict.blocks import rules, uniform
+from tests.predict.blocks import Seconds, rules, simulate, uniform
 from tests.predict.toy import resolve
 
 # ---- closed forms of equal blocks --------------------------------------------------------------
@@ -56,8 +59,8 @@ class Pieces(NamedTuple):
     root_copy_in: float
 
     @classmethod
-    def of(cls, d: Durations) -> Pieces:
-        columns = {name: getattr(d, name)[0] for name in cls._fields}
+    def of(cls, d: Seconds) -> Pieces:
+        columns = {name: d[name][0] for name in cls._fields}
         assert all(np.all(column == np.ravel(column)[0]) for column in columns.values())
         return cls(**{name: float(np.ravel(column)[0]) for name, column in columns.items()})
 
@@ -138,8 +141,8 @@ def test_bound_by_bandwidth_the_sum_becomes_the_maximum(n: int, g: float, s: flo
     """Where nothing computes: n(g+s) on one communicator, g + (n-1)·max(g, s) + s on two."""
     d = uniform(n, gather_again=g, scatter=s)
     assert simulate(d, rules()).step_s[0] == pytest.approx(n * (g + s), rel=1e-12)
-    apart = simulate(d, rules(separate=True)).step_s[0]
-    assert apart == pytest.approx(g + (n - 1) * max(g, s) + s, rel=1e-12)
+    two = simulate(d, rules(separate=True)).step_s[0]
+    assert two == pytest.approx(g + (n - 1) * max(g, s) + s, rel=1e-12)
 
 
 # ---- real models on ideal hardware ---------------------------------------------------------
@@ -199,11 +202,38 @@ def gpt175b() -> ModelUnits:
     return decoder(layers=96, hidden=12288, vocab=98 * 512, seq_len=2048)
 
 
+def seconds_of(
+    units: ModelUnits, c: Configurations, hardware: Hardware, k: Coefficients
+) -> Seconds:
+    """The priced pieces of sharded rows."""
+    p = Prices(Sizes(units, c, 2), hardware, k)
+    recomputed, root, found = p.s.recomputed, units.root, {}
+    found["backward"] = np.stack(
+        [p.backward(b, (recomputed > i).astype(int)) for i, b in enumerate(units.blocks)], axis=1
+    )
+    shards = c.reshard_forward[:, None]
+    for name in ("forward", "gather", "gather_again", "scatter", "copy_out", "copy_in"):
+        price = getattr(p, name)
+        found[name] = np.stack([price(b) for b in units.blocks], axis=1)
+        found[f"root_{name}"] = price(root)
+    found["gather_again"] = np.where(shards, found["gather_again"], 0.0)
+    found["reduce"] = np.zeros_like(found["forward"])
+    nothing = np.zeros(len(c))
+    found |= {"root_reduce": nothing, "head_reduce": nothing}
+    return found | {"root_backward": p.root_backward(), "optimizer": p.optimizer()}
+
+
 def timed(
     units: ModelUnits, c: Configurations, hardware: Hardware, k: Coefficients
-) -> tuple[Durations, Times]:
-    d = cost.durations(units, c, hardware, k)
-    return d, simulate(d, cost.rules(c, k))
+) -> tuple[Seconds, Times]:
+    return seconds_of(units, c, hardware, k), times_of(units, c, hardware, k)
+
+
+def apart(units: ModelUnits, c: Configurations, hardware: Hardware, k: Coefficients) -> Times:
+    """With a communicator of their own for reductions."""
+    sizes = Sizes(units, c, 2)
+    placed = Fsdp(sizes, Prices(sizes, hardware, k), scatter_stream="scatter")
+    return schedule(tuple(emit_step(placed)), len(c), k.contention)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
@@ -224,13 +254,12 @@ def test_equal_blocks_of_a_real_model_obey_the_closed_forms(prefetch: int) -> No
     k = FITTED._replace(contention=0.0)
     d, times = timed(units, c, hardware, k)
     p = Pieces.of(d)
-    optimizer = float(d.optimizer[0])
+    optimizer = float(d["optimizer"][0])
     assert min(p) > 0
     assert times.step_s[0] == pytest.approx(
         forward_s(n, p) + serial_backward_s(n, p) + optimizer, rel=1e-12
     )
-    apart = simulate(d, replace(cost.rules(c, k), separate=np.ones(1, dtype=np.bool_)))
-    assert apart.step_s[0] == pytest.approx(
+    assert apart(units, c, hardware, k).step_s[0] == pytest.approx(
         forward_s(n, p) + separate_backward_s(n, p) + optimizer, rel=1e-12
     )
 
@@ -374,16 +403,15 @@ def test_no_simulated_step_is_shorter_than_the_two_races(
 ) -> None:
     """A step takes max(compute, gathers) of its forward and max(compute, communication) of its
     backward, where a group for reductions makes a maximum of gathers and reduce-scatters."""
-    units, c, hardware, k = run
-    d = cost.durations(units, c, hardware, k)
-    rule = replace(cost.rules(c, k), separate=np.asarray([separate]))
-    gathers = d.gather[0].sum() + d.root_gather[0]
-    again, scatters = d.gather_again[0].sum(), d.scatter[0].sum() + d.root_scatter[0]
+    d = {name: float(column[0].sum()) for name, column in seconds_of(*run).items()}
+    gathers = d["gather"] + d["root_gather"]
+    again, scatters = d["gather_again"], d["scatter"] + d["root_scatter"]
     moved = max(again, scatters) if separate else again + scatters
-    races = max(d.forward[0].sum() + d.root_forward[0], gathers) + max(
-        d.backward[0].sum() + d.root_backward[0], moved
+    races = max(d["forward"] + d["root_forward"], gathers) + max(
+        d["backward"] + d["root_backward"], moved
     )
-    assert simulate(d, rule).step_s[0] >= (races + d.optimizer[0]) * (1 - 1e-12)
+    times = apart(*run) if separate else times_of(*run)
+    assert times.step_s[0] >= (races + d["optimizer"]) * (1 - 1e-12)
 
 
 @settings(max_examples=150)
@@ -464,8 +492,9 @@ def test_the_terms_sum_to_the_step(
     slack = 1e-12 * times.step_s
     assert (times.exposed_communication_s >= -slack).all()
     assert (times.exposed_communication_s <= times.communication_s + slack).all()
-    d = cost.durations(units, c, hardware, k)
-    alone = c.accumulate * ((d.forward + d.backward).sum(axis=1) + d.root_forward + d.root_backward)
+    d = seconds_of(units, c, hardware, k)
+    alone = (d["forward"] + d["backward"]).sum(axis=1) + d["root_forward"] + d["root_backward"]
+    alone = c.accumulate * alone
     assert (times.compute_s >= alone * (1 - 1e-12)).all()
     assert (times.compute_s <= alone * (1 + k.contention) * (1 + 1e-12)).all()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,17 +11,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.predict.choreography import TERMS, Step, sum_terms
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.memory import PHASES, predict_memory
+from shardwise.predict.memory import predict_memory, sum_terms
+from shardwise.predict.program.events import PHASES, TERMS, Alloc, Instant, Phase
+from shardwise.predict.program.step import step_program
 from shardwise.predict.work import predict_work
 from shardwise.spec import ModelSpec, catalogue
 from shardwise.units.decoder import decoder_units
-from shardwise.units.unit import ModelUnits
+from shardwise.units.unit import ModelUnits, Unit
+from tests.predict.blocks import unrolled
 from tests.predict.toy import bare_units, memory, resolve
 from tests.units.reduced import reduced
 
 STATE = ("parameters", "gradients", "optimizer")
+
+
+def alive(units: ModelUnits, strategy: Any) -> Iterator[tuple[str, dict[str, float]]]:
+    """Phase and bytes by term at every instant of a step, one after the other."""
+    now, phase = dict.fromkeys(map(str, TERMS), 0.0), ""
+    for event in unrolled(step_program(units, Configurations.of([strategy]))):
+        if isinstance(event, Phase):
+            phase = event.name
+        elif isinstance(event, Alloc):
+            now[event.term] += float(event.bytes[0])
+        elif isinstance(event, Instant):
+            ledger = dict(now)
+            for also in event.also:
+                ledger[also.term] += float(also.bytes[0])
+            yield phase, ledger
 
 
 def at_rest(units: ModelUnits, strategy: Any) -> float:
@@ -219,19 +238,47 @@ def test_more_shards_never_take_more(kind: str, settings: dict[str, Any], replic
     family=st.sampled_from(["llama", "gemma3_text"]),
     layers=st.integers(1, 14),
 )
-def test_looking_at_a_few_blocks_finds_the_peak_of_all(
+def test_a_repeated_body_is_read_once_and_has_the_peak_of_all_its_repetitions(
     kind: str, settings: dict[str, Any], family: str, layers: int
 ) -> None:
     strategy = resolve(kind, 8, **settings)
     units = decoder_units(reduced(family, layers=layers), 128, strategy.param_dtype)
-    step = Step(units.grouped(strategy.blocks_per_unit), Configurations.of([strategy]), 2)
-    few = sum_terms(step.largest(step.steady_backward))
-    step._blocks_that_can_peak = lambda: list(range(len(step.units.blocks)))  # type: ignore[method-assign]
-    step._singles_that_can_peak = lambda index: list(  # type: ignore[method-assign]
-        range(step.first_single[index], step.first_single[index + 1])
-    )
-    every = sum_terms(step.largest(step.steady_backward))
-    assert few[0] == pytest.approx(every[0], rel=1e-12)
+    grouped = units.grouped(strategy.blocks_per_unit)
+    read = memory(grouped, strategy)
+    largest = dict.fromkeys(PHASES, 0.0)
+    for phase, ledger in alive(grouped, strategy):
+        largest[phase] = max(largest[phase], sum(ledger.values()))
+    for phase in PHASES:
+        assert sum_terms(read.phases[phase])[0] == pytest.approx(largest[phase], rel=1e-12)
+
+
+def without_gradients(unit: Unit) -> Unit:
+    frozen = tuple(parameter._replace(trainable=False) for parameter in unit.parameters)
+    return replace(unit, parameters=frozen)
+
+
+@given(kind=KINDS, settings=SETTINGS, layers=st.integers(1, 9), frozen=st.integers(0, 9))
+def test_a_step_leaves_nothing_behind(
+    kind: str, settings: dict[str, Any], layers: int, frozen: int
+) -> None:
+    """Of all blocks, of those above some that are frozen, or of the head alone."""
+    strategy = resolve(kind, 8, **settings)
+    units = decoder_units(reduced("llama", layers=layers), 128, strategy.param_dtype)
+    if frozen:
+        below = without_gradients(units.blocks[0])
+        blocks = tuple(b if i >= frozen else below for i, b in enumerate(units.blocks))
+        head = tuple(p._replace(trainable=p.after_blocks) for p in units.root.parameters)
+        units = replace(units, blocks=blocks, root=replace(units.root, parameters=head))
+    program = step_program(units, Configurations.of([strategy]))
+    left = dict.fromkeys(TERMS, 0.0)
+    for event in unrolled(program):
+        if isinstance(event, Alloc):
+            left[event.term] += float(event.bytes[0])
+    stays = {"parameters", "optimizer"} | ({"gradients"} if kind == "ddp" else set())
+    held = max(left["optimizer"], 1.0)
+    for term in TERMS:
+        if term not in stays:
+            assert left[term] == pytest.approx(0.0, abs=1e-9 * held), term
 
 
 @given(settings=st.lists(st.tuples(KINDS, SETTINGS), min_size=2, max_size=8))
@@ -254,13 +301,8 @@ def test_what_blocks_keep_does_not_depend_on_how_many_are_in_a_unit(recompute: A
     for blocks in (1, 2, 4):
         strategy = resolve("zero3", 8, recompute=recompute, micro_batch=4, blocks_per_unit=blocks)
         units = decoder_units(spec, 4096).grouped(blocks)
-        step = Step(units, Configurations.of([strategy]), 2)
-        ledgers = [
-            ledger
-            for index in range(len(units.blocks))
-            for ledger in step.block_backward(step.micro_batches[0], index)
-        ]
-        held.append(max(float(ledger["activations"][0]) for ledger in ledgers))
+        ledgers = [ledger for phase, ledger in alive(units, strategy) if "steady" in phase]
+        held.append(max(ledger["activations"] for ledger in ledgers))
     assert held == pytest.approx([held[0]] * 3, rel=1e-9)
 
 
@@ -271,8 +313,10 @@ def test_a_share_of_recompute_counts_blocks_not_units() -> None:
     grouped = units.grouped(2)
     kept = units.blocks[0].stage.kept
     by_hand = 3 * kept["full"].activation_bytes + 4 * kept["none"].activation_bytes
-    step = Step(grouped, Configurations.of([strategy]), 2)
-    assert float(step.kept.sum()) == pytest.approx(by_hand)
+    after = [ledger for phase, ledger in alive(grouped, strategy) if phase == "end of forward"]
+    head = units.root.stage.forward_peak.activation_bytes
+    held = after[0]["activations"] / (strategy.micro_batch * units.seq_len) - head
+    assert held == pytest.approx(by_hand)
     again = 3 * units.blocks[0].stage.recomputed_flops("full")
     work = predict_work(grouped, Configurations.of([strategy]))
     model = float(work.model_flops[0])

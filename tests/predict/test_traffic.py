@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.predict.traffic import ddp_buckets
+from shardwise.predict.program.ddp import ddp_buckets
 from shardwise.spec import catalogue
 from shardwise.units.decoder import decoder_units
 from shardwise.units.unit import ModelUnits, Parameter, Unit
@@ -85,7 +85,7 @@ def test_two_two_three() -> None:
 
 def test_gpt2_large_has_109_buckets() -> None:
     units = decoder_units(catalogue.model("gpt2-large"), 1024, "fp32")
-    assert ddp_buckets(units, 4) == 109
+    assert ddp_buckets(units, 4).number == 109
 
 
 def test_buckets_by_hand() -> None:
@@ -95,11 +95,11 @@ def test_buckets_by_hand() -> None:
     units = ModelUnits(name="t", seq_len=1, root=root, blocks=(block,) * 5)
     # From the back: two halves fill the first MiB, three halves and the root's 3 MiB the second
     # bucket, which is far from 25 MiB.
-    assert ddp_buckets(units, 4) == 2
+    assert ddp_buckets(units, 4).number == 2
     # A size asked for holds for all: two halves, two halves, then one half and the root.
-    assert ddp_buckets(units, 4, 1 * 2**20) == 3
+    assert ddp_buckets(units, 4, 1 * 2**20).number == 3
     # Four halves make 2 MiB, the fifth and the root more than that.
-    assert ddp_buckets(units, 4, 2 * 2**20) == 2
+    assert ddp_buckets(units, 4, 2 * 2**20).number == 2
 
 
 @given(
@@ -148,7 +148,7 @@ def test_the_law_of_ddp(blocks: int, accumulate: int, sync: str) -> None:
     units = bare_units(blocks)
     strategy = resolve("ddp", 4, accumulate=accumulate, grad_sync=sync)
     times = accumulate if sync == "every" else 1
-    buckets = ddp_buckets(units, 4)
+    buckets = ddp_buckets(units, 4).number
     assert traffic(units, strategy) == {AR: (times * buckets, times * 4 * units.numel)}
 
 

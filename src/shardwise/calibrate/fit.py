@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardwise.calibrate.runs import Observation
-from shardwise.predict.cost import Coefficients
-from shardwise.predict.time import coefficients_for
+from shardwise.predict.rates import Coefficients, coefficients_for
 from shardwise.spec.calibration import Calibration
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.record import SpecError

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 from shardwise.observe.run_folder import TRACES, profiled_windows, traces_in
 from shardwise.observe.summary import Summary, summarise
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.cost import Coefficients, durations, rules
-from shardwise.predict.simulate import simulate
-from shardwise.predict.time import hardware_of
+from shardwise.predict.rates import Coefficients, hardware_of
+from shardwise.predict.time import times_of
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import OPTIMIZER_STATES
 from shardwise.spec.record import SpecError
@@ -46,8 +45,7 @@ class Observation(NamedTuple):
                 f"calibrate: {cluster} has no network; append its bandwidth, like @400Gbps"
             )
         columns = Configurations.of([strategy])
-        priced = durations(self.units, columns, hardware, k, OPTIMIZER_STATES[job.optimizer])
-        times = simulate(priced, rules(columns, k, hardware.gloo))
+        times = times_of(self.units, columns, hardware, k, OPTIMIZER_STATES[job.optimizer])
         optimizer = float(times.optimizer_s[0])
         return Parts(
             float(times.step_s[0]),

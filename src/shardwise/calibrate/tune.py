@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple
 
 from shardwise.calibrate.fit import CPU, fit
 from shardwise.calibrate.runs import Observation, units_of
-from shardwise.predict.cost import Coefficients
-from shardwise.predict.time import coefficients_for
+from shardwise.predict.rates import Coefficients, coefficients_for
 from shardwise.spec.run import RunSpec
 from shardwise.units.unit import ModelUnits
 
@@ -33,7 +32,7 @@ class Candidate(NamedTuple):
     @property
     def tokens(self) -> int:
         strategy = self.run.strategy
-        sequences = strategy.micro_batch * strategy.accumulate * strategy.devices
+        sequences = strategy.micro_batch * strategy.accumulate * strategy.data_parallel
         return sequences * self.run.job.seq_len
 
 

@@ -19,6 +19,7 @@ from shardwise.spec.dtype import DType
 from shardwise.spec.strategy import Strategy
 from shardwise.step import CollectiveProfile
 from shardwise.units.module import TORCH_DTYPES
+from shardwise.units.unit import ModelUnits, Parameter, Unit
 
 _NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
@@ -73,45 +74,37 @@ def _sharded(groups: list[_Group], settings: dict[str, object]) -> Strategy:
     return Strategy.read({**fields, **settings})
 
 
-def sharded_traffic(model: nn.Module, strategy: Strategy) -> tuple[CollectiveProfile, ...] | None:
-    """The collectives of one step from the model's FSDP groups; None if it has none.
+def sharded_units(model: nn.Module, strategy: Strategy) -> list[tuple[ModelUnits, Strategy]]:
+    """The model's FSDP groups as units: those that are sharded alike together, each set with the
+    strategy it has. Empty if the model has no groups.
 
     `strategy` gives the micro-batches per step and when gradients are reduced. Groups, sizes and
     dtypes are read from the model.
     """
-    totals: dict[tuple[str, str, int], tuple[int, int]] = {}
+    alike: dict[Strategy, list[Unit]] = {}
+    settings: dict[str, object] = {
+        "accumulate": strategy.accumulate,
+        "grad_sync": strategy.grad_sync,
+    }
+    for group in _groups(model):
+        own = _sharded([group], settings)
+        alike.setdefault(own, []).append(Unit(name="group", parameters=_parameters(group.state)))
+    nothing = Unit(name="root", parameters=())
+    return [
+        (ModelUnits(name="wrapped", seq_len=1, root=nothing, blocks=tuple(found)), own)
+        for own, found in alike.items()
+    ]
 
-    def add(op: str, group: str, size: int, calls: int, each: int) -> None:
-        if size > 1:
-            before = totals.get((op, group, size), (0, 0))
-            totals[op, group, size] = (before[0] + calls, before[1] + calls * each)
 
-    groups = list(_groups(model))
-    micro_batches = strategy.accumulate
-    for group, reshard in groups:
-        shard = group.mesh_info.shard_mesh_size
-        replicate = getattr(group.mesh_info, "replicate_mesh_size", 1)
-        elements = sum(p.padded_sharded_param_size.numel() for p in group.fsdp_params) * shard
-        trained = elements if any(p.sharded_param.requires_grad for p in group.fsdp_params) else 0
-        param = group.mp_policy.param_dtype or _master_dtype(group)
-        reduce = group.mp_policy.reduce_dtype or param
-        gathers = micro_batches if group.reshard_after_backward else 1
-        add("all_gather", "shard", shard, gathers, elements * param.itemsize)
-        if reshard:
-            size = shard if reshard is True else reshard
-            # An integer reshards to smaller groups, which gather again for the backward.
-            add("all_gather", "shard", size, micro_batches, elements * param.itemsize)
-        if not trained:
-            continue
-        reduced = 1 if strategy.grad_sync == "last" else micro_batches
-        add("reduce_scatter", "shard", shard, reduced, trained * reduce.itemsize)
-        summed = micro_batches if strategy.grad_sync == "every" else 1
-        add("all_reduce", "replicate", replicate, summed, trained // shard * reduce.itemsize)
-    if not groups:
-        return None
+def _parameters(group: Any) -> tuple[Parameter, ...]:
     return tuple(
-        CollectiveProfile(op=op, group=group, group_size=size, calls=calls, bytes=total)
-        for (op, group, size), (calls, total) in totals.items()
+        Parameter(
+            name=parameter._param_fqn or "",
+            shape=tuple(parameter._orig_size),
+            trainable=parameter.sharded_param.requires_grad,
+            dim=parameter.fsdp_placement.dim,
+        )
+        for parameter in group.fsdp_params
     )
 
 

@@ -15,9 +15,9 @@ from shardwise.engine.wrapped import (
     keeps_two_gradients,
     non_gradient_traffic,
     read_strategy,
-    sharded_traffic,
+    sharded_units,
 )
-from shardwise.predict.estimate import price
+from shardwise.predict.estimate import add_traffic, price, traffic_of
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job, Optimizer
 from shardwise.spec.lookup import find_cluster
@@ -207,8 +207,9 @@ class StepWatch:
         if keeps_two_gradients(model) and strategy.accumulate > 1:
             profile = _with_second_gradients(profile)
         # Other code may shard a model in other units than Shardwise does.
-        traffic = sharded_traffic(model, strategy)
-        if traffic is None:
+        groups = sharded_units(model, strategy)
+        traffic = add_traffic(traffic_of(units, own) for units, own in groups)
+        if not groups:
             more = non_gradient_traffic(model, strategy)
             return profile._replace(traffic=(*profile.traffic, *more))
         if self._clips and (strategy.shard or 1) > 1:

@@ -36,6 +36,7 @@ from shardwise.planning.reasons import (
 from shardwise.planning.rows import Candidate, complexity
 from shardwise.planning.search import HEADROOM_STEP, Found, Search, group_rank
 from shardwise.spec.dtype import DTYPE_BYTES
+from shardwise.spec.mesh import Mesh
 from shardwise.spec.strategy import Strategy
 
 # Settings that tell two configurations apart besides their layout, and their usual values.
@@ -93,7 +94,7 @@ def _layout(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
             yield _compared(search, found, "sharded", sharded[0], winner)
         return
     yield from _rival(
-        search, found, winner, Layout("ddp", 1, search.problem.cluster.devices), "replicated"
+        search, found, winner, Layout("ddp", Mesh(search.problem.cluster.devices)), "replicated"
     )
     if layout.kind == "zero3":
         yield from _rival(search, found, winner, layout.as_kind("zero2"), "gathered once")
@@ -234,11 +235,11 @@ def _recompute(problem: Problem, units: Units, found: Found, winner: Candidate) 
 def _batch(search: Search, winner: Candidate) -> Iterator[Reason]:
     problem, units = search.problem, search.units
     strategy, job = winner.strategy, problem.job
-    devices, sequences = strategy.devices, strategy.micro_batch * strategy.accumulate
+    ranks, sequences = strategy.data_parallel, strategy.micro_batch * strategy.accumulate
     tokens = job.tokens_per_step(strategy)
     yield StepBatch(
         tokens=tokens,
-        data_parallel=devices,
+        data_parallel=ranks,
         micro_batch=strategy.micro_batch,
         accumulate=strategy.accumulate,
         seq_len=job.seq_len,
@@ -254,10 +255,10 @@ def _batch(search: Search, winner: Candidate) -> Iterator[Reason]:
             yield MicroBatchGain(micro_batch=strategy.micro_batch, smaller=smaller, gain=gain)
     if tokens > LARGE_BATCH:
         yield LargeBatch(tokens=tokens, limit_tokens=LARGE_BATCH)
-    elif job.global_batch is None and tokens + devices * job.seq_len > LARGE_BATCH:
+    elif job.global_batch is None and tokens + ranks * job.seq_len > LARGE_BATCH:
         yield BatchCapped(limit_tokens=LARGE_BATCH)
-    if sequences == 1 and devices > 1 and job.global_batch is not None:
-        yield DataParallelEnds(devices=devices, tokens=tokens)
+    if sequences == 1 and ranks > 1 and job.global_batch is not None:
+        yield DataParallelEnds(devices=strategy.devices, tokens=tokens)
 
 
 def limit_reasons(problem: Problem, winner: Candidate, limits: Limits) -> list[Reason]:

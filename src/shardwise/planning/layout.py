@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from shardwise.spec.mesh import Mesh
 from shardwise.spec.strategy import Kind, Strategy
 
 
@@ -11,13 +12,15 @@ class Layout(NamedTuple):
     """Where the model states live. Settings such as prefetch or recompute are no part of it."""
 
     kind: Kind
-    shard: int
-    replicate: int
+    mesh: Mesh
 
     @classmethod
     def of(cls, strategy: Strategy) -> Layout:
         """The layout of a resolved strategy."""
-        return cls(strategy.kind, strategy.shard or 1, strategy.replicate or 1)
+        return cls(strategy.kind, strategy.mesh)
+
+    def to_dict(self) -> dict[str, object]:
+        return {"kind": self.kind, **self.mesh._asdict()}
 
     def as_kind(self, kind: Kind) -> Layout:
         """The same groups under another kind of sharding."""
@@ -25,4 +28,4 @@ class Layout(NamedTuple):
 
     def over_all_devices(self) -> Layout:
         """The same kind, sharded over all devices."""
-        return self._replace(shard=self.shard * self.replicate, replicate=1)
+        return self._replace(mesh=Mesh(shard=self.mesh.data_parallel))

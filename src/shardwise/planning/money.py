@@ -9,7 +9,7 @@ from shardwise.planning.problem import Problem
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space
-from shardwise.predict.time import error_interval
+from shardwise.predict.rates import error_interval
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.record import SpecError
 

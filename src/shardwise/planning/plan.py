@@ -28,7 +28,7 @@ from shardwise.planning.search import MIN_GAIN, Found, Nearest, Search
 from shardwise.planning.sequence import longest
 from shardwise.planning.space import Space
 from shardwise.predict.fit import Change, other_parallelism, ways_to_fit
-from shardwise.predict.time import coefficients_for, error_interval, hardware_of, is_fitted
+from shardwise.predict.rates import coefficients_for, error_interval, hardware_of, is_fitted
 from shardwise.spec.catalogue import coefficient
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
@@ -145,7 +145,7 @@ class Plan(NamedTuple):
                 for b in self.baselines
             ],
             "rejected": [
-                {**r.layout._asdict(), "least_bytes": round(r.needed_bytes)} for r in self.rejected
+                {**r.layout.to_dict(), "least_bytes": round(r.needed_bytes)} for r in self.rejected
             ],
             "pareto": [told(c) for c in self.front],
             "why": [reason.to_dict() for reason in (*self.why, *self.limits_why)],

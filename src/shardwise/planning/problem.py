@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from shardwise.predict.configurations import Configurations, Floats
 from shardwise.predict.memory import predict_memory
-from shardwise.predict.simulate import Times
-from shardwise.predict.time import predict_time
+from shardwise.predict.time import Times, predict_time
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DType
 from shardwise.spec.job import OPTIMIZER_STATES, Job
@@ -55,7 +54,7 @@ class Units:
 
 def peaks(units: ModelUnits, c: Configurations, problem: Problem) -> tuple[Floats, Floats]:
     """Bytes of tensors at the peak of every row, and with the pools the allocator keeps."""
-    memory = predict_memory(units, c, problem.states)
+    memory = predict_memory(units, c, problem.states, by_term=False)
     pooled = 0.0 if problem.cluster.device.is_cpu else memory.pooled_bytes
     return memory.peak_bytes, memory.peak_bytes + pooled
 

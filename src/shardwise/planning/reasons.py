@@ -36,7 +36,7 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, Strategy):
         return value.model_dump(mode="json", exclude={"within_node"})
     if isinstance(value, Layout):
-        return value._asdict()
+        return value.to_dict()
     return round(value) if name.endswith("_bytes") else value
 
 

@@ -11,7 +11,7 @@ from shardwise.planning.batches import Batch, distance
 from shardwise.planning.layout import Layout
 from shardwise.planning.space import Recompute
 from shardwise.predict.configurations import Configurations, Floats, Ints
-from shardwise.predict.simulate import Times
+from shardwise.predict.time import Times
 from shardwise.spec.quantity import show_count, show_gib
 from shardwise.spec.strategy import Strategy, show_recompute
 
@@ -198,7 +198,7 @@ class Table:
     def add(self, rows: Rows, peak: Floats, needed: Floats, times: Times) -> None:
         c = rows.columns
         sequences = c.micro_batch * c.accumulate
-        tokens = sequences * c.shard * c.replicate * float(self._seq_len)
+        tokens = sequences * c.data_parallel * float(self._seq_len)
         numbers = {
             index: self._layouts.setdefault(Layout.of(rows.strategies[index]), len(self._layouts))
             for index in np.unique(rows.which).tolist()

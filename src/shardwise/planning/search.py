@@ -214,8 +214,9 @@ class Found(NamedTuple):
 
 def group_rank(layout: Layout, devices_per_node: int) -> int:
     """Orders groups: whole nodes first, the smaller the better, then parts of a node."""
-    whole = layout.shard >= devices_per_node or layout.shard == 1
-    return layout.shard if whole else 2**40 - layout.shard
+    shard = layout.mesh.shard
+    whole = shard >= devices_per_node or shard == 1
+    return shard if whole else 2**40 - shard
 
 
 class Search:

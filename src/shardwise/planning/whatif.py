@@ -15,7 +15,7 @@ from shardwise.planning.search import Found, Search
 from shardwise.planning.space import Space
 from shardwise.planning.vary import varied
 from shardwise.predict.estimate import EXPOSED_SHARE, verdict
-from shardwise.predict.time import error_interval, is_fitted
+from shardwise.predict.rates import error_interval, is_fitted
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.step import Bottleneck

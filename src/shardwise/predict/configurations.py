@@ -95,6 +95,11 @@ class Configurations:
     def __len__(self) -> int:
         return len(self.shard)
 
+    @property
+    def data_parallel(self) -> Ints:
+        """Devices that see different sequences."""
+        return self.replicate * self.shard
+
     def take(self, rows: Ints) -> Configurations:
         """These rows, in this order, any of them more than once."""
         columns = {f.name: getattr(self, f.name)[rows] for f in fields(self)}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
-from shardwise.predict.choreography import sum_terms
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.memory import PHASES, Memory, predict_memory
-from shardwise.predict.simulate import Times
-from shardwise.predict.time import error_interval, predict_time
+from shardwise.predict.memory import Memory, predict_memory, sum_terms
+from shardwise.predict.program.events import PHASES
+from shardwise.predict.rates import error_interval
+from shardwise.predict.time import Times, predict_time
 from shardwise.predict.traffic import predict_traffic
 from shardwise.predict.work import MFU_CONVENTION, predict_work
 from shardwise.spec.catalogue import coefficient, figure
@@ -54,11 +56,6 @@ def price(
     if times is not None and _waits(times):
         without_latency = predict_time(grouped, columns, cluster, dtype, states, latency=False)
     weighed = _memory_profile(memory, cluster.device)
-    sizes = {
-        "shard": strategy.shard or 1,
-        "replicate": strategy.replicate or 1,
-        "reshard": int(columns.reshard_group[0]) or 1,
-    }
     return StepProfile(
         provenance=Provenance(kind="predicted", shardwise=__version__, origin=origin),
         model={"name": units.name, "parameters": units.numel},
@@ -73,19 +70,40 @@ def price(
         job={"seq_len": job.seq_len, "optimizer": job.optimizer},
         strategy=strategy.model_dump(mode="json", exclude={"within_node"}),
         memory=weighed,
-        traffic=tuple(
-            CollectiveProfile(
-                op=collective.op,
-                group=collective.group,
-                group_size=sizes[collective.group],
-                calls=int(collective.calls[0]),
-                bytes=int(collective.bytes[0]),
-            )
-            for collective in predict_traffic(grouped, columns)
-        ),
+        traffic=traffic_of(grouped, strategy),
         work=done,
         **_timed(times, without_latency, done, cluster, strategy, weighed),
     )
+
+
+def traffic_of(units: ModelUnits, strategy: Strategy) -> tuple[CollectiveProfile, ...]:
+    """The collectives of one step of a resolved strategy."""
+    columns = Configurations.of([strategy])
+    sizes = {**strategy.mesh._asdict(), "reshard": int(columns.reshard_group[0])}
+    return tuple(
+        CollectiveProfile(
+            op=collective.op,
+            group=collective.group,
+            group_size=sizes[collective.group],
+            calls=int(collective.calls[0]),
+            bytes=int(collective.bytes[0]),
+        )
+        for collective in predict_traffic(units, columns)
+    )
+
+
+def add_traffic(
+    parts: Iterable[tuple[CollectiveProfile, ...]],
+) -> tuple[CollectiveProfile, ...]:
+    """The sums of several parts of a model, by operation and group."""
+    totals: dict[tuple[str, str, int], CollectiveProfile] = {}
+    for one in chain.from_iterable(parts):
+        key = (one.op, one.group, one.group_size)
+        before = totals.get(key, one._replace(calls=0, bytes=0))
+        totals[key] = before._replace(
+            calls=before.calls + one.calls, bytes=before.bytes + one.bytes
+        )
+    return tuple(totals.values())
 
 
 def _timed(

@@ -1,27 +1,37 @@
-"""Bytes on one device through a step, by term and by phase.
+"""Read the memory of a step from its program: bytes on one device, by term and by phase.
 
 The peak is a maximum over phases, never one formula: which phase sets it changes with the batch,
-the vocabulary and the strategy.
+the vocabulary and the strategy. Memory changes by the same amount in each repetition of a body, so
+the first or the last of them is the largest.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.predict.choreography import TERMS, Ledger, Step, sum_terms
 from shardwise.predict.configurations import Bools, Configurations, Floats
+from shardwise.predict.program.events import (
+    PHASES,
+    TERMS,
+    Alloc,
+    Instant,
+    Phase,
+    Program,
+    Repeat,
+    Run,
+    Wait,
+)
+from shardwise.predict.program.sizes import Sizes
+from shardwise.predict.program.step import shapes, step_program
 from shardwise.units.unit import ModelUnits
 
-PHASES = (
-    "forward",
-    "end of forward",
-    "loss backward",
-    "steady backward",
-    "last backward",
-    "optimizer step",
-)
+Ledger = dict[str, Floats]
+# A search asks only for the peak and for what of it is gradients.
+_ALL_TERMS = {term: term for term in TERMS}
+_GRADIENTS_APART = {term: "gradients" if term == "gradients" else "other" for term in TERMS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,23 +76,98 @@ class Memory:
         return {term: float(ledger[term][row]) for term in TERMS}
 
 
-def predict_memory(units: ModelUnits, c: Configurations, optimizer_states: int = 2) -> Memory:
+def predict_memory(
+    units: ModelUnits, c: Configurations, optimizer_states: int = 2, *, by_term: bool = True
+) -> Memory:
     """Memory of each configuration; `optimizer_states` tensors per parameter are kept.
 
     Counted are tensors. What a kernel or a communication library needs for itself while it runs
     is not: NCCL's buffers lie outside torch's allocator, Gloo copies on threads of its own.
+    Not `by_term`, only gradients are told from the rest.
     """
-    step = Step(units, c, optimizer_states)
-    phases = {
-        "forward": step.largest(step.forward),
-        "end of forward": step.largest(step.end_of_forward),
-        "loss backward": step.largest(step.loss_backward),
-        "steady backward": step.largest(step.steady_backward),
-        "last backward": step.largest(step.last_backward),
-        "optimizer step": step.optimizer_step(),
-    }
-    state = step.whole / c.shard * c.master_bytes
-    host = np.where(c.offload, state * (2 + optimizer_states), 0.0)
-    streams = c.sharded & (c.shard > 1)
-    largest = np.maximum(step.root, step.blocks.max(axis=1, initial=0.0)) * c.param_bytes
-    return Memory(phases=phases, host_bytes=host, streams=streams, gather_bytes=largest)
+    lines = _ALL_TERMS if by_term else _GRADIENTS_APART
+    found: Floats = np.empty((len(PHASES), len(set(lines.values())), len(c)))
+    for rows in shapes(c).values():
+        program = step_program(units, c.take(rows), optimizer_states)
+        found[:, :, rows] = peaks(program, len(rows), lines)
+    names = list(dict.fromkeys(lines.values()))
+    sizes = Sizes(units, c, optimizer_states)
+    kinds = {id(unit): unit for unit in units.units}.values()
+    largest = np.maximum.reduce([sizes.elements(unit) for unit in kinds]) * c.param_bytes
+    return Memory(
+        phases={
+            phase: dict(zip(names, ledger, strict=True))
+            for phase, ledger in zip(PHASES, found, strict=True)
+        },
+        host_bytes=np.where(c.offload, sizes.host_bytes, 0.0),
+        streams=c.sharded & (c.shard > 1),
+        gather_bytes=largest,
+    )
+
+
+def sum_terms(ledger: Ledger) -> Floats:
+    total: Floats = np.sum(list(ledger.values()), axis=0)
+    return total
+
+
+def peaks(program: Program, rows: int, lines: dict[str, str] = _ALL_TERMS) -> Floats:
+    """The ledger at the largest instant of each phase: (phases, lines, rows)."""
+    names = list(dict.fromkeys(lines.values()))
+    line = {term: names.index(name) for term, name in lines.items()}
+    fold = _Fold(line, np.zeros((len(names), rows)))
+    fold.read(program)
+    return np.stack([fold.best[phase].ledger for phase in PHASES])
+
+
+class _Best(NamedTuple):
+    """The largest instant of a phase so far."""
+
+    total: Floats
+    ledger: Floats
+
+
+class _Fold:
+    """What is alive now, and the largest instant of each phase."""
+
+    def __init__(self, line: dict[str, int], now: Floats, phase: str = "forward") -> None:
+        self.line, self.now, self.phase = line, now, phase
+        self.best: dict[str, _Best] = {}
+
+    def read(self, program: Program) -> None:
+        for event in program:
+            if isinstance(event, Alloc):
+                self.now[self.line[event.term]] += event.bytes
+            elif isinstance(event, Instant):
+                alive = self.now.copy()
+                for term, size in event.also:
+                    alive[self.line[term]] += size
+                self._look(self.phase, alive, alive.sum(axis=0))
+            elif isinstance(event, Repeat):
+                self._repeat(event)
+            elif isinstance(event, Phase):
+                self.phase = event.name
+            else:
+                assert isinstance(event, (Run, Wait))
+
+    def _repeat(self, event: Repeat) -> None:
+        body = _Fold(self.line, np.zeros_like(self.now), self.phase)
+        body.read(event.body)
+        self.phase = body.phase
+        # The last repetition is the largest if each leaves more than it found.
+        grows = body.now.sum(axis=0) > 0
+        base = self.now + body.now * np.where(grows, np.maximum(event.times - 1, 0), 0)
+        for phase, (_, ledger) in body.best.items():
+            alive = base + ledger
+            total = np.where(event.times > 0, alive.sum(axis=0), -np.inf)
+            self._look(phase, alive, total)
+        self.now += body.now * event.times
+
+    def _look(self, phase: str, alive: Floats, total: Floats) -> None:
+        if phase not in self.best:
+            self.best[phase] = _Best(total, alive)
+            return
+        best = self.best[phase]
+        larger = total > best.total
+        if larger.any():
+            np.copyto(best.total, total, where=larger)
+            np.copyto(best.ledger, alive, where=larger)

@@ -1,69 +1,54 @@
-"""Seconds of a step, from the cost of its operations and the simulation of its streams."""
+"""Read the time of a step from its program: a schedule of its streams, for many rows at once.
+
+Streams run in the order of issue, each event when its stream is free and all it waits for is done.
+The host runs ahead of the device. Compute that runs beside a collective is slowed by a share of
+the time they overlap.
+
+Every register (a stream, a mark, a place in a queue) is a row of one array. A repeated body is
+played until each of its repetitions moves all registers alike; the rest is a product.
+"""
 
 from __future__ import annotations
 
-from shardwise.predict.configurations import Configurations, Floats
-from shardwise.predict.cost import Coefficients, Hardware, durations, rules
-from shardwise.predict.simulate import Times, simulate
-from shardwise.spec.catalogue import coefficient, figure, step_coefficients
-from shardwise.spec.cluster import ClusterSpec, DeviceSpec
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import partial
+
+import numpy as np
+
+from shardwise.predict.configurations import Bools, Configurations, Floats, Ints
+from shardwise.predict.program.events import (
+    COMMUNICATION,
+    Alloc,
+    Instant,
+    Phase,
+    Program,
+    Repeat,
+    Run,
+    Wait,
+)
+from shardwise.predict.program.prices import Prices
+from shardwise.predict.program.step import shapes, step_program
+from shardwise.predict.rates import Coefficients, Hardware, coefficients_for, hardware_of
+from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DType
 from shardwise.units.unit import ModelUnits
 
-# Devices that share the silicon a coefficient was fitted on.
-_FAMILIES = {"A100": "A100", "A800": "A100", "H100": "H100", "H200": "H100", "H800": "H100"}
-# Others are taken for relatives of the one or the other, by their dense half-precision peak.
-_NEWER_PEAK = 500e12
 
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Times:
+    """Seconds per row; compute, copies, exposed communication and optimizer sum to the step."""
 
-def fitted_family(device: DeviceSpec) -> str | None:
-    """The family whose measured runs a device's coefficients come from, if there is one."""
-    return _FAMILIES.get(device.name.partition("-")[0].upper())
+    step_s: Floats
+    compute_s: Floats
+    copy_s: Floats
+    exposed_communication_s: Floats
+    optimizer_s: Floats
+    communication_s: Floats
 
-
-def is_fitted(cluster: ClusterSpec) -> bool:
-    """Whether its step times follow from runs on such devices, or on itself."""
-    return cluster.calibration is not None or fitted_family(cluster.device) is not None
-
-
-def coefficients_for(cluster: ClusterSpec) -> Coefficients | None:
-    """What was calibrated, else those of the device's family or the nearest; None for a CPU."""
-    if cluster.calibration is not None:
-        return Coefficients(**cluster.calibration.coefficients())
-    device = cluster.device
-    if device.is_cpu:
-        return None
-    peak = device.peak_flops("bf16") or device.peak_flops("fp16") or 0.0
-    nearest = "H100" if peak >= _NEWER_PEAK else "A100"
-    fitted = Coefficients(**step_coefficients(fitted_family(device) or nearest))
-    # Published runs used optimizers of many small kernels; the engine's are fused.
-    return fitted._replace(optimizer_factor=figure("fused_optimizer"))
-
-
-def error_interval(cluster: ClusterSpec) -> tuple[float, float]:
-    """How far predicted tokens/s lie off the measured ones, in nine of ten runs."""
-    if cluster.calibration is not None:
-        return cluster.calibration.interval
-    return coefficient("step-interval" if is_fitted(cluster) else "step-interval-other")
-
-
-def hardware_of(cluster: ClusterSpec, dtype: DType) -> Hardware | None:
-    """The rates a cost needs; None where the cluster does not tell them."""
-    peak = cluster.device.peak_flops(dtype)
-    if peak is None or (cluster.nodes > 1 and cluster.network is None):
-        return None
-    return Hardware(
-        peak_flops=peak,
-        memory_bandwidth=cluster.device.memory_bandwidth,
-        link_bandwidth=cluster.device.link_bandwidth,
-        network_bandwidth=cluster.network or cluster.device.link_bandwidth,
-        devices_per_node=cluster.devices_per_node,
-        pod_nodes=cluster.pod_nodes or cluster.nodes,
-        oversubscription=cluster.oversubscription,
-        host_link=figure("host_link") * 1e9,
-        host_memory=figure("host_memory") * 1e9,
-        gloo=cluster.device.is_cpu,
-    )
+    def take(self, rows: Ints) -> Times:
+        """These rows, in this order."""
+        return Times(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
 
 def predict_time(
@@ -89,4 +74,197 @@ def predict_time(
         hardware = hardware._replace(**{way: getattr(hardware, way) * network})
     if not latency:
         k = k._replace(hop_latency_s=0.0, network_latency_s=0.0)
-    return simulate(durations(units, c, hardware, k, states), rules(c, k, hardware.gloo))
+    return times_of(units, c, hardware, k, states)
+
+
+def times_of(
+    units: ModelUnits, c: Configurations, hardware: Hardware, k: Coefficients, states: int = 2
+) -> Times:
+    """Times of rows on hardware with these coefficients."""
+    found: Floats = np.empty((len(fields(Times)), len(c)))
+    for rows in shapes(c).values():
+        make = partial(Prices, hardware=hardware.take(rows), k=k)
+        program = step_program(units, c.take(rows), states, make)
+        times = schedule(program, len(rows), k.contention)
+        found[:, rows] = [getattr(times, f.name) for f in fields(Times)]
+    return Times(**{f.name: column for f, column in zip(fields(Times), found, strict=True)})
+
+
+def schedule(program: Program, rows: int, contention: Floats | float = 0.0) -> Times:
+    """Play a program."""
+    streams = Streams(program, rows, contention)
+    streams.play(program)
+    spent = streams.spent
+    step, optimizer = streams.free("compute").copy(), spent("optimizer")
+    return Times(
+        step_s=step,
+        compute_s=spent("compute"),
+        copy_s=spent("copy"),
+        exposed_communication_s=step - optimizer - spent("compute") - spent("copy"),
+        optimizer_s=optimizer,
+        communication_s=spent("communication"),
+    )
+
+
+# Relative to the latest register: what rounding may make of equal times.
+_ROUNDING = 1e-13
+_SPENT = ("compute", "copy", "communication", "optimizer")
+
+
+class Streams:
+    """When each stream is free and each mark was set, and how much was spent on what."""
+
+    def __init__(self, program: Program, rows: int, contention: Floats | float = 0.0) -> None:
+        self.contention = contention
+        names = ["compute", *_registers(program)]
+        self.index = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        self.times = len(self.index)
+        for work in _SPENT:
+            self.index[f"spent on {work}"] = len(self.index)
+        self.at: Floats = np.zeros((len(self.index), rows))
+        self.queued: dict[str, int] = {}
+
+    def free(self, name: str) -> Floats:
+        row: Floats = self.at[self.index[name]]
+        return row
+
+    def spent(self, work: str) -> Floats:
+        return self.free(f"spent on {work}").copy()
+
+    def play(self, program: Program) -> None:
+        for event in program:
+            if isinstance(event, Run):
+                self.run(event)
+            elif isinstance(event, Wait):
+                self.wait(event)
+            elif isinstance(event, Repeat):
+                self._repeat(event)
+            else:
+                assert isinstance(event, (Alloc, Instant, Phase))
+
+    def wait(self, event: Wait) -> None:
+        stream = self.free(event.stream)
+        for name in event.after:
+            if name in self.index:
+                np.maximum(stream, self.free(name), out=stream)
+
+    def run(self, event: Run) -> tuple[Floats, Floats]:
+        """Start and end of an event."""
+        stream = self.free(event.stream)
+        ready = self._ready(event)
+        start = stream if ready is None else np.maximum(stream, ready)
+        seconds = event.seconds
+        if event.beside:
+            seconds = seconds + self.contention * self._overlap(event, start)
+        end = start + seconds
+        if event.only is not None:
+            # Rows that do nothing hand on what they would have waited for.
+            seconds = np.where(event.only, seconds, 0.0)
+            handed_on = stream if ready is None else ready
+            end = np.where(event.only, end, handed_on)
+            np.copyto(stream, end, where=event.only)
+        else:
+            stream[:] = end
+        kind = "communication" if event.work in COMMUNICATION else event.work
+        self.at[self.index[f"spent on {kind}"]] += seconds
+        if event.mark:
+            self.at[self.index[event.mark]] = (
+                end if event.only is None else np.where(event.only, end, self.free(event.mark))
+            )
+        if event.give:
+            self._give(event.give, end)
+        return end - seconds, end
+
+    def _ready(self, event: Run) -> Floats | None:
+        """When all that an event waits for is done; None if it waits for nothing."""
+        ready: Floats | None = None
+        for name in event.after:
+            if name in self.index:
+                at = self.free(name)
+                ready = at if ready is None else np.maximum(ready, at)
+        if event.take:
+            taken = self._take(event.take)
+            ready = taken if ready is None else np.maximum(ready, taken)
+        return ready
+
+    def _overlap(self, event: Run, start: Floats) -> Floats:
+        """Seconds of an event during which one of the streams beside it is busy."""
+        busy = np.zeros_like(start)
+        for name in event.beside:
+            if name in self.index:
+                np.maximum(busy, self.free(name), out=busy)
+        return np.clip(np.minimum(busy - start, event.seconds), 0.0, None)
+
+    def _give(self, queue: str, end: Floats) -> None:
+        number = self.queued.get(queue, 0)
+        self.at[self.index[f"{queue} {number}"]] = end
+        self.queued[queue] = number + 1
+
+    def _take(self, queue: str) -> Floats:
+        number = self.queued[queue] = self.queued[queue] - 1
+        first = self.index[f"{queue} 0"]
+        taken: Floats = self.at[first].copy()
+        # Those behind move up: places are next to each other.
+        self.at[first : first + number] = self.at[first + 1 : first + 1 + number]
+        return taken
+
+    def _repeat(self, event: Repeat) -> None:
+        left = event.times.copy()
+        changed: Floats | None = None
+        queued = dict(self.queued)
+        while left.any():
+            playing = left > 0
+            before = self.at.copy()
+            self.play(event.body)
+            assert self.queued == queued, "a repeated body must leave its queues as it found them"
+            if not playing.all():
+                np.copyto(self.at, before, where=~playing)
+            last, changed = changed, self.at - before
+            left = left - playing
+            settled = (left > 0) & self._settled(before, changed, last)
+            if settled.any():
+                self.at += changed * np.where(settled, left, 0)
+                left = np.where(settled, 0, left)
+
+    def _settled(self, before: Floats, changed: Floats, last: Floats | None) -> Bools:
+        """Rows in which every further repetition will do what this one did.
+
+        All registers moved alike; or one stood still, behind when the repetition began, so that it
+        had no part in it; or one for which nobody waits is ahead of all and runs away from them,
+        as it did before.
+        """
+        now = self.at[: self.times]
+        moved, changed = changed[0], changed[: self.times]
+        near = _ROUNDING * now.max(axis=0)
+        alike = np.abs(changed - moved) <= near
+        alike |= (changed == 0) & (now <= before[0])
+        if last is not None and not alike.all():
+            steady = (np.abs(changed - last[: self.times]) <= near).all(axis=0)
+            ahead = (changed > moved) & (now >= now.max(axis=0) - near)
+            alike |= steady & ahead
+        settled: Bools = alike.all(axis=0)
+        return settled
+
+
+def _registers(program: Program) -> Iterator[str]:
+    """Names of all streams and marks, and of the places in queues."""
+    deepest: dict[str, int] = {}
+    queued: dict[str, int] = {}
+
+    def walk(events: Program) -> Iterator[str]:
+        for event in events:
+            if isinstance(event, Repeat):
+                yield from walk(event.body)
+            elif isinstance(event, Run):
+                if event.take:
+                    queued[event.take] = queued.get(event.take, 0) - 1
+                if event.give:
+                    queued[event.give] = queued.get(event.give, 0) + 1
+                    deepest[event.give] = max(deepest.get(event.give, 0), queued[event.give])
+                yield event.stream
+                if event.mark:
+                    yield event.mark
+
+    yield from walk(program)
+    for queue, depth in deepest.items():
+        yield from (f"{queue} {number}" for number in range(depth))

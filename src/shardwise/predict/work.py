@@ -26,10 +26,9 @@ class Work(NamedTuple):
 
 
 def predict_work(units: ModelUnits, c: Configurations) -> Work:
-    """A backward costs twice its forward; recomputation adds what its policy runs again."""
-    devices = c.shard * c.replicate
-    tokens = c.micro_batch * c.accumulate * devices * float(units.seq_len)
-    forward = units.forward_flops()
+    """Forward and backward; recomputation adds what its policy runs again."""
+    tokens = c.micro_batch * c.accumulate * c.data_parallel * float(units.seq_len)
+    once = units.forward_flops() + units.backward_flops()
     blocks = units.single_blocks
     full = np.asarray([b.stage.recomputed_flops("full") for b in blocks])
     selective = np.asarray([b.stage.recomputed_flops("selective") for b in blocks])
@@ -37,8 +36,8 @@ def predict_work(units: ModelUnits, c: Configurations) -> Work:
     again = np.where(recomputed, full, np.where(c.selective[:, None], selective, 0.0)).sum(axis=1)
     return Work(
         tokens=tokens,
-        model_flops=3.0 * forward * tokens,
-        hardware_flops=(3.0 * forward + again) * tokens,
+        model_flops=once * tokens,
+        hardware_flops=(once + again) * tokens,
     )
 
 

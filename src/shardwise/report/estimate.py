@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.predict.time import is_fitted
+from shardwise.predict.rates import is_fitted
 from shardwise.report.memory_words import profile_memory_words, shortfall_words, show_memory
 from shardwise.report.screen import COLOURS, bar, option, plain_table, screen
 from shardwise.report.strategy import run_words

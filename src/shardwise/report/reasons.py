@@ -86,7 +86,8 @@ def speed_words(throughput: float) -> str:
 
 def group_words(layout: Layout) -> str:
     """A layout in a sentence: "ZeRO-3 in groups of 8"."""
-    groups = f" in groups of {layout.shard}" if layout.shard > 1 and layout.replicate > 1 else ""
+    replicate, shard = layout.mesh
+    groups = f" in groups of {shard}" if shard > 1 and replicate > 1 else ""
     return KIND_NAMES[layout.kind] + groups
 
 

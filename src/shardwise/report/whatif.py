@@ -14,7 +14,7 @@ from shardwise.planning.money import Budget
 from shardwise.planning.problem import Problem
 from shardwise.planning.vary import needs_network
 from shardwise.planning.whatif import Point
-from shardwise.predict.time import error_interval
+from shardwise.predict.rates import error_interval
 from shardwise.report.money import (
     added_cost_cells,
     added_cost_columns,

@@ -33,7 +33,7 @@ class Job(Record):
         """`strategy` with accumulation set so that a step comes closest to the global batch."""
         if self.global_batch is None:
             return strategy
-        per_micro_batch = self.seq_len * strategy.micro_batch * strategy.devices
+        per_micro_batch = self.seq_len * strategy.micro_batch * strategy.data_parallel
         accumulate = int(self.global_batch / per_micro_batch + 0.5)
         if accumulate < 1 and strategy.micro_batch == 1:
             most = self.global_batch // self.seq_len
@@ -52,4 +52,4 @@ class Job(Record):
         return strategy.but(accumulate=accumulate)
 
     def tokens_per_step(self, strategy: Strategy) -> int:
-        return self.seq_len * strategy.micro_batch * strategy.accumulate * strategy.devices
+        return self.seq_len * strategy.micro_batch * strategy.accumulate * strategy.data_parallel

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StrictBool, field_validator, model_validator
 
 from shardwise.spec.dtype import DType
+from shardwise.spec.mesh import Mesh
 from shardwise.spec.record import Record, SpecError, did_you_mean
 
 Kind = Literal["single", "ddp", "zero1", "zero2", "zero3"]
@@ -141,11 +142,20 @@ class Strategy(Record):
 
     @property
     def hybrid(self) -> bool:
-        return self.sharded and (self.shard or 1) > 1 and (self.replicate or 1) > 1
+        return self.sharded and self.mesh.shard > 1 and self.mesh.replicate > 1
+
+    @property
+    def mesh(self) -> Mesh:
+        """The degree along each axis; 1 where it is not decided."""
+        return Mesh(replicate=self.replicate or 1, shard=self.shard or 1)
 
     @property
     def devices(self) -> int:
-        return (self.shard or 1) * (self.replicate or 1)
+        return self.mesh.devices
+
+    @property
+    def data_parallel(self) -> int:
+        return self.mesh.data_parallel
 
     def unplaced(self) -> Strategy:
         """The same strategy for any number of devices: groups keep their size, the rest follows."""

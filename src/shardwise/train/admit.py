@@ -19,7 +19,7 @@ def admit(run: RunSpec, processes: int, per_node: int) -> None:
 def check_batch(run: RunSpec) -> None:
     """Raise SpecError unless the global batch divides into micro-batches exactly."""
     wanted = run.job.global_batch
-    unit = run.job.seq_len * run.strategy.micro_batch * run.strategy.devices
+    unit = run.job.seq_len * run.strategy.micro_batch * run.strategy.data_parallel
     if wanted is not None and wanted % unit:
         near = max(1, round(wanted / unit)) * unit
         raise SpecError(

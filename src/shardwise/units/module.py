@@ -223,12 +223,17 @@ def _units(
     seq_len: int,
     name: str,
 ) -> ModelUnits:
-    shapes = {n: tuple(p.shape) for n, p in module.named_parameters(remove_duplicate=False)}
+    named = dict(module.named_parameters(remove_duplicate=False))
     used_late = recorder.used_after_blocks(module)
 
     def parameters(unit: str, shorten: Callable[[str], str]) -> tuple[Parameter, ...]:
         return tuple(
-            Parameter(name=shorten(n), shape=shapes[n], after_blocks=n in used_late)
+            Parameter(
+                name=shorten(n),
+                shape=tuple(named[n].shape),
+                after_blocks=n in used_late,
+                trainable=named[n].requires_grad,
+            )
             for n, holder in owner.items()
             if holder == unit
         )
@@ -240,13 +245,14 @@ def _units(
     for block in blocks:
         stage = recorder.stage(block, tokens)
         own = parameters(block, lambda n, block=block: n.removeprefix(f"{block}."))  # type: ignore[misc]
-        keys.append((own, stage.matmul_flops, stage.attention_flops, stage.kernels))
+        flops = (stage.matmul_flops, stage.backward_matmul_flops, stage.attention_flops)
+        keys.append((own, flops, stage.kernels))
         kinds[keys[-1]] = Unit(name="block", parameters=own, stage=stage)
     sequence = [kinds[key] for key in keys]
     root = Unit(
         name="root", parameters=parameters(ROOT, lambda n: n), stage=recorder.stage(ROOT, tokens)
     )
-    before = [p for p in root.parameters if not p.after_blocks]
+    before = [p for p in root.trained if not p.after_blocks]
     return ModelUnits(
         name=name,
         seq_len=seq_len,

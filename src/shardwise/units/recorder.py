@@ -43,6 +43,8 @@ class _Record:
 
     matmul_flops: float = 0.0
     attention_flops: float = 0.0
+    # Of the backward's matmuls: frozen weights need no gradient, nor do inputs below all others.
+    gradient_flops: float = 0.0
     kernels: int = 0
     # Element-wise operations in the order they ran.
     elementwise: list[_Elementwise] = field(default_factory=list)
@@ -204,8 +206,8 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         tensors = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-        flops = 0.0 if self.in_backward else _flops(func, args, kwargs, out)
-        if flops and self.order and self.unit == ROOT:
+        flops = _flops(func, args, kwargs, out)
+        if flops and self.order and self.unit == ROOT and not self.in_backward:
             # The last matmul outside the blocks computes the logits.
             self._logit_shape = (out.shape[-1], out.numel())
         if func is torch.ops.aten._to_copy.default and _key(args[0]) in self._fixed:
@@ -215,6 +217,8 @@ class Recorder(TorchDispatchMode):
         for tensor in tensors:
             self._track(tensor)
         if self.in_backward:
+            if _ATTENTION not in func.__name__:
+                self._of(self.unit).gradient_flops += flops
             self._record_moment()
         elif not _is_view(func, (args, kwargs), tensors):
             self._count(func, flops, (args, kwargs), tensors)
@@ -359,6 +363,7 @@ class Recorder(TorchDispatchMode):
             attention_flops=record.attention_flops / tokens,
             elementwise_bytes=moved / tokens,
             kernels=record.kernels + kernels,
+            gradient_flops=record.gradient_flops / tokens,
             kept={
                 "none": Kept(
                     activation_bytes=record.saved_bytes / tokens,
@@ -452,8 +457,10 @@ def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
         shapes = (query.shape, _expanded(key, query), _expanded(value, query))
         return float(sdpa_flop_count(*shapes))  # type: ignore[no-untyped-call]
     if func._overloadpacket is aten._grouped_mm:
-        # Every row is multiplied with the matrix of one expert.
-        return 2.0 * float(out.numel()) * float(args[0].shape[-1])
+        # Every row is multiplied with the matrix of one expert; in the backward every row adds to
+        # the gradient of one expert's matrix.
+        made = out if args[1].ndim == 3 else out[0]
+        return 2.0 * float(made.numel()) * float(args[0].shape[-1])
     count = flop_registry.get(func._overloadpacket)
     return float(count(*args, **kwargs, out_val=out)) if count is not None else 0.0
 

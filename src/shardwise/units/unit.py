@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 Policy = Literal["none", "selective", "full"]
@@ -23,14 +24,18 @@ class Parameter(NamedTuple):
     shape: tuple[int, ...]
     # In the root unit: used after the blocks (final norm, head), not before them (embeddings).
     after_blocks: bool = False
+    # Frozen parameters are gathered like others, but have neither gradients nor optimizer states.
+    trainable: bool = True
+    # The dimension that is divided among devices.
+    dim: int = 0
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
 
     def padded_numel(self, shard: int) -> int:
-        """Elements after FSDP2 pads dimension 0 so that `shard` ranks hold equal pieces."""
-        rows = self.shape[0] if self.shape else 1
+        """Elements after FSDP2 pads the sharded dimension so that ranks hold equal pieces."""
+        rows = self.shape[self.dim] if self.shape else 1
         return -(-rows // shard) * shard * (self.numel // max(1, rows))
 
 
@@ -66,6 +71,8 @@ class Stage:
     attention_flops: float = 0.0
     elementwise_bytes: float = 0.0
     kernels: int = 0
+    # Of the backward's matmuls; unset, those of inputs and of weights: twice the forward's.
+    gradient_flops: float | None = None
     kept: Mapping[Policy, Kept] = field(
         default_factory=lambda: {policy: Kept(activation_bytes=0.0) for policy in POLICIES}
     )
@@ -77,6 +84,14 @@ class Stage:
     @property
     def forward_flops(self) -> float:
         return self.matmul_flops + self.attention_flops
+
+    @property
+    def backward_matmul_flops(self) -> float:
+        return 2.0 * self.matmul_flops if self.gradient_flops is None else self.gradient_flops
+
+    @property
+    def backward_flops(self) -> float:
+        return self.backward_matmul_flops + 2.0 * self.attention_flops
 
     def recomputed_flops(self, policy: Policy) -> float:
         kept = self.kept[policy]
@@ -101,12 +116,24 @@ class Unit:
         """The blocks in it: its members, or itself."""
         return self.members or (self,)
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return sum(parameter.numel for parameter in self.parameters)
 
+    @cached_property
+    def trained(self) -> tuple[Parameter, ...]:
+        """The parameters that are not frozen."""
+        return tuple(parameter for parameter in self.parameters if parameter.trainable)
+
+    @cached_property
+    def trained_numel(self) -> int:
+        return sum(parameter.numel for parameter in self.trained)
+
     def padded_numel(self, shard: int) -> int:
         return sum(parameter.padded_numel(shard) for parameter in self.parameters)
+
+    def padded_trained(self, shard: int) -> int:
+        return sum(parameter.padded_numel(shard) for parameter in self.trained)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,6 +159,10 @@ class ModelUnits:
         return self.root.numel + sum(block.numel for block in self.blocks)
 
     @property
+    def trained_numel(self) -> int:
+        return sum(unit.trained_numel for unit in self.units)
+
+    @property
     def units(self) -> tuple[Unit, ...]:
         return (*self.blocks, self.root)
 
@@ -143,6 +174,10 @@ class ModelUnits:
     def forward_flops(self) -> float:
         """Forward FLOPs per token of the whole model."""
         return sum(unit.stage.forward_flops for unit in self.units)
+
+    def backward_flops(self) -> float:
+        """Backward FLOPs per token: twice the forward's if everything is trained."""
+        return sum(unit.stage.backward_flops for unit in self.units)
 
     def in_order(self) -> tuple[Parameter, ...]:
         """Every parameter, in the order in which the forward uses them."""
@@ -176,6 +211,7 @@ def _joined(members: tuple[Unit, ...]) -> Unit:
         attention_flops=sum(s.attention_flops for s in stages),
         elementwise_bytes=sum(s.elementwise_bytes for s in stages),
         kernels=sum(s.kernels for s in stages),
+        gradient_flops=sum(s.backward_matmul_flops for s in stages),
         kept={policy: _sum_kept([s.kept[policy] for s in stages]) for policy in POLICIES},
     )
     parameters = tuple(

@@ -203,7 +203,7 @@ def _strategy(strategy: Strategy) -> tuple[str, tuple[str, ...]]:
         return '"auto"', ()
     home = "lightning.pytorch.strategies:"
     if strategy.sharded:
-        sizes = f"data_parallel_size={strategy.devices}, tensor_parallel_size=1"
+        sizes = f"data_parallel_size={strategy.data_parallel}, tensor_parallel_size=1"
         return f"ModelParallelStrategy({sizes})", (f"{home}ModelParallelStrategy",)
     bucket = "" if strategy.ddp_bucket_mib is None else ", bucket_cap_mb=BUCKET_MIB"
     return f"DDPStrategy(gradient_as_bucket_view=True{bucket})", (f"{home}DDPStrategy",)

@@ -1,0 +1,382 @@
+"""The events of `fully_shard`, as torch 2.13 issues them.
+
+- Forward gathers a unit into a flat buffer, copies it out, and drops the buffer only when the next
+  unit has been copied out. The next unit's gather is issued when this one has been copied out
+  (earlier with forward_prefetch). The root comes first and is kept until the end of the backward.
+- Backward gathers the next unit while it works on this one; a finished unit's gradients are copied
+  into a reduce-scatter input, of which one is in flight. Gathers and reduce-scatters share one
+  communicator and run in the order they were issued.
+- Hybrid sharding all-reduces what was scattered on a stream beside the rest.
+- The root's gradients (head first, embedding last) are reduced when everything else is done.
+- With Gloo, hooks wait for every collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from shardwise.predict.configurations import Bools, Floats
+from shardwise.predict.program.blocks import Group, identity, neighbour
+from shardwise.predict.program.events import ROOT, Alloc, Event, Instant, Message
+from shardwise.predict.program.placement import Placement, only
+from shardwise.predict.program.prices import NoPrices
+from shardwise.predict.program.sizes import MicroBatch, Sizes, largest_gradient
+from shardwise.units.unit import Unit
+
+
+class Fsdp(Placement):
+    """Parameters sharded over `shard` devices. Rows agree on what decides the order of events:
+    prefetch, whether an integer reshard is set, and whether there is anything to shard over.
+    """
+
+    def __init__(self, sizes: Sizes, prices: NoPrices, scatter_stream: str = "shard") -> None:
+        super().__init__(sizes, prices)
+        c = self.c
+        self.prefetch, self.forward_prefetch = int(c.prefetch[0]), int(c.forward_prefetch[0])
+        self.scatter_stream = scatter_stream
+        if scatter_stream != "shard":
+            self.beside = ("shard", scatter_stream, "replicate")
+        # Nothing to gather or scatter on one device, unless shards come from the host.
+        self.alone = bool(c.shard[0] == 1)
+        self.moves: Bools = c.offload if self.alone else self.every
+        self.integer = bool(c.reshard_group[0] > 0)
+        # Gradients stay whole from micro-batch to micro-batch, in the reduce dtype.
+        self.sums_whole = (c.accumulate > 1) & ~c.shard_sync_every
+        # Of an element of a sharded gradient between two micro-batches.
+        every = c.replicate_sync_every | (c.replicate == 1)
+        self.between_bytes = np.where(every, c.master_bytes, c.reduce_bytes)
+
+    # ---- which rows do what in a micro-batch ------------------------------------------------
+
+    def gathers(self, m: MicroBatch) -> Bools:
+        """Whether the forward gathers; otherwise the micro-batch before left all gathered."""
+        return self.every if m.first else self.c.reshard_backward
+
+    def scatters(self, m: MicroBatch) -> Bools:
+        return self.every if m.final else self.c.shard_sync_every
+
+    def reduces(self, m: MicroBatch) -> Bools:
+        across = self.c.replicate > 1
+        return across if m.final else across & self.c.replicate_sync_every
+
+    def reshards(self, m: MicroBatch) -> Bools:
+        """Whether a unit is resharded when its backward is over."""
+        return self.every if m.final else self.c.reshard_backward
+
+    def forward_neighbours(self, index: int) -> tuple[int, ...]:
+        """Units that end a queue are never joined: each leaves one gather fewer in it."""
+        ahead = neighbour(self.units, index + 1 + self.forward_prefetch)
+        key = identity(neighbour(self.units, index - 1), ahead)
+        return key if ahead else (*key, index)
+
+    def backward_neighbours(self, index: int) -> tuple[int, ...]:
+        reach = max(1, self.prefetch)
+        ahead = [neighbour(self.units, index - step) for step in range(1, reach + 1)]
+        key = identity(self._scattered_before(index), *ahead)
+        ends = (self.has_backward(index), index == self._first_trained)
+        return (*key, *ends) if ahead[-1] else (*key, *ends, index)
+
+    def has_backward(self, index: int) -> bool:
+        """Whether gradients are needed in a unit: it, or what comes before it, is trained."""
+        return index >= self._first_trained
+
+    @cached_property
+    def _first_trained(self) -> int:
+        if any(not parameter.after_blocks for parameter in self.units.root.trained):
+            return 0
+        blocks = self.units.blocks
+        return next((i for i, unit in enumerate(blocks) if unit.trained), len(blocks))
+
+    def _scattered_before(self, index: int) -> Unit | None:
+        """The unit whose reduce-scatter comes before that of `index`, if there is one."""
+        return next((unit for unit in self.units.blocks[index + 1 :] if unit.trained), None)
+
+    # ---- bytes --------------------------------------------------------------------------------
+
+    def gathered(self, unit: Unit) -> Floats:
+        return self.s.elements(unit) * self.c.param_bytes
+
+    def buffer(self, unit: Unit | None) -> Floats:
+        """The flat buffer a unit is gathered into."""
+        return np.zeros(self.rows) if unit is None or self.alone else self.gathered(unit)
+
+    def smaller_shard(self, unit: Unit) -> Floats:
+        """An integer reshard keeps a larger shard of each unit between forward and backward."""
+        return self.gathered(unit) / self.c.reshard_group
+
+    # ---- forward ------------------------------------------------------------------------------
+
+    def begin(self, m: MicroBatch) -> Iterator[Event]:
+        gathers = self.gathers(m)
+        yield from self._gather(self.units.root, ROOT, gathers)
+        yield from self._copy_out(self.units.root, ROOT, gathers)
+        yield Alloc("unsharded_parameters", self.gathered(self.units.root) * gathers)
+        if not self.p.waits:
+            for index in range(min(1 + self.forward_prefetch, len(self.units.blocks))):
+                yield from self._gather(self.units.blocks[index], index, gathers)
+
+    def block_forward(self, m: MicroBatch, group: Group) -> Iterator[Event]:
+        unit, index, c = group.unit, group.place, self.c
+        gathers, reshards = self.gathers(m), c.reshard_forward
+        if self.p.waits:
+            yield from self._gather(unit, index, gathers)
+        yield from self._copy_out(unit, index, gathers)
+        ahead = neighbour(self.units, index + 1 + self.forward_prefetch)
+        if ahead is not None and not self.p.waits:
+            yield from self._gather(ahead, index + 1 + self.forward_prefetch, gathers)
+        yield Alloc("unsharded_parameters", (self.gathered(unit) + self.buffer(unit)) * gathers)
+        # Copied out while the buffer of the unit before is still there.
+        yield Instant((Alloc("activations", self.s.boundary),))
+        before = self.buffer(neighbour(self.units, index - 1))
+        yield Alloc("unsharded_parameters", -before * gathers)
+        yield from self.forward_of_blocks(group)
+        left = self.smaller_shard(unit) if self.integer else 0.0
+        yield Alloc("unsharded_parameters", (left - self.gathered(unit)) * reshards)
+
+    def head_begins(self, m: MicroBatch) -> Iterator[Event]:
+        yield from ()
+
+    def model_returned(self, m: MicroBatch) -> Iterator[Event]:
+        last = self.buffer(neighbour(self.units, len(self.units.blocks) - 1))
+        yield Alloc("unsharded_parameters", -last * self.gathers(m))
+
+    def _gather(self, unit: Unit, index: int, rows: Bools) -> Iterator[Event]:
+        seconds = self.p.gather(unit)
+        yield from self._all_gather(unit, index, seconds, "shard", rows)
+
+    def _all_gather(
+        self,
+        unit: Unit,
+        index: int,
+        seconds: Floats,
+        axis: str,
+        rows: Bools,
+        queue: str = "gathered",
+    ) -> Iterator[Event]:
+        rows = rows & self.moves
+        if not rows.any() or not unit.parameters:
+            return
+        message = None if self.alone else Message(axis, self.gathered(unit).astype(np.int64))
+        yield from self.collective(
+            "shard", "all-gather", index, seconds, message,
+            after=("compute",), give=queue, only=only(rows),
+        )  # fmt: skip
+
+    def _copy_out(self, unit: Unit, index: int, rows: Bools) -> Iterator[Event]:
+        if not (rows & self.moves).any() or not unit.parameters:
+            return
+        seconds = np.zeros(self.rows) if self.alone else self.p.copy_out(unit)
+        yield self.copy("copy out", index, seconds, take="gathered", only=only(rows & self.moves))
+
+    # ---- backward -----------------------------------------------------------------------------
+
+    def backward_begins(self, m: MicroBatch) -> Iterator[Event]:
+        last = len(self.units.blocks) - 1
+        for step in range(min(self.prefetch, len(self.units.blocks))):
+            yield from self._gather_again(last - step)
+
+    def _gather_again(self, index: int) -> Iterator[Event]:
+        unit = self.units.blocks[index]
+        axis = "reshard" if self.integer else "shard"
+        seconds = self.p.gather_again(unit)
+        # A unit that is gathered ahead and then has no backward is gathered for nothing.
+        queue = "gathered" if self.has_backward(index) else ""
+        yield from self._all_gather(unit, index, seconds, axis, self.c.reshard_forward, queue)
+
+    def head_gradients(self, m: MicroBatch, made: float) -> tuple[Alloc, ...]:
+        return (Alloc("unsharded_gradients", self._new_gradients(m, self.units.root, made)),)
+
+    def head_done(self, m: MicroBatch) -> Iterator[Event]:
+        yield Alloc("unsharded_gradients", self._head_gradients(m))
+        if self._first_trained == len(self.units.blocks):
+            yield Alloc("unsharded_parameters", self._gathered_for_nothing())
+
+    def block_backward(self, m: MicroBatch, group: Group) -> Iterator[Event]:
+        unit, index, regathers = group.unit, group.place, self.c.reshard_forward
+        if not self.has_backward(index):
+            yield from self._left_alone(m, group)
+            return
+        boundary = Alloc("activations", self.s.boundary)
+        if self.prefetch == 0:
+            yield from self._gather_again(index)
+        yield from self._copy_out(unit, index, regathers)
+        if 0 < self.prefetch <= index:
+            yield from self._gather_again(index - self.prefetch)
+
+        # Copied out of the flat buffer it was gathered into. After an integer reshard it was
+        # gathered from the unit's own larger shard, which is dropped when all is copied out.
+        shard = self.smaller_shard(unit) if self.integer else np.zeros(self.rows)
+        yield Alloc("unsharded_parameters", self.gathered(unit) * regathers - shard)
+        copying = Alloc("unsharded_parameters", self.buffer(unit) * regathers + shard)
+        yield Instant((copying, boundary))
+        ahead = self._buffers_ahead(index)
+        yield Alloc("unsharded_parameters", ahead)
+        if index == self._first_trained:
+            yield Alloc("unsharded_parameters", self._gathered_for_nothing())
+        yield from self._backward_of_blocks(m, group)
+        resharded = self.gathered(unit) * self.reshards(m)
+        yield Alloc("unsharded_parameters", -resharded)
+        yield from self._reduction(m, unit, index, self._scattered_before(index), boundary)
+        yield Alloc("unsharded_parameters", -ahead)
+
+    def _left_alone(self, m: MicroBatch, group: Group) -> Iterator[Event]:
+        """A unit without a backward is resharded with the root, if it was not before."""
+        for number, block in enumerate(group.unit.blocks):
+            yield Alloc("activations", -self.s.kept(block.stage, group.recomputed > number))
+        whole = self.gathered(group.unit) * ~self.c.reshard_forward * self.reshards(m)
+        kept = self.smaller_shard(group.unit) if self.integer else whole
+        yield Alloc("unsharded_parameters", -kept)
+        yield Instant()
+
+    def _buffers_ahead(self, index: int) -> Floats:
+        """Flat buffers of the units gathered ahead of `index`, which are those before it."""
+        first = max(index - self.prefetch, self._first_trained)
+        return self._buffers(self.units.blocks[first:index])
+
+    def _gathered_for_nothing(self) -> Floats:
+        """Those without a backward keep theirs to the end."""
+        first = self._first_trained
+        return self._buffers(self.units.blocks[max(0, first - self.prefetch) : first])
+
+    def _buffers(self, units: Sequence[Unit]) -> Floats:
+        total = np.zeros(self.rows)
+        for unit in units:
+            total = total + self.gathered(unit) * self.c.reshard_forward
+        return total
+
+    def _backward_of_blocks(self, m: MicroBatch, group: Group) -> Iterator[Event]:
+        made_before = 0.0
+        for number in reversed(range(len(group.unit.blocks))):
+            block, again = group.unit.blocks[number], group.recomputed > number
+            stage = block.stage
+            yield Alloc("activations", -self.s.kept(stage, again))
+            unread = self.s.unread(stage, again)
+            for moment in stage.backward:
+                made = moment.gradient_elements + made_before
+                working = moment.activation_bytes * self.s.tokens + unread
+                fresh = self._new_gradients(m, group.unit, made)
+                yield Instant((Alloc("activations", working), Alloc("unsharded_gradients", fresh)))
+            made_before += float(block.trained_numel)
+        seconds = self.p.backward(group.unit, group.recomputed)
+        yield self.compute("backward", group.place, seconds, self.beside)
+
+    def last_backward(self, m: MicroBatch) -> Iterator[Event]:
+        root, c = self.units.root, self.c
+        # A tied table receives the embedding's gradient beside the head's, and autograd adds the
+        # two into a third.
+        embedding = (self.units.embedding_gradient_elements + self.s.tied) * c.param_bytes
+        boundary = Alloc("activations", self.s.boundary)
+        yield Instant((Alloc("unsharded_gradients", embedding), boundary))
+        yield Alloc("unsharded_gradients", -self._head_gradients(m))
+        yield Alloc("unsharded_parameters", -self.gathered(root) * self.reshards(m))
+        before = self._scattered_before(ROOT)
+        yield from self._reduction(m, root, ROOT, before)
+        last = root if root.trained else before
+        if last is not None:
+            yield Alloc("reduce_buffers", -self._scatter_input(m, last))
+        yield Alloc("reduce_buffers", -self._all_reduce_input(m, self.s.all_trained))
+        yield Alloc("unsharded_parameters", -self._gathered_for_nothing())
+
+    # ---- gradients ----------------------------------------------------------------------------
+
+    def _reduction(
+        self, m: MicroBatch, unit: Unit, index: int, before: Unit | None, *alive: Alloc
+    ) -> Iterator[Event]:
+        """A unit's gradients are copied into the reduce-scatter input, dropped, and scattered.
+
+        Its parameters are resharded first. While the collective runs, the engine still refers to
+        the gradient of the unit's last parameter. `before` is the unit scattered before this one:
+        its input must have come back.
+        """
+        if not unit.trained:
+            return
+        c, scatters = self.c, self.scatters(m)
+        size = self.s.trained(unit)
+        given = self._scatter_input(m, unit)
+        kept = self._accumulated(m, unit)
+        own = size * c.param_bytes * (~self.sums_whole | m.first)
+        copying = np.where(scatters, own, kept + largest_gradient(unit) * c.param_bytes)
+        yield Alloc("reduce_buffers", given - (self._scatter_input(m, before) if before else 0.0))
+        yield Instant((Alloc("unsharded_gradients", copying), *alive))
+        yield Alloc("gradients", self._gradient_change(m, unit))
+        yield Alloc("unsharded_gradients", kept)
+        yield Alloc("reduce_buffers", self._all_reduce_input(m, size))
+        # Added to what earlier micro-batches left, a new shard exists beside the old one.
+        added = scatters & c.shard_sync_every & (not m.first)
+        beside = size / c.shard * c.reduce_bytes * added
+        held = float(unit.trained[-1].numel) * c.param_bytes * scatters
+        held_on = Alloc("unsharded_gradients", held)
+        yield Instant((held_on, Alloc("reduce_buffers", beside), *alive))
+        yield from self._collectives(m, unit, index)
+
+    def _collectives(self, m: MicroBatch, unit: Unit, index: int) -> Iterator[Event]:
+        scatters = self.scatters(m) & self.moves
+        if scatters.any():
+            copied = np.zeros(self.rows) if self.alone else self.p.copy_in(unit)
+            how = {"only": only(scatters)}
+            yield self.copy("copy in", index, copied, after=("scattered",), **how)
+            size = (self.s.trained(unit) * self.c.reduce_bytes).astype(np.int64)
+            message = None if self.alone else Message("shard", size)
+            yield from self.collective(
+                self.scatter_stream, "reduce-scatter", index, self.p.scatter(unit), message,
+                after=("compute",), mark="scattered", **how,
+            )  # fmt: skip
+        reduces = self.reduces(m)
+        if reduces.any():
+            shard = self.s.trained(unit) // self.c.shard * self.c.reduce_bytes
+            yield from self.collective(
+                "replicate", "all-reduce", index, self.p.all_reduce(unit),
+                Message("replicate", shard.astype(np.int64)),
+                after=("compute", "scattered"), only=only(reduces),
+            )  # fmt: skip
+
+    def _scatter_input(self, m: MicroBatch, unit: Unit) -> Floats:
+        return self.s.trained(unit) * self.c.reduce_bytes * self.scatters(m)
+
+    def _accumulated(self, m: MicroBatch, unit: Unit) -> Floats:
+        """How much more of whole gradients is kept across micro-batches after this unit's turn."""
+        change = (not m.final) - (not m.first)
+        return self.s.trained(unit) * self.c.reduce_bytes * self.sums_whole * change
+
+    def _gradient_change(self, m: MicroBatch, unit: Unit) -> Floats:
+        """How much more of sharded gradients there is after this unit's reduction."""
+        c = self.c
+        finished = c.master_bytes if m.final else self.between_bytes
+        added = finished if m.first else finished - self.between_bytes
+        only_last = c.master_bytes if m.final else np.zeros(self.rows)
+        itemsize = np.where(c.shard_sync_every, added, only_last)
+        return self.s.trained(unit) / c.shard * itemsize * ~c.offload
+
+    def _all_reduce_input(self, m: MicroBatch, elements: Floats) -> Floats:
+        """Hybrid sharding keeps what it all-reduces until the backward ends.
+
+        Mostly the gradients are that very memory; not if their dtype is another, or if they are
+        added to those of an earlier micro-batch.
+        """
+        c = self.c
+        added = c.replicate_sync_every & (not m.first)
+        apart = self.reduces(m) & ((c.reduce_bytes != c.master_bytes) | added)
+        return np.where(apart, elements / c.shard * c.reduce_bytes, 0.0)
+
+    def _added_in_place(self, m: MicroBatch) -> Bools:
+        """Whether a new gradient is added to one that is there, instead of taking its place."""
+        same: Bools = self.c.param_bytes == self.c.reduce_bytes
+        return same & self.sums_whole & (not m.first)
+
+    def _new_gradients(self, m: MicroBatch, unit: Unit, made: float) -> Floats:
+        """Bytes of the gradients autograd has made of `unit` and not handed on."""
+        elsewhere = np.minimum(made, self.s.trained(unit))
+        in_place = min(largest_gradient(unit), made)
+        return np.where(self._added_in_place(m), in_place, elsewhere) * self.c.param_bytes
+
+    def _head_gradients(self, m: MicroBatch) -> Floats:
+        """The root's first gradients, whole until everything else is reduced.
+
+        Gradients that are added in place need no memory of their own, unless the table is tied:
+        then autograd holds the head's gradient until it has the embedding's.
+        """
+        elements = np.where(self._added_in_place(m), self.s.tied, self.s.head_elements)
+        return elements * self.c.param_bytes

@@ -1,0 +1,127 @@
+"""Elements and bytes of the rows that share a program."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwise.predict.configurations import Bools, Configurations, Floats, Ints
+from shardwise.spec.strategy import blocks_of_share
+from shardwise.units.unit import ModelUnits, Stage, Unit
+
+# Token ids and labels, 8 bytes each.
+BATCH_BYTES_PER_TOKEN = 16.0
+
+
+class MicroBatch(NamedTuple):
+    """First, middle and last micro-batch of a step differ in what they find and what they leave."""
+
+    first: bool
+    # Gradients are reduced and parameters resharded, whatever the settings.
+    final: bool
+
+
+class Sizes:
+    """What sharded and replicated placements have in common."""
+
+    def __init__(self, units: ModelUnits, c: Configurations, states: int) -> None:
+        self.units, self.c, self.states = units, c, states
+        self.tokens: Floats = c.micro_batch * float(units.seq_len)
+        self.recomputed: Ints = blocks_of_share(c.full_recompute, len(units.single_blocks)).astype(
+            np.int64
+        )
+        self._degrees, self._row = np.unique(c.shard, return_inverse=True)
+        self._by_degree: dict[tuple[int, str], Floats] = {}
+
+    def elements(self, unit: Unit) -> Floats:
+        """Elements of a unit, padded as FSDP2 pads for each row's degree."""
+        return self._of(unit, "padded_numel")
+
+    def trained(self, unit: Unit) -> Floats:
+        """Those of them that have gradients."""
+        return self._of(unit, "padded_trained")
+
+    def _of(self, unit: Unit, size: str) -> Floats:
+        """A size of a unit that depends on the degree of sharding, for each row's degree."""
+        key = (id(unit), size)
+        if key not in self._by_degree:
+            sizes = [float(getattr(unit, size)(int(degree))) for degree in self._degrees]
+            self._by_degree[key] = np.asarray(sizes)[self._row]
+        return self._by_degree[key]
+
+    @cached_property
+    def all_trained(self) -> Floats:
+        return self._sum("padded_trained")
+
+    @cached_property
+    def parameter_bytes(self) -> Floats:
+        """All parameters in the master dtype, as a device holds them."""
+        return self._state(self._sum("padded_numel"))
+
+    @cached_property
+    def gradient_bytes(self) -> Floats:
+        """The same of those that are trained: of their gradients, and of each optimizer state."""
+        return self._state(self.all_trained)
+
+    @cached_property
+    def host_bytes(self) -> Floats:
+        """What a host holds of an offloaded model."""
+        return self.parameter_bytes + self.gradient_bytes * (1 + self.states)
+
+    def _sum(self, size: str) -> Floats:
+        total = np.zeros(len(self.c))
+        for unit in self.units.units:
+            total = total + self._of(unit, size)
+        return total
+
+    def _state(self, elements: Floats) -> Floats:
+        state: Floats = elements / self.c.shard * self.c.master_bytes
+        return state
+
+    @cached_property
+    def batch(self) -> Floats:
+        batch: Floats = self.tokens * BATCH_BYTES_PER_TOKEN
+        return batch
+
+    @cached_property
+    def boundary(self) -> Floats:
+        """The gradient that passes between blocks."""
+        boundary: Floats = self.units.boundary_bytes * self.tokens
+        return boundary
+
+    @cached_property
+    def tied(self) -> float:
+        """Elements of the table that embedding and head share; 0 if each has its own."""
+        sizes = [float(p.numel) for p in self.units.root.parameters]
+        return max(sizes, default=0.0) if self.units.tied else 0.0
+
+    @cached_property
+    def head_elements(self) -> float:
+        """Elements of the root whose gradients the head's backward makes."""
+        return max(moment.gradient_elements for moment in self.units.root.stage.backward)
+
+    def kept(self, stage: Stage, recomputes: Bools | bool) -> Floats:
+        """Bytes a block keeps for its backward."""
+        kept = stage.kept
+        other = np.where(
+            self.c.selective, kept["selective"].activation_bytes, kept["none"].activation_bytes
+        )
+        return np.where(recomputes, kept["full"].activation_bytes, other) * self.tokens
+
+    def forward_working(self, stage: Stage, recomputes: Bools | bool) -> Floats:
+        """The most a block's forward holds; a block that recomputes saves nothing meanwhile."""
+        saving, transient = stage.forward_peak, stage.forward_peak_unsaved or stage.forward_peak
+        working = np.where(recomputes, transient.activation_bytes, saving.activation_bytes)
+        return working * self.tokens
+
+    def unread(self, stage: Stage, recomputes: Bools | bool) -> Floats:
+        """What selective recomputation keeps and the backward never reads."""
+        selective = self.c.selective & ~np.asarray(recomputes)
+        return np.where(selective, stage.kept["selective"].unread_bytes, 0.0) * self.tokens
+
+
+def largest_gradient(unit: Unit) -> float:
+    """Elements of a unit's largest gradient."""
+    return float(max((parameter.numel for parameter in unit.trained), default=0))
