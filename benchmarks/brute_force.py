@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.planning.batches import batches
-from shardwise.planning.problem import Problem, Units, peaks, times
+from shardwise.planning.problem import Problem, Units, peaks, steps, times
 from shardwise.planning.rows import Rows
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space, placements
@@ -114,12 +114,14 @@ def brute_force(problem: Problem, space: Space) -> Best:
     sizes = [size for size in sizes if size.micro_batch <= MOST_SEQUENCES]
     accumulates = any(size.accumulate > 1 for size in sizes)
     best, fastest, count = None, 0.0, 0
-    for placement in placements(problem.cluster, problem.base, accumulates, space):
+    split = units.can_split
+    laid_out = placements(problem.cluster, problem.base, accumulates, space, split_root=split)
+    for placement in (one.but(loss=loss) for loss in space.losses for one in laid_out):
         least = placement.but(prefetch=min(space.prefetch)) if placement.sharded else placement
         rows = Rows.product([least], sizes, ("full",))
         if not len(rows.which):
             rows = Rows.product([least], [s for s in sizes if s.accumulate > 1], ("full",))
-        _, needed = peaks(units.of(least), rows.columns, problem)
+        _, needed = peaks(steps(units.of(least), rows.columns, problem), problem)
         fitting = set(rows.columns.micro_batch[needed <= limit].tolist())
         count += len(needed)
         kept = [size for size in sizes if size.micro_batch in fitting]
@@ -129,13 +131,14 @@ def brute_force(problem: Problem, space: Space) -> Best:
             strategies = _settings(placement, space, blocks)
             rows = Rows.product(strategies, kept, space.recompute)
             whole = units.of(strategies[0])
-            _, needed = peaks(whole, rows.columns, problem)
+            _, needed = peaks(steps(whole, rows.columns, problem), problem)
             count += len(needed)
             rows = rows.take(np.flatnonzero(needed <= limit))
             if not len(rows.which):
                 continue
             c = rows.columns
-            found = times(whole, c, problem.cluster, problem.base.param_dtype, problem.states)
+            priced = steps(whole, c, problem)
+            found = times(priced, problem.cluster, problem.base.param_dtype)
             tokens = c.micro_batch * c.accumulate * c.shard * c.replicate * problem.job.seq_len
             speed = tokens / found.step_s
             row = int(speed.argmax())

@@ -174,12 +174,6 @@ def _with_embedding_apart(units: ModelUnits) -> ModelUnits:
 def _predict(row: dict[str, str], stack: Stack) -> Memory:
     devices = int(float(row["gpus_total"]))
     changes: dict[str, Any] = {}
-    if row["master_dtype"]:
-        changes["master_dtype"] = row["master_dtype"]
-    if row["activation_ckpt"] == "selective" and row["hfu_pct"] and row["mfu_pct"]:
-        # The share of recomputed blocks follows from the FLOPs: a full recompute adds a third.
-        again = 3.0 * (float(row["hfu_pct"]) / float(row["mfu_pct"]) - 1.0)
-        changes["recompute"] = min(1.0, max(0.0, again))
     if stack.always_sums:
         changes["accumulate"] = max(2, int(float(row["grad_accum"] or 1)))
     strategy = strategy_of(row, devices, min(devices, 8), **changes)

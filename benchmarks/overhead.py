@@ -159,7 +159,7 @@ def fabric(total: int) -> Callable[[int], None]:
 
 
 def ours(total: int) -> Callable[[int], None]:
-    from shardwise.engine.mesh import local_device
+    from shardwise.engine.device import local_device
     from shardwise.engine.parallelize import parallelize
     from shardwise.spec import Strategy
     from shardwise.train.loop import Training, train

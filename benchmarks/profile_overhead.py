@@ -53,7 +53,8 @@ class Contestant(NamedTuple):
 def contestant(name: str, rounds: int, folder: Path) -> Contestant:
     import torch
 
-    from shardwise.engine.mesh import local_device, world
+    from shardwise.engine.device import local_device
+    from shardwise.engine.mesh import world
     from shardwise.engine.parallelize import parallelize
     from shardwise.spec import ModelSpec, Strategy
     from shardwise.spec.train import TrainSettings

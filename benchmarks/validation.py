@@ -6,18 +6,29 @@ The runs are read from ../shared/validation, outside the project.
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.program.events import Program, join, structure
+from shardwise.predict.program.events import (
+    Cost,
+    Event,
+    Program,
+    Repeat,
+    Run,
+    Wait,
+    join,
+    structure,
+)
 from shardwise.predict.program.prices import Prices
+from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.program.step import step_program
-from shardwise.predict.rates import Coefficients, Hardware
+from shardwise.predict.rates import Bandwidths, Coefficients, Hardware
 from shardwise.predict.time import schedule
 from shardwise.predict.work import predict_work
 from shardwise.spec import ModelSpec, Strategy
@@ -48,8 +59,26 @@ RECOMPUTE: dict[str, Any] = {
     "selective-2": 0.5,
     "selective-op": "selective",
 }
+# Gradients are reduced in their own dtype: internlm/solver/optimizer/hybrid_zero_optim.py of
+# InternEvo puts the model's gradients, which are bf16, into its buckets.
+REDUCE_DTYPES = {"InternLM/InternEvo": "bf16"}
 # Usual network bandwidth per device in bytes/s, for sources that name no network.
 USUAL_NETWORK = {"A100": 25e9, "H100": 50e9}
+
+
+# The cluster whose collectives were measured: collective_bandwidth_h100.csv is of this source.
+MEASURED_CLUSTER = "HF Ultra-Scale Playbook"
+
+
+@cache
+def _measured() -> Bandwidths:
+    with (FOLDER / "collective_bandwidth_h100.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+
+    def column(name: str, factor: float = 1e9) -> tuple[float, ...]:
+        return tuple(float(row[name]) * factor for row in rows)
+
+    return Bandwidths(column("nodes", 1), column("allgather_GBps"), column("allreduce_GBps"))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,8 +98,29 @@ class Row:
     tokens_per_s: float  # per device
 
     @property
+    def nodes(self) -> int:
+        return max(1, self.devices // self.hardware.devices_per_node)
+
+    @property
+    def compiled(self) -> bool:
+        return self.units.blocks[0].stage.compiled
+
+    @property
     def tokens(self) -> int:
         return self.strategy.micro_batch * self.strategy.accumulate * self.units.seq_len
+
+
+def read_compiled() -> list[Row]:
+    """Compiled bf16 runs of the split `aux` whose devices and batch are stated."""
+    stated = ("gpus_total", "micro_batch", "tokens_per_s_per_gpu")
+    with (FOLDER / "measured_runs.csv").open(encoding="utf-8") as file:
+        return [
+            _read(row)
+            for row in csv.DictReader(file)
+            if row["split"] == "aux" and row["torch_compile"] == "true"
+            if row["precision"].startswith("bf16") and row["gpu"] in DEVICES
+            if all(row[name] for name in stated)
+        ]
 
 
 def read_rows(splits: tuple[str, ...] = ("fit", "heldout")) -> tuple[list[Row], list[str]]:
@@ -141,6 +191,7 @@ def _read(row: dict[str, str]) -> Row:
             link_bandwidth=device.link_bandwidth,
             network_bandwidth=float(network) * 1e9 / 8 if network else USUAL_NETWORK[family],
             devices_per_node=per_node,
+            measured=_measured() if row["source"].startswith(MEASURED_CLUSTER) else None,
         ),
         tokens_per_s=float(row["tokens_per_s_per_gpu"]),
     )
@@ -148,40 +199,195 @@ def _read(row: dict[str, str]) -> Row:
 
 def strategy_of(row: dict[str, str], devices: int, per_node: int, **changes: Any) -> Strategy:
     kind = "zero3" if row["strategy"] == "hybrid" else row["strategy"]
+    recompute = RECOMPUTE[row["activation_ckpt"]]
+    if row["activation_ckpt"] == "selective" and row["hfu_pct"] and row["mfu_pct"]:
+        # The share of recomputed blocks follows from the FLOPs: a full recompute adds a third.
+        again = 3.0 * (float(row["hfu_pct"]) / float(row["mfu_pct"]) - 1.0)
+        recompute = min(1.0, max(0.0, again))
     fields: dict[str, Any] = {
         "kind": kind if devices > 1 else "single",
         "micro_batch": max(1, _whole(row["micro_batch"], 1)),
         "accumulate": max(1, _whole(row["grad_accum"], 1)),
-        "recompute": RECOMPUTE[row["activation_ckpt"]],
+        "recompute": recompute,
     }
+    if row["master_dtype"]:
+        fields["master_dtype"] = row["master_dtype"]
     group = _whole(row["shard_group_size"], per_node if row["strategy"] == "hybrid" else devices)
-    if kind == "zero3" and 1 < group < devices:
+    if kind.startswith("zero") and 1 < group < devices:
         fields["shard"] = group
     if row["grad_sync"] in ("every-microbatch", "last-microbatch"):
         fields["grad_sync"] = row["grad_sync"].partition("-")[0]
-    if row["reduce_dtype"] in ("bf16", "fp32"):
-        fields["reduce_dtype"] = row["reduce_dtype"]
+    reduce_dtype = row["reduce_dtype"] or next(
+        (dtype for source, dtype in REDUCE_DTYPES.items() if row["source"].startswith(source)), ""
+    )
+    if reduce_dtype in ("bf16", "fp32"):
+        fields["reduce_dtype"] = reduce_dtype
     return Strategy.read({**fields, **changes}).resolve(devices, per_node)
 
 
 def predict(rows: list[Row], coefficients: dict[str, Coefficients]) -> np.ndarray[Any, Any]:
     """Tokens per second and device; rows whose steps have one structure are simulated together."""
     found = np.empty(len(rows))
-    programs = [_program(row, coefficients[row.family]) for row in rows]
-    alike: dict[object, list[int]] = {}
-    for index, program in enumerate(programs):
-        alike.setdefault(structure(program), []).append(index)
-    for chosen in alike.values():
-        together = join([programs[index] for index in chosen])
-        contention = np.asarray([coefficients[rows[index].family].contention for index in chosen])
-        tokens = np.asarray([rows[index].tokens for index in chosen])
-        found[chosen] = tokens / schedule(together, len(chosen), contention).step_s
+    for alike in _alike(tuple(rows)):
+        k = Coefficients(*np.asarray([coefficients[family] for family in alike.families]).T)
+        prices = _Seconds(Prices(alike.sizes, alike.hardware, k), alike)
+        steps = schedule(alike.program, len(alike.rows), prices)
+        found[alike.rows] = alike.tokens / steps.step_s
     return found
 
 
-def _program(row: Row, k: Coefficients) -> Program:
-    make = partial(Prices, hardware=row.hardware, k=k)
-    return step_program(row.units, row.columns, make_prices=make)
+# ---- programs: emitted once, priced for every set of coefficients ---------------------------
+
+
+class _Seconds:
+    """Seconds of the costs of several runs, by number."""
+
+    def __init__(self, prices: Prices, alike: Alike) -> None:
+        self.contention = prices.contention
+        nothing = np.zeros(len(alike.rows))
+        self.seconds = [
+            nothing if piece == "nothing" else getattr(prices, piece)(*given)
+            for piece, given in alike.asked
+        ]
+
+    def of(self, cost: Any) -> np.ndarray[Any, Any]:
+        return self.seconds[cost]
+
+
+class Emitted(NamedTuple):
+    """A run's step, with numbers in place of costs, and the costs."""
+
+    program: Program
+    costs: list[Cost]
+    sizes: Sizes
+
+
+@cache
+def _emitted(row: Row) -> Emitted:
+    costs: list[Cost] = []
+
+    def numbered(program: Program) -> Program:
+        """The events that a schedule reads."""
+        found: list[Event] = []
+        for event in program:
+            if isinstance(event, Repeat):
+                found.append(event._replace(body=tuple(numbered(event.body))))
+            elif isinstance(event, Run):
+                costs.append(event.cost)
+                found.append(event._replace(cost=len(costs) - 1))  # type: ignore[arg-type]
+            elif isinstance(event, Wait):
+                found.append(event)
+        return tuple(found)
+
+    program = numbered(step_program(row.units, row.columns))
+    return Emitted(program, costs, Sizes(row.units, row.columns, 2))
+
+
+class Column:
+    """Objects of several runs as one whose numbers are columns."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getattr__(self, name: str) -> Any:
+        value = _column([getattr(part, name) for part in self.parts])
+        setattr(self, name, value)
+        return value
+
+
+def _column(values: list[Any]) -> Any:
+    first = values[0]
+    found: Any = Column(values)
+    if isinstance(first, bool | Bandwidths | None):
+        found = first
+    elif isinstance(first, (int, float)):
+        found = np.asarray(values)
+    elif isinstance(first, np.ndarray):
+        found = np.concatenate(values)
+    elif isinstance(first, Mapping):
+        found = {key: _column([value[key] for value in values]) for key in first}
+    elif isinstance(first, tuple) and not hasattr(first, "_fields"):
+        found = tuple(_column(list(parts)) for parts in zip(*values, strict=True))
+    elif callable(first):
+        found = partial(_column_of_calls, values)
+    return found
+
+
+def _column_of_calls(functions: list[Any], unit: Column) -> Any:
+    return np.concatenate([f(part) for f, part in zip(functions, unit.parts, strict=True)])
+
+
+class Alike(NamedTuple):
+    """Runs whose steps have one structure: their joined program and the prices it asks for."""
+
+    rows: list[int]
+    families: list[str]
+    tokens: np.ndarray[Any, Any]
+    program: Program
+    sizes: Any
+    hardware: Any
+    asked: list[tuple[str, tuple[Any, ...]]]
+
+
+@lru_cache(maxsize=8)
+def _alike(rows: tuple[Row, ...]) -> list[Alike]:
+    groups: dict[object, list[int]] = {}
+    for index, row in enumerate(rows):
+        program, costs, _ = _emitted(row)
+        pieces = tuple(
+            (cost.piece, *(len(one) for one in cost.of if isinstance(one, tuple))) for cost in costs
+        )
+        key = (structure(program), pieces, row.compiled, row.hardware.measured)
+        groups.setdefault(key, []).append(index)
+    return [_joined([rows[index] for index in chosen], chosen) for chosen in groups.values()]
+
+
+def _joined(rows: list[Row], chosen: list[int]) -> Alike:
+    emitted = [_emitted(row) for row in rows]
+    numbers: list[int] = []
+    asked: dict[tuple[Any, ...], int] = {}
+    given: list[tuple[str, tuple[Any, ...]]] = []
+    columns: dict[tuple[Any, ...], Any] = {}
+    for costs in zip(*(one.costs for one in emitted), strict=True):
+        arguments = [list(values) for values in zip(*(cost.of for cost in costs), strict=True)]
+        parts = [
+            tuple(v.tobytes() if isinstance(v, np.ndarray) else id(v) for v in values)
+            for values in arguments
+        ]
+        key = (costs[0].piece, *parts)
+        if key not in asked:
+            asked[key] = len(asked)
+            of = [
+                columns.setdefault(part, _column(v))
+                for part, v in zip(parts, arguments, strict=True)
+            ]
+            given.append((costs[0].piece, tuple(of)))
+        numbers.append(asked[key])
+    return Alike(
+        rows=chosen,
+        families=[row.family for row in rows],
+        tokens=np.asarray([row.tokens for row in rows]),
+        program=_renumbered(join([one.program for one in emitted]), numbers),
+        sizes=Column([one.sizes for one in emitted]),
+        hardware=Column([row.hardware for row in rows]),
+        asked=given,
+    )
+
+
+def _renumbered(program: Program, numbers: list[int]) -> Program:
+    """The program with one number for all costs that are the same."""
+    found: list[Event] = []
+    for event in program:
+        if isinstance(event, Repeat):
+            found.append(event._replace(body=tuple(_renumbered(event.body, numbers))))
+        elif isinstance(event, Run):
+            found.append(event._replace(cost=numbers[event.cost]))  # type: ignore[call-overload]
+        else:
+            found.append(event)
+    return tuple(found)
 
 
 def constant_efficiency(fit: list[Row], rows: list[Row]) -> np.ndarray[Any, Any]:

@@ -213,11 +213,12 @@ def _plan(ranks: int, shard: int) -> dict[str, float]:
     """Work of rank 0 in the first save: torch's plan of who writes what, checked in one pass."""
     from torch.distributed.checkpoint.planner import SavePlan
 
-    from shardwise.checkpoint.dcp.save import Planner
+    from shardwise.checkpoint.dcp.save import check_pieces
+    from shardwise.engine.torch_private import save_planner
 
     plans = [SavePlan(_items(rank, ranks, shard)) for rank in range(ranks)]
     sent = len(pickle.dumps(plans[0])) * ranks
-    planner = Planner()
+    planner = save_planner("scale", check_pieces)
     before = reset_peak()
     start = time.process_time()
     planner.create_global_plan(plans)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from shardwise.predict.estimate import price
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
-from shardwise.spec.lookup import Model, find_cluster, find_model, read_toml
+from shardwise.spec.lookup import Model, ModuleRef, find_cluster, find_model, read_toml
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import Problems, SpecError
 from shardwise.spec.run import RunSpec, default_seq_len, default_strategy, read_run
@@ -60,9 +60,16 @@ def estimate(
     return estimate_run(describe_run(model, cluster, strategy, run=run, **settings))
 
 
-def estimate_run(run: RunSpec) -> StepProfile:
-    """Predict memory, traffic and time of a run whose strategy is resolved."""
+def estimate_run(run: RunSpec, stack: str | None = None) -> StepProfile:
+    """Predict memory, traffic and time of a run whose strategy is resolved.
+
+    `stack` names the stack that runs it, if that is not Shardwise.
+    """
     units = load_units(run.model, run.job.seq_len, run.strategy)
+    if stack is not None:
+        from shardwise.stacks.write.exports import shards_along_rows
+
+        units = units.sharded_along_rows() if shards_along_rows(stack) else units
     origin = "formulas" if isinstance(run.model, ModelSpec) else "traced module"
     return price(units, run.strategy, run.cluster, run.job, origin)
 
@@ -192,13 +199,19 @@ def plan_run(
     described = describe_run(model, cluster, run=run, **settings)
     base = described.strategy
     dtypes = (base.reduce_dtype, base.param_dtype) if low_precision_reduce else ()
+    given = settings.get("loss")
     space = Space(
+        losses=(given,) if given else Space().losses,
         reduce_dtypes=tuple(dict.fromkeys(dtypes)),
         batch_tolerance=BATCH_TOLERANCE if batch_tolerance is None else batch_tolerance,
     )
+    along_rows = False
     if for_stack is not None:
+        from shardwise.stacks.write.exports import shards_along_rows
+
         base, space = _within_stack(described, for_stack, space)
-    problem = Problem(described.model, described.cluster, described.job, base)
+        along_rows = shards_along_rows(for_stack)
+    problem = Problem(described.model, described.cluster, described.job, base, along_rows)
     compared = None if run is None else described.strategy
     if current is not None:
         compared = _current(Path(current), described)
@@ -222,6 +235,7 @@ def _within_stack(run: RunSpec, stack: str, space: Space) -> tuple[Strategy, Spa
         prefetch=limits.choices("prefetch", space.prefetch),
         forward_prefetch=limits.choices("forward_prefetch", space.forward_prefetch),
         blocks_per_unit=limits.choices("blocks_per_unit", space.blocks_per_unit),
+        losses=limits.choices("loss", space.losses),
         reduce_dtypes=limits.choices("reduce_dtype", space.reduce_dtypes),
         allowed=limits.allowed,
         applied=limits.applied,
@@ -297,7 +311,8 @@ def ways_for(run: RunSpec) -> list[Change]:
     def units_of(strategy: Strategy) -> ModelUnits:
         return load_units(run.model, run.job.seq_len, strategy)
 
-    return ways_to_fit(units_of, run.strategy, run.cluster, run.job)
+    chunked = not isinstance(run.model, ModuleRef)
+    return ways_to_fit(units_of, run.strategy, run.cluster, run.job, chunked=chunked)
 
 
 def describe_run(

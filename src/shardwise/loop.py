@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from shardwise.engine.mesh import join, local_device
+from shardwise.engine.device import local_device
+from shardwise.engine.mesh import join
 from shardwise.engine.parallelize import parallelize as _parallelize
 from shardwise.engine.sync import micro_batch
 from shardwise.spec.settings import StrategySettings, keywords

@@ -82,8 +82,16 @@ SCREENS = {
     "moe": [
         *("--model", "mixtral-8x7b", "--cluster", "8x8xH100-SXM@400Gbps", "--recompute", "full"),
     ],
+    # 48 devices divide neither the experts nor their rows.
+    "moe-padded": [
+        *("--model", "mixtral-8x7b", "--cluster", "6x8xH100-SXM@400Gbps", "--recompute", "full"),
+    ],
 }
-VERDICTS = {"at-risk": "at risk", "does-not-fit": "does not fit", "moe": "does not fit"}
+VERDICTS = {
+    "at-risk": "at risk",
+    "does-not-fit": "does not fit",
+    "moe-padded": "does not fit",
+}
 
 
 @pytest.mark.parametrize("name", SCREENS)
@@ -97,14 +105,18 @@ def test_screens(name: str) -> None:
 
 
 def test_nothing_fits_whose_tensors_fill_the_device() -> None:
-    """405B in groups of 2,048: tensors take 99 % of an H100."""
-    done = run(
+    """405B: tensors take 99 % of an H100 in groups of 2,048, which is at risk, and 101 % in groups
+    of 1,024.
+    """
+    told = (
         *("estimate", "--model", "llama-3.1-405b", "--cluster", "2048x8xH100-SXM@400Gbps"),
-        *("--seq-len", "8192", "--strategy", "zero3:2048", "--recompute", "full", "--json"),
+        *("--seq-len", "8192", "--recompute", "full", "--json", "--strategy"),
     )
-    memory = json.loads(done.stdout)["memory"]
-    assert memory["peak_allocated_bytes"] > 0.96 * memory["capacity_bytes"]
-    assert (memory["verdict"], memory["fits"], done.returncode) == ("does not fit", False, 1)
+    for group, expected in (("2048", ("at risk", True, 0)), ("1024", ("does not fit", False, 1))):
+        done = run(*told, f"zero3:{group}")
+        memory = json.loads(done.stdout)["memory"]
+        assert memory["peak_allocated_bytes"] > 0.96 * memory["capacity_bytes"]
+        assert (memory["verdict"], memory["fits"], done.returncode) == expected
 
 
 def test_one_measure_of_memory() -> None:
@@ -114,7 +126,8 @@ def test_one_measure_of_memory() -> None:
         overhead = memory["needed_bytes"] - memory["peak_allocated_bytes"]
         assert overhead == 0 if "1x2xCPU" in arguments else overhead > 0
         assert (memory["verdict"] == "fits") == (memory["needed_bytes"] <= memory["usable_bytes"])
-        assert memory["usable_bytes"] <= 0.96 * memory["capacity_bytes"]
+        # A process holds at least 0.5 GiB beside its tensors.
+        assert memory["usable_bytes"] <= memory["capacity_bytes"] - 2**29
 
 
 def test_bytes_are_whole_numbers() -> None:

@@ -24,11 +24,12 @@ from shardwise.spec import Strategy
 
 # None is a multiple of a number of processes; the last leaves one of four with nothing.
 VOCAB, HIDDEN, WIDE, FEW = 513, 7, 1027, 3
+STACKED = 8
 CPU = torch.device("cpu")
 
 
 class Block(nn.Module):
-    """Shapes that no number of processes divides."""
+    """Shapes that no number of processes divides, and stacked experts."""
 
     seen: torch.Tensor
 
@@ -36,11 +37,14 @@ class Block(nn.Module):
         super().__init__()
         self.up, self.down = nn.Linear(HIDDEN, WIDE), nn.Linear(WIDE, HIDDEN)
         self.few = nn.Parameter(torch.ones(FEW))
+        # Two and four processes divide its second dimension, three its first.
+        self.stacked = nn.Parameter(torch.randn(FEW, STACKED, HIDDEN))
         self.register_buffer("seen", torch.zeros(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen += 1
-        return x + self.down(self.up(x).relu()) * self.few.sum()
+        experts = self.stacked.square().sum((0, 1))
+        return x + self.down(self.up(x).relu()) * self.few.sum() + x * experts
 
 
 class Tied(nn.Module):

@@ -11,11 +11,10 @@ import torch.distributed as dist
 
 from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.ledger import LiveBytes
+from shardwise.engine.loss import loss_of
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
 from shardwise.spec import ModelSpec, Strategy
-from shardwise.train.batches import MicroBatch
-from shardwise.train.loop import logits_of, loss_sum
 from shardwise.train.optimizer import clear_gradients
 from tests.units.reduced import build
 
@@ -29,7 +28,7 @@ def freeze(module: torch.nn.Module, names: Iterable[str]) -> None:
 def step(module: torch.nn.Module, optimizer: Any, ids: torch.Tensor, strategy: Strategy) -> None:
     for index in range(strategy.accumulate):
         with micro_batch(module, last=index == strategy.accumulate - 1):
-            loss_sum(logits_of(module), MicroBatch(ids, ids), ids.device).backward()
+            loss_of(module)(ids, ids).backward()
     optimizer.step()
     clear_gradients(module, optimizer)
 

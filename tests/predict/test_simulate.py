@@ -14,6 +14,7 @@ from shardwise.predict.time import Times, schedule
 from tests.predict.blocks import (
     PER_BLOCK,
     SCALARS,
+    Given,
     Rules,
     Seconds,
     emitted,
@@ -211,8 +212,8 @@ def test_skipping_is_exact_under_contention_too(
     row: tuple[dict[str, Any], dict[str, Any]], contention: float
 ) -> None:
     d, r = columns([(row[0], {**row[1], "contention": contention})])
-    program = emitted(d, r)
-    quick, slow = schedule(program, 1, contention), schedule(unrolled(program), 1, contention)
+    program, prices = emitted(d, r), Given(d, r)
+    quick, slow = schedule(program, 1, prices), schedule(unrolled(program), 1, prices)
     for term in fields(Times):
         one, other = getattr(quick, term.name)[0], getattr(slow, term.name)[0]
         assert one == pytest.approx(other, rel=1e-9, abs=1e-9 * slow.step_s[0])

@@ -73,6 +73,34 @@ def test_a_plan_for_a_stack_is_run_by_it_as_planned(problem: dict[str, Any], sta
     assert there.known_memory.needed_bytes == pytest.approx(found.winner.needed_bytes, rel=1e-6)
 
 
+def test_experts_are_priced_as_the_stack_shards_them() -> None:
+    """accelerate pads 8 experts to 16 rows; python and DeepSpeed do not."""
+    fields = {"kind": "zero3", "recompute": "full", "reduce_dtype": "bf16"}
+    run = large(model="mixtral-8x7b", job={"seq_len": 4096}, strategy=fields)
+    here = estimate_run(run).known_memory
+    there = {stack: estimate_run(run, stack).known_memory for stack in STACKS}
+    padded = {stack for stack, memory in there.items() if memory.terms != here.terms}
+    assert padded == {"accelerate", "trainer"}
+    # 8 experts of 3 x 14336 x 4096 in 32 layers, once more, over 16 devices in fp32.
+    more = there["accelerate"].terms["parameters"] - here.terms["parameters"]
+    assert more == 8 * 3 * 14336 * 4096 * 32 * 4 / 16
+    assert any("pads the 8 experts" in s for s in export_run(run, "accelerate").unsupported)
+    assert not any("experts" in s.lower() for s in export_run(run, "python").unsupported)
+
+
+@pytest.mark.parametrize("stack", ["accelerate", "python"])
+def test_a_plan_for_a_stack_that_pads_experts_has_its_figures(stack: str) -> None:
+    found, run = plan_run(
+        "mixtral-8x7b", "4x8xH200-SXM@400Gbps", seq_len=2048, global_batch="512Ki", for_stack=stack
+    )
+    assert found.winner is not None
+    assert run is not None
+    there = estimate_run(run, stack).known_memory
+    assert there.needed_bytes == pytest.approx(found.winner.needed_bytes, rel=1e-6)
+    # More than 8 devices would pad 8 experts, so accelerate shards in groups of 8.
+    assert (run.strategy.shard == 8) == (stack == "accelerate")
+
+
 ANY = st.fixed_dictionaries(
     {
         "kind": st.sampled_from(["ddp", "zero1", "zero2", "zero3", "hsdp"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import json
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, run_from_dict
 from shardwise.stacks.write.exports import export_run
+from tests.units.reduced import build, reduced
 
 MODEL: dict[str, Any] = {
     "name": "small",
@@ -42,6 +44,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "zero3 offload": {"kind": "zero3", "offload": True, "recompute": "selective"},
     "zero3 master": {"kind": "zero3", "master_dtype": "bf16", "compile": True},
     "hybrid": {"kind": "zero3", "shard": 2, "replicate": 2, "accumulate": 2},
+    "zero3 chunked": {"kind": "zero3", "loss": "chunked"},
+    "ddp chunked": {"kind": "ddp", "loss": "chunked", "loss_chunks": 5},
     "hybrid zero2": {"kind": "zero2", "shard": 2, "accumulate": 3, "grad_sync": "last"},
 }
 MODELS: dict[str, Any] = {
@@ -66,6 +70,9 @@ DATA: dict[str, dict[str, Any]] = {
     "in order": {"path": "text.txt", "shuffle": False},
     "own": {"source": "tests.distributed.sources:equal"},
 }
+
+
+EXPERTS = {**MODEL, "family": "mixtral", "experts": 3, "experts_per_token": 2}
 
 
 def make_run(
@@ -104,6 +111,9 @@ def matrix() -> dict[str, RunSpec]:
             found[f"{kind} {name}"] = make_run(STRATEGIES[kind], data=data)
         for name in ("adam", "sgd", "momentum"):
             found[f"{kind} {name}"] = make_run(STRATEGIES[kind], optimizer=name)
+        for name in ("tied", "gpt2", "gemma2"):
+            chunked = {**STRATEGIES[kind], "loss": "chunked"}
+            found[f"{name} {kind} chunked"] = make_run(chunked, MODELS[name])
         whole = {"meta_init": False}
         found[f"{kind} whole"] = make_run(STRATEGIES[kind], MODELS["factory"], train=whole)
     return found
@@ -195,7 +205,7 @@ def test_only_what_a_run_needs_is_in_its_script() -> None:
     text = {name: export_run(make_run(s), "python").text for name, s in STRATEGIES.items()}
     for word, names in {
         "dist.": set(STRATEGIES) - {"single", "single recomputed"},
-        "DistributedDataParallel": {"ddp", "ddp every", "ddp buckets"},
+        "DistributedDataParallel": {"ddp", "ddp every", "ddp buckets", "ddp chunked"},
         "no_sync": {"ddp buckets"},
         "set_requires_gradient_sync": {"zero1", "hybrid zero2"},
         "set_requires_all_reduce": {"hybrid"},
@@ -207,7 +217,9 @@ def test_only_what_a_run_needs_is_in_its_script() -> None:
             *("single recomputed", "zero2", "zero3 prefetch", "zero3 offload")
         },
         ".compile()": {"ddp buckets", "zero3 master"},
-        "autocast": {"single", "ddp", "ddp buckets"},
+        "autocast": {"single", "ddp", "ddp buckets", "ddp chunked"},
+        "ChunkedLoss": {"zero3 chunked", "ddp chunked"},
+        "LOSS_CHUNKS": {"zero3 chunked", "ddp chunked"},
     }.items():
         assert {name for name in text if word in text[name]} == names, word
 
@@ -230,6 +242,13 @@ def test_an_optimizer_that_torch_lacks_is_refused() -> None:
         export_run(make_run(STRATEGIES["zero3"], optimizer="lion"), "python")
 
 
+def test_a_chunked_loss_of_a_factory_is_refused() -> None:
+    run = make_run(STRATEGIES["zero3 chunked"], MODELS["factory"])
+    for stack in ("python", "lightning"):
+        with pytest.raises(SpecError, match="strategy.loss: chunked needs a model"):
+            export_run(run, stack)
+
+
 def names_of(run: RunSpec) -> dict[str, Any]:
     """What a script defines."""
     names: dict[str, Any] = {"__name__": "script"}
@@ -237,6 +256,7 @@ def names_of(run: RunSpec) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.parametrize("loss", ["plain", "chunked"])
 @pytest.mark.parametrize(
     "model",
     [
@@ -245,16 +265,16 @@ def names_of(run: RunSpec) -> dict[str, Any]:
         {**MODEL, "activation": "gelu", "head_dim": 24},
     ],
 )
-def test_a_written_model_is_the_model_of_the_trainer(model: dict[str, Any]) -> None:
+def test_a_written_model_is_the_model_of_the_trainer(model: dict[str, Any], loss: str) -> None:
     """Its first weights, loss and gradients are the same, bit for bit."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
+    from shardwise.engine.loss import loss_of
     from shardwise.engine.parallelize import parallelize
-    from shardwise.train.batches import MicroBatch
-    from shardwise.train.loop import logits_of, loss_sum
     from shardwise.units.build import build_module
 
-    run = make_run({"kind": "single", "param_dtype": "fp32"}, model, train={"seed": 3})
+    strategy = {"kind": "single", "param_dtype": "fp32", "loss": loss, "loss_chunks": 5}
+    run = make_run(strategy, model, train={"seed": 3})
     names = names_of(run)
     ours = names["Transformer"]()
     names["initialize"](ours)
@@ -266,13 +286,38 @@ def test_a_written_model_is_the_model_of_the_trainer(model: dict[str, Any]) -> N
     assert [name for name, _ in ours.named_parameters()] == list(weights)
     assert all(torch.equal(p, weights[name]) for name, p in ours.named_parameters())
     ids = next(names["micro_batches"](0, 1))
-    loss = names["loss_sum"](ours, ids)
-    batch = MicroBatch(ids[:, :-1], ids[:, 1:])
-    expected = loss_sum(logits_of(theirs), batch, torch.device("cpu"))
-    assert loss.item() == expected.item()
-    loss.backward()
+    found = names["loss_sum"](ours, ids)
+    expected = loss_of(theirs)(ids[:, :-1], ids[:, 1:])
+    assert found.item() == expected.item()
+    found.backward()
     expected.backward()
     assert all(torch.equal(p.grad, weights[name].grad) for name, p in ours.named_parameters())
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "opt", "phi"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_chunked_loss_of_transformers_is_that_of_the_trainer(family: str, dtype: str) -> None:
+    """Bit for bit, with what a model does to its logits; in bf16 by autocast."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from shardwise.engine.loss import loss_of
+    from shardwise.engine.parallelize import parallelize
+
+    strategy = {"kind": "single", "param_dtype": dtype, "loss": "chunked", "loss_chunks": 5}
+    spec = reduced(family, hidden=64, head_dim=16, ffn=96, vocab=256)
+    run = make_run(strategy, spec.model_dump())
+    names = names_of(run)
+    ours = build(spec, device="cpu").eval()  # without dropout
+    theirs = parallelize(copy.deepcopy(ours), run.strategy)
+    names["compute_loss_in_chunks"](ours)
+    ids = next(names["micro_batches"](0, 1))
+    found = names["loss_sum"](ours, ids)
+    expected = loss_of(theirs)(ids[:, :-1], ids[:, 1:])
+    assert found.item() == expected.item()
+    found.backward()
+    expected.backward()
+    pairs = list(zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
 
 
 @pytest.mark.parametrize("vocab", [256, 250, 128256])
@@ -361,3 +406,28 @@ def test_blocks_are_found_where_the_trainer_finds_them() -> None:
             model = build_module(run.model)
         expected = list(find_blocks(model).values())
         assert eval(blocks_of(run), {"model": model}) == expected == search(model)
+
+
+@pytest.mark.parametrize("stack", ["python", "lightning"])
+@pytest.mark.parametrize(
+    ("model", "strategy", "places"),
+    [
+        (EXPERTS, {"kind": "zero3"}, True),
+        (EXPERTS, {"kind": "zero2", "shard": 2}, True),
+        # 4 devices divide 4 experts; torch supports nothing else after an integer reshard.
+        ({**EXPERTS, "experts": 4}, {"kind": "zero3"}, False),
+        (EXPERTS, {"kind": "zero3", "reshard_after_forward": 2}, False),
+        (EXPERTS, {"kind": "ddp"}, False),
+        (MODEL, {"kind": "zero3"}, False),
+        # Its tensors are known only where it is built.
+        ("tests.distributed.sources:fragile", {"kind": "zero3"}, True),
+    ],
+    ids=str,
+)
+def test_experts_that_would_be_padded_are_placed(
+    model: Any, strategy: dict[str, Any], places: bool, stack: str
+) -> None:
+    text = export_run(make_run(strategy, model), stack).text
+    ast.parse(text)
+    assert ("shard_placement_fn" in text) == places
+    assert ("import Shard" in text) == places

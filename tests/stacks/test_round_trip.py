@@ -98,6 +98,9 @@ MATRIX: list[tuple[dict[str, Any], set[str], set[str]]] = [
     ({"kind": "zero2", "within_node": True, "param_dtype": "fp32"}, set(), {"shard", "replicate"}),
     ({"kind": "zero3", "param_dtype": "bf16", "reduce_dtype": "bf16", "master_dtype": "bf16"},
      {"param_dtype", "reduce_dtype", "master_dtype"}, set()),
+    ({"kind": "ddp", "loss": "chunked"}, {"loss"}, {"loss"}),
+    ({"kind": "zero3", "loss": "chunked", "loss_chunks": 16, "param_dtype": "fp32"},
+     {"loss", "loss_chunks"}, {"loss", "loss_chunks"}),
     ({"kind": "ddp", "ddp_bucket_mib": 100}, {"ddp_bucket_mib"}, {"ddp_bucket_mib"}),
 ]  # fmt: skip
 

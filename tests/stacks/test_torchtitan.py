@@ -41,6 +41,7 @@ RUNS: dict[str, RunSpec] = {
         train={"steps": 60, "schedule": "constant", "checkpoint": False, "trackers": ["wandb"]},
     ),
     "ddp": tiny(strategy={"kind": "ddp"}, job={"optimizer": "adam"}),
+    "chunked": large(strategy={"kind": "zero3", "loss": "chunked", "loss_chunks": 12}),
     "offload": large(strategy={"kind": "zero3", "offload": True, "master_dtype": "bf16"}),
     "hostile": tiny(model={"name": HOSTILE_NAME}, data={"tokenizer": HOSTILE}),
 }
@@ -130,6 +131,13 @@ def test_resharding_and_recomputation(understood: dict[str, Any]) -> None:
 
 
 @pytest.mark.nightly
+def test_the_loss(understood: dict[str, Any]) -> None:
+    """Chunks that divide a sequence: 16 where 12 were planned."""
+    assert understood["llama_8b"]["loss"] == {"kind": "CrossEntropyLoss.Config", "chunks": None}
+    assert understood["chunked"]["loss"] == {"kind": "ChunkedLossWrapper.Config", "chunks": 16}
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["custom", "hybrid", "tied"])
 def test_the_learning_rates_are_ours(understood: dict[str, Any], name: str) -> None:
     """Cosine with and without warm-up, and constant, step by step."""
@@ -180,6 +188,14 @@ def test_what_it_cannot_say_is_told() -> None:
         *("model", "Units", "job.optimizer", "data", "data.tokenizer", "train.non_finite"),
         *("train.checkpoint.minutes", "train.checkpoint.to", "train.checkpoint.keep"),
     }
+
+
+def test_a_chunked_loss_comes_back() -> None:
+    exact = export(large(strategy={"kind": "zero3", "loss": "chunked"}))
+    assert (exact.applied.loss, exact.applied.loss_chunks) == ("chunked", 8)
+    assert not {"loss", "loss_chunks"} & keys(large(strategy={"kind": "zero3", "loss": "chunked"}))
+    assert export(RUNS["chunked"]).applied.loss_chunks == 16
+    assert "loss_chunks" in keys(RUNS["chunked"])
 
 
 def test_trackers() -> None:

@@ -47,6 +47,10 @@ def read(module: str) -> dict[str, Any]:
         "metrics": dataclasses.asdict(config.metrics),
         "optimizer": dataclasses.asdict(config.optimizer),
         "recompute": type(policy).__qualname__ if policy is not None else None,
+        "loss": {
+            "kind": type(config.loss).__qualname__,
+            "chunks": getattr(config.loss, "num_chunks", None),
+        },
         "flavor": spec.flavor,
         "assets": config.hf_assets_path,
         "parameters": sum(parameters.values()),

@@ -127,9 +127,11 @@ def test_padding_follows_the_rows_of_each_tensor() -> None:
     assert block.padded_numel(1000) == by_hand > block.numel
 
 
-def test_experts_pad_to_the_devices_that_share_them() -> None:
+def test_experts_are_divided_where_nothing_is_padded() -> None:
     spec = catalogue.model("mixtral-8x7b")
     block = units(spec).blocks[0]
-    experts = 3 * spec.ffn * spec.hidden
-    # Eight experts over 64 devices: each expert tensor is padded to 64 rows.
-    assert block.padded_numel(64) - block.numel >= (64 - 8) * experts
+    # Eight experts over 64 devices: each is divided, instead of 56 that are not there added. The
+    # router is, as fully_shard pads it.
+    assert block.padded_numel(64) - block.numel == (64 - 8) * spec.hidden
+    # 48 devices divide neither the experts nor their rows.
+    assert block.padded_numel(48) - block.numel >= (48 - 8) * spec.ffn * spec.hidden

@@ -120,21 +120,19 @@ def _by_measuring(
 
 def _check_device(spec: DeviceSpec | None) -> None:
     """Raise SpecError unless the device matches this machine."""
-    import torch
-
+    from shardwise.engine.device import accelerator
     from shardwise.spec.record import SpecError
 
-    if spec is not None and spec.is_cpu == torch.cuda.is_available():
-        here = "CUDA devices" if spec.is_cpu else "no CUDA device"
+    if spec is not None and spec.is_cpu == (accelerator() is not None):
+        here = "GPUs" if spec.is_cpu else "no GPU"
         raise SpecError(f"--device: is {spec.name}, but torch finds {here}; remove --device")
 
 
 def _processes(nproc: int | None) -> int:
-    import torch
-
+    from shardwise.engine.device import accelerator_count
     from shardwise.spec.record import SpecError
 
-    gpus = torch.cuda.device_count()
+    gpus = accelerator_count()
     if nproc is not None and gpus and nproc > gpus:
         raise SpecError(f"--nproc: {nproc} processes, but this machine has {gpus} GPUs")
     return nproc or gpus or 2

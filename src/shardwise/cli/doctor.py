@@ -53,6 +53,7 @@ def doctor(
 
 
 def _run_checks(described: RunSpec, file: Path, processes: int) -> list[Check]:
+    from shardwise.engine.device import hide_accelerators
     from shardwise.train import launch
     from shardwise.train.doctor import Check
 
@@ -60,7 +61,7 @@ def _run_checks(described: RunSpec, file: Path, processes: int) -> list[Check]:
         result = Path(folder, "checks.json")
         os.environ[_RESULT] = str(result)
         # The checks run on CPUs, whatever device the run names.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        hide_accelerators()
         code = launch.launch(["doctor", str(file)], processes, Path(folder))
         del os.environ[_RESULT]
         if not result.exists():

@@ -11,6 +11,7 @@ from shardwise.cli.options import (
     ClusterOption,
     CompileOption,
     GlobalBatchOption,
+    LossOption,
     ModelOption,
     OptimizerOption,
     PrecisionOption,
@@ -64,6 +65,11 @@ def estimate(
     prefetch: Annotated[
         int | None, typer.Option(help="Units gathered ahead in the backward; 1.")
     ] = None,
+    split_root: Annotated[
+        bool | None,
+        typer.Option("--split-root", help="Embedding and head in fully_shard groups of their own."),
+    ] = None,
+    loss: LossOption = None,
     offload: Annotated[
         bool | None, typer.Option("--offload", help="Keep parameters and states on the CPU.")
     ] = None,
@@ -97,6 +103,8 @@ def estimate(
         reshard_after_forward=flag_or_size(reshard_after_forward),
         blocks_per_unit=blocks_per_unit,
         prefetch=prefetch,
+        split_root=split_root,
+        loss=lowered(loss),
         offload=offload,
         compile=compile_,
     )

@@ -64,7 +64,7 @@ def export(
     if output is not None:
         check_output(output, suffix=Path(written.name).suffix)
         output.write_text(written.text, encoding="utf-8")
-    figures, problem = _predicted(described, written.applied)
+    figures, problem = _predicted(described, written.applied, stack)
     if as_json:
         print_json(exported_dict(written, described, figures))
         return
@@ -77,17 +77,18 @@ def export(
         typer.echo(f"note: figures are not predicted: {problem}", err=True)
 
 
-def _predicted(run: RunSpec, applied: Strategy) -> tuple[Figures | None, str]:
+def _predicted(run: RunSpec, applied: Strategy, stack: str) -> tuple[Figures | None, str]:
     """Predictions for the run and for its strategy in the stack, or why there are none."""
     from shardwise.api import estimate_run
     from shardwise.report.exported import Figures
     from shardwise.spec.record import SpecError
+    from shardwise.stacks.write.exports import shards_along_rows
 
     try:
         planned = estimate_run(run)
         there = planned
-        if applied != run.strategy:
-            there = estimate_run(run._replace(strategy=applied))
+        if applied != run.strategy or shards_along_rows(stack):
+            there = estimate_run(run._replace(strategy=applied), stack)
     except SpecError as error:
         return None, error.problems[0]
     return Figures(planned, there), ""

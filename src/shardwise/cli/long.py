@@ -74,16 +74,12 @@ def speak_for_all(
         # Leave at once: peers may be waiting in a collective that will never complete.
         os._exit(2 if isinstance(error, SpecError) else 3 if isinstance(error, lasting) else 1)
     except RuntimeError as error:
-        if not _lost_a_peer(error):
+        from shardwise.engine.device import is_lost_peer
+
+        if not is_lost_peer(error):
             raise
         on_error()
         # The launcher reports which rank is lost.
         if launched:
             os._exit(PEER_LOST)
         raise
-
-
-def _lost_a_peer(error: RuntimeError) -> bool:
-    """Whether a collective failed because its peer died; torch has no exception type for it."""
-    said = str(error)
-    return any(words in said for words in ("Connection closed by peer", "Connection reset by peer"))

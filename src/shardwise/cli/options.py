@@ -76,6 +76,15 @@ DeadlineOption = Annotated[
     float | None,
     typer.Option("--deadline", help="Days by which all of --tokens must be trained."),
 ]
+LossOption = Annotated[
+    str | None,
+    typer.Option(
+        "--loss",
+        help="plain, or chunked: the logits of one chunk of the tokens at a time. Default: plain; "
+        "'plan' chooses.",
+        autocompletion=complete.words("plain", "chunked"),
+    ),
+]
 CompileOption = Annotated[
     bool | None,
     typer.Option("--compile", help="Compile each block with torch.compile. Default: off."),

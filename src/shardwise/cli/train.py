@@ -201,25 +201,22 @@ def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = Fal
 
 def processes_for(described: RunSpec, nproc: int | None) -> int:
     """The number of processes to launch on this machine."""
-    import torch
-
+    from shardwise.engine.device import accelerator, accelerator_count
     from shardwise.spec.record import SpecError
     from shardwise.spec.train import TrainSettings
     from shardwise.train.admit import device_kind
 
     device = device_kind(described, described.train or TrainSettings())
-    cuda = torch.cuda.is_available() and device != "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise SpecError('train.device: torch finds no CUDA device; use "auto" or "cpu"')
+    if device not in ("auto", "cpu", accelerator()):
+        raise SpecError(f'train.device: torch finds no {device} device; use "auto" or "cpu"')
+    gpus = accelerator_count() if device != "cpu" else 0
     if nproc is None:
-        if not cuda and not described.cluster.device.is_cpu:
+        if not gpus and not described.cluster.device.is_cpu:
             raise SpecError(
                 f"cluster: names {described.cluster.device.name}, but torch finds no GPU; add "
                 "--nproc 2 to train on two CPU processes"
             )
         return described.cluster.devices_per_node
-    if cuda and nproc > torch.cuda.device_count():
-        raise SpecError(
-            f"--nproc: {nproc} processes, but this machine has {torch.cuda.device_count()} GPUs"
-        )
+    if gpus and nproc > gpus:
+        raise SpecError(f"--nproc: {nproc} processes, but this machine has {gpus} GPUs")
     return nproc

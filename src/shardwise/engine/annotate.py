@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-from torch.autograd import profiler
+from torch.autograd.profiler import record_function
+
+from shardwise.engine.torch_private import is_profiling
 
 DATA = "shardwise::data"
 SYNC, NO_SYNC = "shardwise::micro_batch (sync)", "shardwise::micro_batch (no sync)"
@@ -12,7 +14,4 @@ SYNC, NO_SYNC = "shardwise::micro_batch (sync)", "shardwise::micro_batch (no syn
 
 def annotated(name: str) -> AbstractContextManager[object]:
     """Mark a range in the trace while a profiler records; otherwise do nothing."""
-    # `record_function` alone takes microseconds even without a profiler.
-    if not profiler._is_profiler_enabled:
-        return nullcontext()
-    return profiler.record_function(name)
+    return record_function(name) if is_profiling() else nullcontext()

@@ -6,12 +6,17 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwise.engine.torch_private import (
+    ALL_GATHER,
+    FUNCTIONAL_ALL_REDUCE,
+    REDUCE_SCATTER,
+    TorchDispatchMode,
+    group_by_name,
+)
 
 _C10D = torch.ops.c10d
-_FUNCTIONAL = torch.ops._c10d_functional
 
 
 class Counted(NamedTuple):
@@ -41,14 +46,14 @@ class CollectiveCounter(TorchDispatchMode):
             return NotImplemented
         if func.namespace == "c10d":
             self._count(func, args)
-        elif func is _FUNCTIONAL.all_reduce.default:
-            self._add("all_reduce", args[0], _resolve_process_group(args[2]))
+        elif func is FUNCTIONAL_ALL_REDUCE:
+            self._add("all_reduce", args[0], group_by_name(args[2]))
         return func(*args, **(kwargs or {}))
 
     def _count(self, func: Any, args: tuple[Any, ...]) -> None:
-        if func is _C10D._allgather_base_.default:
+        if func is ALL_GATHER:
             name, message = "all_gather", args[0]
-        elif func is _C10D._reduce_scatter_base_.default:
+        elif func is REDUCE_SCATTER:
             name, message = "reduce_scatter", args[1]
         elif func is _C10D.allreduce_.default:
             name, message = "all_reduce", args[0][0]

@@ -9,9 +9,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwise.engine.torch_private import (
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    FakeTensor,
+    TorchDispatchMode,
+    local_tensor,
+    storage_id,
+)
 
 _C10D, _FSDP = torch.ops.c10d, torch.ops.fsdp
 # Tensors that neither a known owner nor a collective identifies: activations, logits, gradients
@@ -141,9 +148,9 @@ class LiveBytes(TorchDispatchMode):
         return out
 
     def _identify(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if func is _C10D._allgather_base_.default:
+        if func is ALL_GATHER:
             self._name([args[0]], GATHERED)
-        elif func is _C10D._reduce_scatter_base_.default:
+        elif func is REDUCE_SCATTER:
             self._name([args[0]], "gradients")
             self._name([args[1]], "reduce_buffers")
         elif func is _C10D.allreduce_.default:
@@ -155,23 +162,23 @@ class LiveBytes(TorchDispatchMode):
 
     def _name(self, tensors: Iterable[Any], term: str) -> None:
         for tensor in tensors:
-            plain = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+            plain = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
             if isinstance(plain, torch.Tensor) and not plain.is_meta:
-                key = plain.untyped_storage()._cdata
+                key = storage_id(plain.untyped_storage())
                 self._term_of[key] = term
                 if term == GATHERED and self._sizes.pop(key, None) is not None:
                     self._refilled[key] = self._alive[key]
 
     def _track(self, leaves: Iterable[Any], storages_by_key: dict[int, weakref.ref[Any]]) -> None:
         for leaf in leaves:
-            tensor = leaf._local_tensor if isinstance(leaf, DTensor) else leaf
+            tensor = local_tensor(leaf) if isinstance(leaf, DTensor) else leaf
             # A compiler keeps fake tensors, which have no data.
             if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
                 continue
             if tensor.is_meta:
                 continue
             storage = tensor.untyped_storage()
-            key = storage._cdata
+            key = storage_id(storage)
             if key in self._sizes:
                 self._sizes[key] = storage.nbytes()
             elif key not in self._alive and key not in self._uncounted:

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from shardwise.engine.device import is_accelerator
+from shardwise.engine.torch_private import parameter_reset
 from shardwise.spec.record import SpecError
 
 # Initialises the parameters and buffers of one module, not those of its children.
@@ -60,8 +62,8 @@ class Materializer:
 
     def _allocate(self, module: nn.Module) -> bool:
         changed = False
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.is_meta:
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if parameter.is_meta:
                 key = id(parameter)
                 if key not in self._allocated:
                     dtype = self.dtype if parameter.is_floating_point() else parameter.dtype
@@ -69,11 +71,11 @@ class Materializer:
                     self._allocated[key] = nn.Parameter(real, requires_grad=parameter.requires_grad)
                     # Keep the meta tensor alive: its id is a key of the table.
                     self._allocated[-key] = parameter
-                module._parameters[name] = self._allocated[key]  # type: ignore[assignment]
+                setattr(module, name, self._allocated[key])
                 changed = True
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                module._buffers[name] = _unset(buffer, self.device, buffer.dtype)
+        for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+            if buffer.is_meta:
+                setattr(module, name, _unset(buffer, self.device, buffer.dtype))
                 changed = True
         return changed
 
@@ -81,8 +83,9 @@ class Materializer:
         unset = [
             f"{self._names[id(module)]}.{name}".lstrip(".")
             for module in modules
-            for name, tensor in (*module._parameters.items(), *module._buffers.items())
-            if tensor is not None and not tensor.is_meta and _has_unset(tensor)
+            for named in (module.named_parameters, module.named_buffers)
+            for name, tensor in named(recurse=False, remove_duplicate=False)
+            if not tensor.is_meta and _has_unset(tensor)
         ]
         if unset:
             more = f" and {len(unset) - 1} more" if len(unset) > 1 else ""
@@ -101,7 +104,7 @@ def own_initializer(model: nn.Module) -> Fill:
 
 
 def _reset(module: nn.Module) -> None:
-    reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+    reset = parameter_reset(module)
     if callable(reset):
         reset()
 
@@ -114,8 +117,8 @@ def module_seed(seed: int, name: str) -> int:
 
 @contextmanager
 def _seeded(seed: int, name: str, device: torch.device) -> Iterator[None]:
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    devices = [device] if is_accelerator(device) else []
+    with torch.random.fork_rng(devices=devices, device_type=device.type):
         torch.manual_seed(module_seed(seed, name))
         yield
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from shardwise.engine.device import backends, is_accelerator, use
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 
@@ -30,32 +31,16 @@ def processes_per_node() -> int:
     return min(size, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
 
 
-def host_memory(processes: int) -> int:
-    """This machine's RAM divided by `processes`, in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // processes
-
-
-def local_device(kind: str = "auto") -> torch.device:
-    """The device of this process: its own GPU, or the CPU."""
-    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-
-
 def join(device: torch.device) -> None:
-    """Join the process group that a launcher describes in the environment, if there is one.
-
-    Gloo is always included, so that ranks can exchange small values without using a GPU.
-    """
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    """Join the process group that a launcher describes in the environment, if there is one."""
+    use(device)
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
     # Gloo's threads outlive their group, because DTensor keeps every mesh. A thread that still
     # holds tensors of the last collective when the interpreter ends would abort the process.
     atexit.register(time.sleep, _SETTLE_S)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    device_id = device if device.type == "cuda" else None
+    backend = backends(device.type)
+    device_id = device if is_accelerator(device) else None
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     one_machine = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
     if not attempt or not one_machine:
@@ -99,9 +84,8 @@ def make_mesh(strategy: Strategy, device_type: str) -> DeviceMesh | None:
         )
     if not dist.is_initialized():
         # One process without a launcher: a group of its own.
-        backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
         store = dist.HashStore()
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        dist.init_process_group(backends(device_type), store=store, rank=0, world_size=1)
     if strategy.kind == "ddp":
         return init_device_mesh(device_type, (replicate,), mesh_dim_names=(REPLICATE,))
     if replicate == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,17 +15,20 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwise.engine.device import local_device
+from shardwise.engine.loss import apply_chunked_loss
 from shardwise.engine.materialize import Fill, Materializer, is_meta
-from shardwise.engine.mesh import local_device, make_mesh, resolve_for_world
+from shardwise.engine.mesh import make_mesh, resolve_for_world
 from shardwise.engine.recompute import apply_recompute
 from shardwise.engine.sync import remember
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.units.blocks import find_blocks, owners, parameter_names
+from shardwise.units.blocks import RootParts, find_blocks, owners, parameter_names, root_parts
 from shardwise.units.module import TORCH_DTYPES
+from shardwise.units.unit import shard_dimension
 
 
 def parallelize(
@@ -37,7 +40,7 @@ def parallelize(
     fill: Fill | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """Apply `strategy` to `model`: recompute, then compile, then shard.
+    """Apply `strategy` to `model`: loss, recompute, compile, then shard.
 
     Sharded kinds change the model in place and return it; `ddp` returns it wrapped. The optimizer
     must be created from the parameters of the returned model.
@@ -51,6 +54,9 @@ def parallelize(
     master = TORCH_DTYPES[strategy.master_dtype]
     materializer = Materializer(model, device, master, fill, seed)
     _check_parameters(model, blocks, None if is_meta(model) else master)
+    parts = root_parts(model, blocks) if strategy.split_root else None
+    if strategy.loss == "chunked":
+        apply_chunked_loss(model, strategy.loss_chunks)
     apply_recompute(list(blocks.values()), strategy)
     if strategy.compile:
         for block in blocks.values():
@@ -58,7 +64,7 @@ def parallelize(
     if strategy.sharded:
         mesh = mesh or make_mesh(strategy, device.type)
         assert mesh is not None
-        _shard(model, list(blocks.values()), strategy, mesh, materializer)
+        _shard(model, list(blocks.values()), parts, strategy, mesh, materializer)
         _check_sharded(model)
         return remember(model, strategy)
     materializer.unit([model])
@@ -80,6 +86,7 @@ def parallelize(
 def _shard(
     model: nn.Module,
     blocks: Sequence[nn.Module],
+    parts: RootParts | None,
     strategy: Strategy,
     mesh: DeviceMesh,
     materializer: Materializer,
@@ -88,22 +95,40 @@ def _shard(
         "mesh": mesh,
         "mp_policy": _precision(strategy),
         "offload_policy": _offload(strategy, mesh),
+        "shard_placement_fn": _placement(strategy),
     }
-    units = []
-    for start in range(0, len(blocks), strategy.blocks_per_unit):
-        members = list(blocks[start : start + strategy.blocks_per_unit])
+
+    def unit(members: list[nn.Module], reshard: bool | int | None) -> FSDPModule:
         materializer.unit(members)
-        fully_shard(
-            members if len(members) > 1 else members[0],
-            reshard_after_forward=strategy.reshard_after_forward,
-            **settings,
-        )
-        units.append(cast(FSDPModule, members[0]))
-    materializer.unit([model])
+        together = members if len(members) > 1 else members[0]
+        fully_shard(together, reshard_after_forward=reshard, **settings)
+        return cast(FSDPModule, members[0])
+
+    size = strategy.blocks_per_unit
+    starts = range(0, len(blocks), size)
+    units = [unit(list(blocks[i : i + size]), strategy.reshard_after_forward) for i in starts]
+    last = []
+    if parts is not None:
+        # A lookup's backward does not read the table.
+        embedding = unit([parts.embedding], strategy.reshard_after_forward is not False)
+        embedding.set_unshard_in_backward(False)
+        last.append(unit(parts.head, False))
     # The root's parameters are used first and last: resharding in between would only gather
     # them twice.
-    fully_shard(model, reshard_after_forward=False, **settings)
-    _set_prefetch(cast(FSDPModule, model), units, strategy)
+    last.append(unit([model], False))
+    _set_prefetch(units, last, strategy)
+
+
+def _placement(strategy: Strategy) -> Callable[[nn.Parameter], Shard] | None:
+    """Choose the dimension of each parameter that fully_shard divides, so that it pads little.
+
+    None stands for the first. FSDP2 of torch 2.13 fails to gather anything else again after an
+    integer reshard.
+    """
+    if not isinstance(strategy.reshard_after_forward, bool):
+        return None
+    shard = strategy.mesh.shard
+    return lambda parameter: Shard(shard_dimension(parameter.shape, shard))
 
 
 def _apply_autocast(model: nn.Module, strategy: Strategy, device: torch.device) -> None:
@@ -113,12 +138,17 @@ def _apply_autocast(model: nn.Module, strategy: Strategy, device: torch.device) 
         model.forward = autocast(model.forward)
 
 
-def _set_prefetch(root: FSDPModule, units: Sequence[FSDPModule], strategy: Strategy) -> None:
-    """Set how many units ahead are gathered, where it differs from FSDP2's default."""
-    ordered = [*units, root]
+def _set_prefetch(
+    units: Sequence[FSDPModule], last: Sequence[FSDPModule], strategy: Strategy
+) -> None:
+    """Set how many units ahead are gathered, where it differs from FSDP2's default.
+
+    `last` are the head and the root, whose backward comes before that of the units.
+    """
     if strategy.prefetch != 1:
-        for index, unit in enumerate(ordered):
-            ahead = ordered[max(0, index - strategy.prefetch) : index][::-1]
+        for unit in (*units, *last):
+            index = units.index(unit) if unit in units else len(units)
+            ahead = list(units[max(0, index - strategy.prefetch) : index][::-1])
             # An empty list means FSDP2's default; a unit that prefetches itself prefetches none.
             unit.set_modules_to_backward_prefetch(ahead or [unit])
     if strategy.forward_prefetch:

@@ -15,6 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.mesh import resolve_for_world, world
 from shardwise.engine.sync import is_parallel, strategy_of
+from shardwise.engine.torch_private import (
+    chooses_reshard,
+    fsdp_groups,
+    reshards_after_forward,
+    unsharded_parameter,
+)
 from shardwise.spec.dtype import DType
 from shardwise.spec.strategy import Strategy
 from shardwise.step import CollectiveProfile
@@ -99,13 +105,17 @@ def sharded_units(model: nn.Module, strategy: Strategy) -> list[tuple[ModelUnits
 def _parameters(group: Any) -> tuple[Parameter, ...]:
     return tuple(
         Parameter(
-            name=parameter._param_fqn or "",
-            shape=tuple(parameter._orig_size),
+            *unsharded_parameter(parameter),
             trainable=parameter.sharded_param.requires_grad,
             dim=parameter.fsdp_placement.dim,
         )
         for parameter in group.fsdp_params
     )
+
+
+def shards_along_rows(model: nn.Module) -> bool:
+    """Whether every parameter that `fully_shard` manages is sharded along its first dimension."""
+    return not any(p.fsdp_placement.dim for g in _groups(model) for p in g.state.fsdp_params)
 
 
 def non_gradient_traffic(model: nn.Module, strategy: Strategy) -> tuple[CollectiveProfile, ...]:
@@ -138,25 +148,15 @@ def _groups(model: nn.Module) -> Iterator[_Group]:
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
-        state = module._get_fsdp_state()
         # Without reshard_after_forward FSDP2 decides in the first forward: the root keeps its
         # parameters, other modules reshard.
-        kept = module is model and bool(state._auto_reshard_after_forward)
-        for group in state._fsdp_param_groups:
+        kept = module is model and chooses_reshard(module)
+        for group in fsdp_groups(module):
             if id(group) not in seen:
                 seen.add(id(group))
-                yield _Group(group, False if kept else _reshards(group))
+                yield _Group(group, False if kept else reshards_after_forward(group))
 
 
 def _master_dtype(group: Any) -> torch.dtype:
     dtype: torch.dtype = group.fsdp_params[0].sharded_param.dtype
     return dtype
-
-
-def _reshards(group: Any) -> bool | int:
-    """Whether a group reshards after forward; an integer is the smaller group's size."""
-    if not group._reshard_after_forward:
-        return False
-    if group._use_post_forward_mesh:
-        return int(group.post_forward_mesh_info.shard_mesh_size)
-    return True

@@ -16,6 +16,7 @@ from shardwise.engine.wrapped import (
     non_gradient_traffic,
     read_strategy,
     sharded_units,
+    shards_along_rows,
 )
 from shardwise.predict.estimate import add_traffic, price, traffic_of
 from shardwise.spec.cluster import ClusterSpec
@@ -203,6 +204,8 @@ class StepWatch:
             autocast=strategy.autocast,
             inputs=self._inputs,
         )
+        if shards_along_rows(model):
+            units = units.sharded_along_rows()
         profile = price(units, strategy, cluster, self._job, "traced module, wrapped by its loop")
         if keeps_two_gradients(model) and strategy.accumulate > 1:
             profile = _with_second_gradients(profile)

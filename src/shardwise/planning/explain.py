@@ -14,6 +14,7 @@ from shardwise.planning.price import price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.reasons import (
     BatchCapped,
+    ChunkedLoss,
     Compared,
     DataParallelEnds,
     DecidedBy,
@@ -27,6 +28,7 @@ from shardwise.planning.reasons import (
     Padding,
     Reason,
     Recomputes,
+    RootSplit,
     Setting,
     SingleDevice,
     Slack,
@@ -43,10 +45,13 @@ from shardwise.spec.strategy import Strategy
 SETTINGS: tuple[Setting, ...] = (
     *("recompute", "micro_batch"),
     *("prefetch", "forward_prefetch", "blocks_per_unit", "grad_sync", "reshard_after_forward"),
+    "loss",
 )
 USUAL: dict[Setting, int] = {"prefetch": 1, "forward_prefetch": 0, "blocks_per_unit": 1}
 # Padding below this share is no reason for anything.
 MIN_PADDING = 0.05
+# Memory below this share of what is usable is not worth a sentence.
+MIN_SAVED = 0.01
 # Throughputs closer than this read as equal.
 MIN_DIFFERENCE = 0.0005
 # A larger micro-batch has to gain this much to be explained.
@@ -65,6 +70,8 @@ def reasons(search: Search, found: Found, winner: Candidate, by_speed: bool = Tr
     return [
         *layout,
         _recompute(problem, units, found, winner),
+        *_loss(problem, units, found, winner),
+        *_split_root(problem, units, found, winner),
         *_batch(search, winner),
     ]
 
@@ -230,6 +237,28 @@ def _recompute(problem: Problem, units: Units, found: Found, winner: Candidate) 
         usable_bytes=found.limit_bytes,
         share_of_step=max(0.0, 1 - kept.step_s / winner.step_s),
     )
+
+
+def _loss(problem: Problem, units: Units, found: Found, winner: Candidate) -> Iterator[Reason]:
+    strategy = winner.strategy
+    if strategy.loss == "chunked" and units.can_chunk:
+        plain = price_one(problem, units, strategy.but(loss="plain"))
+        yield ChunkedLoss(
+            chunks=strategy.loss_chunks,
+            needed_bytes=winner.needed_bytes,
+            needed_plain_bytes=plain.needed_bytes,
+            usable_bytes=found.limit_bytes,
+        )
+
+
+def _split_root(
+    problem: Problem, units: Units, found: Found, winner: Candidate
+) -> Iterator[Reason]:
+    if winner.strategy.split_root:
+        joined = price_one(problem, units, winner.strategy.but(split_root=False))
+        saved = joined.needed_bytes - winner.needed_bytes
+        if saved >= MIN_SAVED * found.limit_bytes:
+            yield RootSplit(saved_bytes=saved)
 
 
 def _batch(search: Search, winner: Candidate) -> Iterator[Reason]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.planning.price import scaled_network
-from shardwise.planning.problem import Problem, Units, times
+from shardwise.planning.problem import Problem, Units, steps, times
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import MIN_GAIN, WITH_MORE_MEMORY, Found, Search
 from shardwise.predict.configurations import Configurations, Floats
@@ -49,7 +49,8 @@ def limits_of(search: Search, cluster: ClusterSpec, found: Found, winner: Candid
     moves = winner.strategy.devices > 1
     twice = 0.0
     if moves:
-        faster = search.retimed(scaled_network(cluster, 2.0)).fastest()
+        ratio = 2.0 * _way(cluster) / _way(search.problem.cluster)
+        faster = search.on_networks(np.asarray([ratio]))[0].fastest()
         twice = faster.tokens_per_s / today.tokens_per_s - 1 if faster else 0.0
     slack = _network_slack(problem, units, winner) if moves else None
     if twice >= max(MIN_GAIN, more_memory):
@@ -66,19 +67,18 @@ def limits_of(search: Search, cluster: ClusterSpec, found: Found, winner: Candid
     )
 
 
+def _way(cluster: ClusterSpec) -> float:
+    """Bandwidth of the slowest way between devices."""
+    return cluster.network or 0.0 if cluster.nodes > 1 else cluster.device.link_bandwidth
+
+
 def _network_slack(problem: Problem, units: Units, winner: Candidate) -> float | None:
     """How many times slower the network may be, to two percent."""
     strategy = winner.strategy
     slower = 1.02 ** np.arange(1, 351)
     columns = Configurations.of([strategy]).take(np.zeros(len(slower), dtype=np.int64))
-    found = times(
-        units.of(strategy),
-        columns,
-        problem.cluster,
-        strategy.param_dtype,
-        problem.states,
-        network=1 / slower,
-    )
+    priced = steps(units.of(strategy), columns, problem)
+    found = times(priced, problem.cluster, strategy.param_dtype, network=1 / slower)
     longer = found.step_s > winner.step_s * (1 + SLOWDOWN_THRESHOLD)
     return float(slower[longer.argmax()]) if longer.any() else None
 

@@ -13,6 +13,7 @@ from shardwise.planning.price import mfu_of, price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.reasons import (
     BeyondPositions,
+    CompileGain,
     DecimalLength,
     FitsOffloaded,
     GradientsUnsharded,
@@ -29,7 +30,8 @@ from shardwise.planning.sequence import longest
 from shardwise.planning.space import Space
 from shardwise.predict.fit import Change, other_parallelism, ways_to_fit
 from shardwise.predict.rates import coefficients_for, error_interval, hardware_of, is_fitted
-from shardwise.spec.catalogue import coefficient
+from shardwise.spec.catalogue import coefficient, figure
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 
@@ -40,6 +42,8 @@ FAST_ENOUGH = 0.9
 CLOSE = 0.05
 # Reducing gradients in low precision is worth a tip from this gain on.
 MIN_REDUCE_GAIN = 0.01
+# A gain from torch.compile below this is not worth a line.
+MIN_COMPILE_GAIN = 0.01
 
 
 class Baseline(NamedTuple):
@@ -237,19 +241,13 @@ def make_plan(
         why=reasons(search, found, winner, by_speed=objective != "memory") if winner else [],
         limits=limits,
         limits_why=_limits(problem, objective, winner, limits),
-        tips=[
-            *_tips(problem, units, found, winner),
-            *([] if winner else _gradients_unsharded(problem, units, found)),
-            *([] if winner else _why_nothing_fits(search, found, objective)),
-            *([] if winner else _offloaded(problem, search.space)),
-            *([] if winner else _other_parallelism(problem)),
-        ],
+        tips=_tips(problem, units, found, winner) + _helps(search, found, winner, objective),
         ways=[] if winner else _ways(search, found),
         for_stack=search.space.for_stack,
         considered=found.considered,
         fitting=found.fitting,
         limit_bytes=found.limit_bytes,
-        interval=error_interval(problem.cluster),
+        interval=error_interval(problem.cluster, compiled=problem.base.compile),
         fitted=is_fitted(problem.cluster),
         comparison=coefficient("step-comparison"),
     )
@@ -312,7 +310,36 @@ def _tips(problem: Problem, units: Units, found: Found, winner: Candidate | None
         gain = low.tokens_per_s / winner.tokens_per_s - 1
         if gain > MIN_REDUCE_GAIN:
             tips.append(LowPrecisionReduce(dtype=strategy.param_dtype, gain=gain))
-    return tips
+    return [*tips, *_compiled(problem, units, winner)]
+
+
+def _compiled(problem: Problem, units: Units, winner: Candidate) -> Iterator[Reason]:
+    """What torch.compile would bring the recommended configuration."""
+    if winner.strategy.compile or not isinstance(problem.model, ModelSpec):
+        return
+    other = price_one(problem, units, winner.strategy.but(compile=True))
+    gain = other.tokens_per_s / winner.tokens_per_s - 1
+    if gain > MIN_COMPILE_GAIN:
+        yield CompileGain(
+            gain=gain,
+            saved_bytes=winner.needed_bytes - other.needed_bytes,
+            runs=round(figure("compiled_runs")),
+        )
+
+
+def _helps(
+    search: Search, found: Found, winner: Candidate | None, objective: Objective
+) -> list[Reason]:
+    """What would help where no configuration fits."""
+    if winner is not None:
+        return []
+    problem = search.problem
+    return [
+        *_gradients_unsharded(problem, search.units, found),
+        *_why_nothing_fits(search, found, objective),
+        *_offloaded(problem, search.space),
+        *_other_parallelism(problem),
+    ]
 
 
 def _gradients_unsharded(problem: Problem, units: Units, found: Found) -> Iterator[Reason]:
@@ -391,4 +418,5 @@ def _ways(search: Search, found: Found) -> list[Change]:
         problem.job,
         base=problem.base,
         applied=search.space.applied if search.space.for_stack else None,
+        chunked=units.can_chunk,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwise.planning.problem import Problem, Units, peaks, times
+from shardwise.planning.problem import Problem, Units, peaks, steps, times
 from shardwise.planning.rows import Candidate
 from shardwise.predict.configurations import Configurations
 from shardwise.spec.cluster import ClusterSpec
@@ -26,10 +26,9 @@ def price_alike(
     cluster: ClusterSpec | None = None,
 ) -> list[Candidate]:
     """The same of several at once that share units."""
-    whole, columns = units.of(strategies[0]), Configurations.of(strategies)
-    peak, needed = peaks(whole, columns, problem)
-    where = cluster or problem.cluster
-    found = times(whole, columns, where, strategies[0].param_dtype, problem.states)
+    priced = steps(units.of(strategies[0]), Configurations.of(strategies), problem)
+    peak, needed = peaks(priced, problem)
+    found = times(priced, cluster or problem.cluster, strategies[0].param_dtype)
     return [
         Candidate(
             strategy=strategy,

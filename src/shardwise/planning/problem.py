@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shardwise.predict.configurations import Configurations, Floats
-from shardwise.predict.memory import predict_memory
-from shardwise.predict.time import Times, predict_time
+from shardwise.predict.memory import memory_of
+from shardwise.predict.program.step import Steps, emit_steps
+from shardwise.predict.rates import coefficients_for, hardware_of
+from shardwise.predict.time import Times, steps_on
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DType
 from shardwise.spec.job import OPTIMIZER_STATES, Job
-from shardwise.spec.lookup import Model
+from shardwise.spec.lookup import Model, ModuleRef
 from shardwise.spec.strategy import Strategy
 from shardwise.units.load import load_units
 from shardwise.units.unit import ModelUnits
@@ -23,6 +25,8 @@ class Problem(NamedTuple):
     cluster: ClusterSpec
     job: Job
     base: Strategy
+    # The stack that trains the model shards every tensor along its first dimension.
+    along_rows: bool = False
 
     @property
     def states(self) -> int:
@@ -34,40 +38,61 @@ class Units:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._made: dict[tuple[bool, int], ModelUnits] = {}
+        self._made: dict[tuple[bool, bool, int], ModelUnits] = {}
 
     @property
     def blocks(self) -> int:
         """The model's number of blocks."""
         return len(self.of(self._problem.base.but(blocks_per_unit=1)).blocks)
 
+    @property
+    def can_chunk(self) -> bool:
+        """Whether the engine can run the loss in chunks: not of a module of one's own."""
+        return not isinstance(self._problem.model, ModuleRef)
+
+    @property
+    def can_split(self) -> bool:
+        """Whether embedding and head can be units of their own: not if they are tied."""
+        return self.can_chunk and not self.of(self._problem.base.but(blocks_per_unit=1)).tied
+
     def of(self, strategy: Strategy) -> ModelUnits:
-        key = (strategy.autocast, strategy.blocks_per_unit)
+        key = (strategy.autocast, strategy.compile, strategy.blocks_per_unit)
         if key not in self._made:
-            if key[1] == 1:
+            if strategy.blocks_per_unit == 1:
                 seq_len = self._problem.job.seq_len
-                self._made[key] = load_units(self._problem.model, seq_len, strategy)
+                units = load_units(self._problem.model, seq_len, strategy)
+                along_rows = self._problem.along_rows
+                self._made[key] = units.sharded_along_rows() if along_rows else units
             else:
-                self._made[key] = self.of(strategy.but(blocks_per_unit=1)).grouped(key[1])
+                self._made[key] = self.of(strategy.but(blocks_per_unit=1)).grouped(
+                    strategy.blocks_per_unit
+                )
         return self._made[key]
 
 
-def peaks(units: ModelUnits, c: Configurations, problem: Problem) -> tuple[Floats, Floats]:
+def steps(units: ModelUnits, c: Configurations, problem: Problem) -> Steps:
+    """The programs of rows, for memory and for times on any network."""
+    return emit_steps(units, c, problem.states, waits=problem.cluster.device.is_cpu)
+
+
+def peaks(priced: Steps, problem: Problem) -> tuple[Floats, Floats]:
     """Bytes of tensors at the peak of every row, and with the pools the allocator keeps."""
-    memory = predict_memory(units, c, problem.states, by_term=False)
+    memory = memory_of(priced, by_term=False)
     pooled = 0.0 if problem.cluster.device.is_cpu else memory.pooled_bytes
     return memory.peak_bytes, memory.peak_bytes + pooled
 
 
 def times(
-    units: ModelUnits,
-    c: Configurations,
-    cluster: ClusterSpec,
-    dtype: DType,
-    states: int,
-    network: Floats | None = None,
+    priced: Steps, cluster: ClusterSpec, dtype: DType, network: Floats | None = None
 ) -> Times:
-    """Seconds of every row of a cluster whose rates are known."""
-    found = predict_time(units, c, cluster, dtype, states, network=network)
-    assert found is not None, "checked before the search"
-    return found
+    """Seconds of every row of a cluster whose rates are known.
+
+    `network` says by row how many times as fast the slowest way between devices is.
+    """
+    k, hardware = coefficients_for(cluster), hardware_of(cluster, dtype)
+    assert k is not None, "checked before the search"
+    assert hardware is not None, "checked before the search"
+    if network is not None:
+        way = "network_bandwidth" if cluster.nodes > 1 else "link_bandwidth"
+        hardware = hardware._replace(**{way: getattr(hardware, way) * network})
+    return steps_on(priced, hardware, k)

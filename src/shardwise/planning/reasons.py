@@ -72,6 +72,7 @@ Setting = Literal[
     "blocks_per_unit",
     "grad_sync",
     "reshard_after_forward",
+    "loss",
 ]
 DecidedBy = Literal[
     "objective", "batch", "headroom", "memory", "simplicity", "smaller groups", "unsharded"
@@ -134,6 +135,26 @@ class Recomputes(Reason):
     needed_without_bytes: float
     usable_bytes: int
     share_of_step: float
+
+
+# ---- head and loss --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkedLoss(Reason):
+    """The memory with the loss in chunks, and with the logits of all tokens at once."""
+
+    chunks: int
+    needed_bytes: float
+    needed_plain_bytes: float
+    usable_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootSplit(Reason):
+    """The memory that embedding and head save by being units of their own."""
+
+    saved_bytes: float
 
 
 # ---- the batch ------------------------------------------------------------------------------
@@ -261,6 +282,15 @@ class LowPrecisionReduce(Reason):
 
     dtype: str
     gain: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileGain(Reason):
+    """Compiling the blocks would be faster; `runs` published runs say how much."""
+
+    gain: float
+    saved_bytes: float
+    runs: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ def complexity(strategy: Strategy, recompute: Recompute, accumulates: bool) -> i
             strategy.prefetch != 1,
             strategy.forward_prefetch != 0,
             strategy.blocks_per_unit != 1,
+            strategy.loss != "plain",
             2 * (strategy.reduce_dtype != "fp32"),
             2 * strategy.offload,
         )

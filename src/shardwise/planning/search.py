@@ -3,7 +3,8 @@
 1. Every placement with a few micro-batches and every share of recomputation. Full recomputation
    comes first: micro-batches that do not fit with it are not priced with less of it.
 2. The micro-batches between those, for the fastest placements.
-3. What matters less (prefetch, blocks per unit, the dtype of reductions) around the fastest.
+3. What matters less (prefetch, blocks per unit, the dtype of reductions) around the fastest, and
+   prefetch in the forward around the fastest of those.
 """
 
 from __future__ import annotations
@@ -17,18 +18,21 @@ import numpy as np
 
 from shardwise.planning.batches import Batch, batches, between, coarse, sequences_wanted
 from shardwise.planning.layout import Layout
-from shardwise.planning.problem import Problem, Units, peaks, times
+from shardwise.planning.problem import Problem, Units, peaks, steps, times
 from shardwise.planning.rows import Candidate, Rows, Table
 from shardwise.planning.space import Recompute, Space, placements
 from shardwise.predict.configurations import Floats, Ints
 from shardwise.predict.estimate import usable_bytes
+from shardwise.predict.program.step import Steps
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.spec.strategy import Kind, Strategy
+from shardwise.spec.strategy import Kind, Loss, Strategy
 
 # Rows beyond the device that are priced all the same: they say what more memory would bring.
 WITH_MORE_MEMORY = 1.25
 # How many of the fastest the last pass starts from.
 REFINED = 24
+# And of the fastest after that, how many are tried with prefetch in the forward.
+PREFETCHED = 8
 # Placements whose micro-batch the second pass refines: so many, and none that is this much slower
 # than the fastest.
 REFINED_PLACEMENTS = 32
@@ -48,6 +52,8 @@ SLOWEST_CHOICE = 0.85
 MIN_GAIN = 0.03
 # Not sharding at all is so much simpler that it may be this much slower than the fastest.
 UNSHARDED_LOSS = 0.1
+# Logits below this share of the usable memory are no reason for a chunked loss.
+MIN_LOGITS = 0.02
 # Lower-memory options differ by at least this share of the usable memory.
 MEMORY_STEP = 0.05
 
@@ -219,6 +225,16 @@ def group_rank(layout: Layout, devices_per_node: int) -> int:
     return shard if whole else 2**40 - shard
 
 
+class _Kept(NamedTuple):
+    """Rows that were timed, with their peaks: `which` of those in the programs."""
+
+    rows: Rows
+    peak_bytes: Floats
+    needed_bytes: Floats
+    steps: Steps
+    which: Ints
+
+
 class Search:
     """One search; `run` gives its outcome."""
 
@@ -227,8 +243,7 @@ class Search:
         self.units = Units(problem)
         self.limit = usable_bytes(problem.cluster.device)
         self.table = self._empty_table()
-        # Rows that were timed, with their peaks.
-        self._kept: list[tuple[Rows, Floats, Floats]] = []
+        self._kept: list[_Kept] = []
         self.nearest: dict[Layout, Nearest] = {}
         self.considered = self.fitting = 0
 
@@ -237,9 +252,12 @@ class Search:
         sizes = batches(problem.job, problem.cluster, space.micro_batches, space.batch_tolerance)
         sizes = [size for size in sizes if size.micro_batch <= self._most_sequences()] or sizes[:1]
         accumulates = any(size.accumulate > 1 for size in sizes)
-        chosen = placements(problem.cluster, problem.base, accumulates, space)
+        chosen = placements(
+            problem.cluster, problem.base, accumulates, space, split_root=self.units.can_split
+        )
         if space.offload:
             chosen = [s.but(offload=True) for s in chosen if s.sharded]
+        chosen = [s.but(loss=loss) for loss in self._losses() for s in chosen]
         first = coarse(sizes, asked=problem.job.global_batch is not None)
         for autocast in (True, False):
             alike = [s for s in chosen if s.autocast == autocast]
@@ -247,6 +265,7 @@ class Search:
                 self._price_placements(alike, first)
         self._price_each(self._more_batches(sizes, first))
         self._price_each(self._variants(self._fastest()))
+        self._price_each(self._prefetched(self._fastest()))
         return self._found(self.table)
 
     def _found(self, table: Table) -> Found:
@@ -265,6 +284,14 @@ class Search:
         units = self.units.of(self.problem.base.but(blocks_per_unit=1))
         each = units.boundary_bytes * self.problem.job.seq_len * len(units.blocks) / 2
         return max(1, int(self.limit * WITH_MORE_MEMORY / each)) if each else 2**62
+
+    def _losses(self) -> tuple[Loss, ...]:
+        """The losses to try: only the first where logits take next to nothing."""
+        units, job = self.units.of(self.problem.base.but(blocks_per_unit=1)), self.problem.job
+        stage = units.root.stage
+        logits = max(moment.logit_bytes for moment in (stage.forward_peak, *stage.backward))
+        worth = logits * job.seq_len >= MIN_LOGITS * self.limit
+        return self.space.losses if worth and self.units.can_chunk else self.space.losses[:1]
 
     def _price_placements(self, strategies: Sequence[Strategy], sizes: Sequence[Batch]) -> None:
         """Every strategy, batch and policy; with less recomputation only what fits with most."""
@@ -295,8 +322,8 @@ class Search:
         """Memory of every row, and the time of those that fit or nearly do."""
         if not len(rows.which):
             return np.empty(0)
-        units = self.units.of(rows.strategies[0])
-        peak, needed = peaks(units, rows.columns, self.problem)
+        priced = steps(self.units.of(rows.strategies[0]), rows.columns, self.problem)
+        peak, needed = peaks(priced, self.problem)
         self.considered += len(needed)
         self.fitting += int((needed <= self.limit).sum())
         for index in np.unique(rows.which).tolist():
@@ -306,37 +333,34 @@ class Search:
             known = self.nearest.get(layout)
             if known is None or needed[row] < known.needed_bytes:
                 self.nearest[layout] = Nearest(rows.strategy(row), float(needed[row]))
-        kept: Ints = np.flatnonzero(needed <= self.limit * WITH_MORE_MEMORY)
-        if len(kept):
-            self._kept.append((rows.take(kept), peak[kept], needed[kept]))
-            self._time(self.table, *self._kept[-1], self.problem.cluster)
+        which: Ints = np.flatnonzero(needed <= self.limit * WITH_MORE_MEMORY)
+        if len(which):
+            kept = _Kept(rows.take(which), peak[which], needed[which], priced, which)
+            self._kept.append(kept)
+            self._time(self.table, kept, self.problem.cluster)
         return needed
 
-    def _time(
-        self, table: Table, rows: Rows, peak: Floats, needed: Floats, cluster: ClusterSpec
-    ) -> None:
-        strategy, states = rows.strategies[int(rows.which[0])], self.problem.states
-        units = self.units.of(strategy)
-        found = times(units, rows.columns, cluster, strategy.param_dtype, states)
-        table.add(rows, peak, needed, found)
+    def _time(self, table: Table, kept: _Kept, cluster: ClusterSpec) -> None:
+        dtype = kept.rows.strategies[0].param_dtype
+        found = times(kept.steps, cluster, dtype).take(kept.which)
+        table.add(kept.rows, kept.peak_bytes, kept.needed_bytes, found)
 
     def retimed(self, cluster: ClusterSpec) -> Found:
         """The same rows with the times of another network; memory stays as it is."""
         table = self._empty_table()
-        for rows, peak, needed in self._kept:
-            self._time(table, rows, peak, needed, cluster)
+        for kept in self._kept:
+            self._time(table, kept, cluster)
         return self._found(table)
 
     def on_networks(self, factors: Floats) -> list[Found]:
         """The contenders on networks so many times as fast as the cluster's."""
         tables = [self._empty_table() for _ in factors]
-        cluster, states = self.problem.cluster, self.problem.states
         for rows, peak, needed in self._contenders:
             count, strategy = len(needed), rows.strategies[0]
             columns = rows.columns.take(np.tile(np.arange(count), len(factors)))
             network = np.repeat(factors, count)
-            units = self.units.of(strategy)
-            found = times(units, columns, cluster, strategy.param_dtype, states, network)
+            priced = steps(self.units.of(strategy), columns, self.problem)
+            found = times(priced, self.problem.cluster, strategy.param_dtype, network)
             for index, table in enumerate(tables):
                 part = np.arange(index * count, (index + 1) * count)
                 table.add(rows, peak, needed, found.take(part))
@@ -409,19 +433,22 @@ class Search:
             if not strategy.sharded or strategy.shard == 1:
                 continue
             dtypes = space.reduce_dtypes or (strategy.reduce_dtype,)
-            for prefetch, forward, blocks, dtype in product(
-                space.prefetch, space.forward_prefetch, space.blocks_per_unit, dtypes
-            ):
+            for prefetch, blocks, dtype in product(space.prefetch, space.blocks_per_unit, dtypes):
                 changed = strategy.but(
-                    prefetch=prefetch,
-                    forward_prefetch=forward,
-                    blocks_per_unit=blocks,
-                    reduce_dtype=dtype,
+                    prefetch=prefetch, blocks_per_unit=blocks, reduce_dtype=dtype
                 )
                 key = tuple(changed.__dict__.values())
                 if key not in tried and changed != strategy and space.allowed(changed):
                     tried.add(key)
                     yield changed
+
+    def _prefetched(self, candidates: Sequence[Candidate]) -> Iterable[Strategy]:
+        """The fastest with the other prefetches in the forward, which bring the least."""
+        for candidate, forward in product(candidates[:PREFETCHED], self.space.forward_prefetch):
+            strategy = candidate.strategy
+            changed = strategy.but(forward_prefetch=forward)
+            if strategy.sharded and changed != strategy and self.space.allowed(changed):
+                yield changed
 
 
 def _shape(strategy: Strategy) -> tuple[bool, int]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shardwise.planning.batches import BATCH_TOLERANCE
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.record import SpecError
-from shardwise.spec.strategy import Strategy
+from shardwise.spec.strategy import Loss, Strategy
 
 Recompute = str | float
 RECOMPUTE: tuple[Recompute, ...] = (
@@ -37,6 +37,8 @@ class Space(NamedTuple):
     prefetch: tuple[int, ...] = (0, 1, 2)
     forward_prefetch: tuple[int, ...] = (0, 1)
     blocks_per_unit: tuple[int, ...] = (1, 2, 4)
+    # The second is for jobs whose logits take a part of the memory.
+    losses: tuple[Loss, ...] = ("plain", "chunked")
     # Dtypes to reduce gradients in; none stands for that of the base. Others change the arithmetic.
     reduce_dtypes: tuple[str, ...] = ()
     offload: bool = False
@@ -61,13 +63,19 @@ class Space(NamedTuple):
 
 
 def placements(
-    cluster: ClusterSpec, base: Strategy, accumulates: bool, space: Space | None = None
+    cluster: ClusterSpec,
+    base: Strategy,
+    accumulates: bool,
+    space: Space | None = None,
+    *,
+    split_root: bool = False,
 ) -> list[Strategy]:
     """Every way to lay the states out over the devices, resolved, the simplest first.
 
     `base` gives what a plan does not choose: dtypes and compilation. Settings have their usual
     value, or the first of the space that has not got it. The space may change layouts into those
-    that a stack runs.
+    that a stack runs. With `split_root` those that shard have embedding and head in units of their
+    own.
     """
     space = space or Space()
     first = space.quick()
@@ -75,6 +83,8 @@ def placements(
         "prefetch": first.prefetch[0],
         "forward_prefetch": first.forward_prefetch[0],
         "blocks_per_unit": first.blocks_per_unit[0],
+        "loss": first.losses[0],
+        "split_root": split_root,
     }
     found: list[Strategy] = []
     for fields in _fields(cluster, accumulates):
@@ -98,7 +108,12 @@ _UNSET: dict[str, object] = {
     "ddp_bucket_mib": None,
     "reshard_after_backward": None,
 }
-_UNSHARDED: dict[str, object] = {"prefetch": 1, "forward_prefetch": 0, "blocks_per_unit": 1}
+_UNSHARDED: dict[str, object] = {
+    "prefetch": 1,
+    "forward_prefetch": 0,
+    "blocks_per_unit": 1,
+    "split_root": False,
+}
 
 
 def _fields(cluster: ClusterSpec, accumulates: bool) -> Iterator[dict[str, object]]:

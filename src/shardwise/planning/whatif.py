@@ -41,11 +41,16 @@ class Point(NamedTuple):
         return is_fitted(self.problem.cluster)
 
     @property
+    def error_interval(self) -> tuple[float, float]:
+        """Relative error of the step time that nine of ten runs stay within."""
+        return error_interval(self.problem.cluster, compiled=self.problem.base.compile)
+
+    @property
     def step_s_interval(self) -> tuple[float, float] | None:
         """Seconds that nine of ten measured steps lie between."""
         if self.candidate is None:
             return None
-        low, high = error_interval(self.problem.cluster)
+        low, high = self.error_interval
         return self.candidate.step_s * (1 + low), self.candidate.step_s * (1 + high)
 
     def to_dict(self, budget: Budget | None = None) -> dict[str, Any]:

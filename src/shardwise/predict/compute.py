@@ -18,7 +18,7 @@ def forward_s(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Flo
     return _seconds(
         stage.matmul_flops * tokens,
         stage.attention_flops * tokens,
-        stage.elementwise_bytes * tokens,
+        _moved(stage, k) * tokens,
         stage.kernels,
         h,
         k,
@@ -30,7 +30,7 @@ def backward_s(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Fl
     return _seconds(
         stage.backward_matmul_flops * tokens,
         2.5 * stage.attention_flops * tokens,
-        2.0 * stage.elementwise_bytes * tokens,
+        2.0 * _moved(stage, k) * tokens,
         2.0 * stage.kernels,
         h,
         k,
@@ -45,11 +45,16 @@ def recompute_s(
     return _seconds(
         kept.recomputed_matmul_flops * tokens,
         kept.recomputed_attention_flops * tokens,
-        stage.elementwise_bytes * tokens,
+        _moved(stage, k) * tokens,
         stage.kernels,
         h,
         k,
     )
+
+
+def _moved(stage: Stage, k: Coefficients) -> float:
+    """Bytes per token that element-wise operations of a forward move; a compiler fuses them."""
+    return stage.elementwise_bytes * (k.compiled_elementwise if stage.compiled else 1.0)
 
 
 def _seconds(

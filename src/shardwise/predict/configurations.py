@@ -40,6 +40,10 @@ class Configurations:
     replicate_sync_every: Bools
     prefetch: Ints
     forward_prefetch: Ints
+    # Embedding and head in units of their own.
+    split_root: Bools
+    # Chunks of tokens that head and loss go through; 1 for all at once.
+    loss_chunks: Ints
     offload: Bools
     # Blocks from the first on that recompute everything; 1.0 under "full", 0.0 under "none".
     full_recompute: Floats
@@ -84,6 +88,8 @@ class Configurations:
             replicate_sync_every=bools([s.grad_sync == "every" for s in strategies]),
             prefetch=ints([s.prefetch for s in strategies]),
             forward_prefetch=ints([s.forward_prefetch for s in strategies]),
+            split_root=bools([s.split_root for s in strategies]),
+            loss_chunks=ints([s.loss_chunks if s.loss == "chunked" else 1 for s in strategies]),
             offload=bools([s.offload for s in strategies]),
             full_recompute=np.asarray(
                 [s.full_recompute_share for s in strategies], dtype=np.float64

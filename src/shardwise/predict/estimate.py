@@ -13,7 +13,7 @@ from shardwise.predict.rates import error_interval
 from shardwise.predict.time import Times, predict_time
 from shardwise.predict.traffic import predict_traffic
 from shardwise.predict.work import MFU_CONVENTION, predict_work
-from shardwise.spec.catalogue import coefficient, figure
+from shardwise.spec.catalogue import coefficient
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.job import OPTIMIZER_STATES, Job
 from shardwise.spec.strategy import Strategy
@@ -118,7 +118,7 @@ def _timed(
     if times is None or without_latency is None:
         return {}
     step = float(times.step_s[0])
-    low, high = error_interval(cluster)
+    low, high = error_interval(cluster, compiled=strategy.compile)
     exposed = float(times.exposed_communication_s[0])
     peak = cluster.device.peak_flops(strategy.param_dtype)
     return {
@@ -202,8 +202,13 @@ def usable_bytes(device: DeviceSpec) -> int:
 
 
 def most_tensor_bytes(device: DeviceSpec) -> int:
-    """Tensors beyond this do not fit, however well the allocator packs them."""
-    return int(figure("tensors_of_device") * device.capacity)
+    """Tensors beyond this do not fit, however well the allocator packs them.
+
+    The least that a process holds outside the allocator is all that is taken off: the low end of
+    what it takes must be more than the device has.
+    """
+    outside, _ = coefficient("outside_allocator")
+    return max(0, int(device.capacity - outside * 2**30))
 
 
 def verdict(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> Verdict:

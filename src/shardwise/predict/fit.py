@@ -89,12 +89,14 @@ def ways_to_fit(
     *,
     base: Strategy | None = None,
     applied: Callable[[Strategy], Strategy] | None = None,
+    chunked: bool = False,
 ) -> list[Change]:
     """The smallest changes of settings, then of the number of devices, after which it fits.
 
     Options are complete: added to a command whose strategy is `base` (`strategy` itself where none
     is given), they give the needed bytes that are stated. `applied` gives a strategy as the stack
-    that trains it runs it. `units_of` gives the model's units, one block each.
+    that trains it runs it. `units_of` gives the model's units, one block each. `chunked` says that
+    the loss can run in chunks.
 
     Where none fits within the usable memory, what is at risk is offered, unless that is what
     the strategy itself already is.
@@ -116,11 +118,11 @@ def ways_to_fit(
     unset = {name: getattr(command, name) for name in _NO_OPTION}
     resolved = (
         _resolved(strategy, {**unset, **changes}, cluster, job)
-        for changes in _candidates(strategy, cluster)
+        for changes in _candidates(strategy, cluster, chunked)
     )
     here = [way for way in tried((s for s in resolved if s), cluster) if way.options]
     for wanted in ("fits", "at risk") if unfit else ("fits",):
-        fitting = judged(wanted, dict.fromkeys(here))
+        fitting = _useful(judged(wanted, dict.fromkeys(here)))
         free = [way for way in fitting if not way.host_bytes]
         # Offload is slow and asks for host memory: only when nothing else does.
         ways = (free or fitting)[:MOST_WAYS]
@@ -137,6 +139,19 @@ def ways_to_fit(
     return []
 
 
+def _useful(ways: list[Change]) -> list[Change]:
+    """Without those that add options to another and save next to nothing by it."""
+    return [
+        way
+        for way in ways
+        if not any(
+            set(other.options.split()) < set(way.options.split())
+            and way.needed_bytes > 0.99 * other.needed_bytes
+            for other in ways
+        )
+    ]
+
+
 # Settings that no option of `estimate` sets.
 _NO_OPTION = ("forward_prefetch", "ddp_bucket_mib", "compile")
 _OPTIONS = {
@@ -147,8 +162,11 @@ _OPTIONS = {
     "reshard_after_forward": "--reshard-after-forward",
     "blocks_per_unit": "--blocks-per-unit",
     "prefetch": "--prefetch",
+    "loss": "--loss",
+    "split_root": "--split-root",
     "offload": "--offload",
 }
+_FLAGS = ("split_root", "offload")
 # What another kind sets anew, unless the command sets it.
 _BY_KIND = ("grad_sync", "reshard_after_forward")
 
@@ -187,7 +205,7 @@ def _typed(base: Strategy, wanted: Strategy, cluster: ClusterSpec, job: Job) -> 
         except SpecError:
             return None
     before = _resolved(start, {}, cluster, job)
-    if before is None or (before.offload and not wanted.offload):
+    if before is None or any(getattr(before, n) and not getattr(wanted, n) for n in _FLAGS):
         return None
     fields: Changes = {}
     for name, option in _OPTIONS.items():
@@ -198,7 +216,7 @@ def _typed(base: Strategy, wanted: Strategy, cluster: ClusterSpec, job: Job) -> 
             continue  # follows from the global batch
         fields[name] = value
         text = str(value).lower() if isinstance(value, bool) else f"{value}"
-        options.append(option if name == "offload" else f"{option} {text}")
+        options.append(option if name in _FLAGS else f"{option} {text}")
     after = _resolved(start, fields, cluster, job)
     return _Tried(" ".join(options), after) if after is not None else None
 
@@ -241,28 +259,33 @@ _UNSET: dict[str, object] = {
 }
 
 
-def _candidates(strategy: Strategy, cluster: ClusterSpec) -> Iterator[Changes]:
+def _candidates(strategy: Strategy, cluster: ClusterSpec, chunked: bool) -> Iterator[Changes]:
     """One change first, then two, then three, then with offload."""
-    recompute: list[Changes] = []
-    if strategy.recompute != "full":
-        recompute = [{"recompute": "full"}]
+    loss: list[Changes] = [{"loss": "chunked"}] if chunked and strategy.loss == "plain" else []
+    recompute: list[Changes] = [{"recompute": "full"}] if strategy.recompute != "full" else []
     batch: list[Changes] = []
     smaller = strategy.micro_batch // 2
     while smaller >= 1:
         batch.append({"micro_batch": smaller})
         smaller //= 2
     sharding = list(_shardings(strategy, cluster))
-    yield from (*batch, *recompute, *sharding)
-    yield from (b | r for b in batch for r in recompute)
-    yield from (s | r for s in sharding for r in recompute)
-    yield from (s | b for s in sharding for b in batch[-1:])
-    yield from (s | b | r for s in sharding for b in batch[-1:] for r in recompute)
+    yield from (*loss, *batch, *recompute, *sharding)
+    two = [b | r for b in batch for r in recompute]
+    two += [s | r for s in sharding for r in recompute]
+    two += [s | b for s in sharding for b in batch[-1:]]
+    three = [s | b | r for s in sharding for b in batch[-1:] for r in recompute]
+    yield from (x | one for x in loss for one in (*recompute, *batch, *sharding))
+    yield from two
+    yield from (x | pair for x in loss for pair in two)
+    yield from three
+    yield from (x | all_ for x in loss for all_ in three)
     if not cluster.device.is_cpu and not strategy.offload:
         kind: Changes = {} if strategy.sharded else {"kind": "zero3", **_UNSET}
         offload = {**kind, "offload": True}
         yield offload
-        yield from (offload | r for r in recompute)
+        yield from (offload | r for r in (*loss, *recompute))
         yield from (offload | b | r for b in batch[-1:] for r in recompute)
+        yield from (offload | x | r for x in loss for r in recompute)
 
 
 def _shardings(strategy: Strategy, cluster: ClusterSpec) -> Iterator[Changes]:
@@ -271,11 +294,9 @@ def _shardings(strategy: Strategy, cluster: ClusterSpec) -> Iterator[Changes]:
         return
     if strategy.kind != "zero3" or strategy.hybrid:
         yield {"kind": "zero3", **_UNSET}
-    group = cluster.devices // 2
-    while group > 1 and cluster.devices % group == 0:
-        if group != strategy.shard:
+    for group in range(cluster.devices // 2, 1, -1):
+        if cluster.devices % group == 0 and group != strategy.shard:
             yield {"kind": "zero3", **_UNSET, "shard": group}
-        group //= 2
 
 
 def _on_more_devices(

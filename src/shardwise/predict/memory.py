@@ -25,7 +25,7 @@ from shardwise.predict.program.events import (
     Wait,
 )
 from shardwise.predict.program.sizes import Sizes
-from shardwise.predict.program.step import shapes, step_program
+from shardwise.predict.program.step import Steps, emit_steps
 from shardwise.units.unit import ModelUnits
 
 Ledger = dict[str, Floats]
@@ -85,13 +85,18 @@ def predict_memory(
     is not: NCCL's buffers lie outside torch's allocator, Gloo copies on threads of its own.
     Not `by_term`, only gradients are told from the rest.
     """
+    return memory_of(emit_steps(units, c, optimizer_states), by_term=by_term)
+
+
+def memory_of(steps: Steps, *, by_term: bool = True) -> Memory:
+    """The same of programs that are there already."""
+    units, c = steps.units, steps.c
     lines = _ALL_TERMS if by_term else _GRADIENTS_APART
     found: Floats = np.empty((len(PHASES), len(set(lines.values())), len(c)))
-    for rows in shapes(c).values():
-        program = step_program(units, c.take(rows), optimizer_states)
-        found[:, :, rows] = peaks(program, len(rows), lines)
+    for part in steps.parts:
+        found[:, :, part.rows] = peaks(part.program, len(part.rows), lines)
     names = list(dict.fromkeys(lines.values()))
-    sizes = Sizes(units, c, optimizer_states)
+    sizes = Sizes(units, c, steps.states)
     kinds = {id(unit): unit for unit in units.units}.values()
     largest = np.maximum.reduce([sizes.elements(unit) for unit in kinds]) * c.param_bytes
     return Memory(

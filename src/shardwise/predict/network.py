@@ -1,6 +1,14 @@
-"""Seconds of a collective: a latency per hop, and bytes over what the slowest link gives."""
+"""Seconds of a collective: bytes over what the slowest link gives, and latency.
+
+A ring passes each piece of a message from node to node, so its latency grows with their number. A
+tree, which NCCL may take for an all-reduce, has a latency that grows with the logarithm of the
+nodes. Both make the effective bandwidth fall with the nodes spanned, the more the smaller the
+message. The form is the one that follows measured collectives best: benchmarks/collectives.py.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,43 +16,83 @@ from shardwise.predict.configurations import Floats, Ints
 from shardwise.predict.rates import Coefficients, Hardware
 
 
+class Group(NamedTuple):
+    """`size` ranks, `in_node` of them in each node; `span` devices from the first to the last."""
+
+    size: Ints
+    in_node: Ints
+    span: Ints
+
+    @property
+    def nodes(self) -> Floats:
+        return np.maximum(1.0, self.size / self.in_node)
+
+
 def ring_s(message: Floats, size: Ints, h: Hardware, k: Coefficients) -> Floats:
     """All-gather or reduce-scatter of a whole group's message; a group fills node after node."""
-    in_node = np.full_like(size, h.devices_per_node)
-    wire = message * (size - 1) / size / _bus_bandwidth(size, in_node, size, h, k)
-    return wire + _latency(size, in_node, h, k)
+    group = Group(size, np.full_like(size, h.devices_per_node), size)
+    moved = message * (size - 1) / size
+    if h.measured:
+        return moved / _measured(group, h.measured.ring, h)
+    return moved / _bandwidth(group, h.link_bandwidth, h, k) + _ring_latency(group, k)
 
 
 def all_reduce_s(
     message: Floats, replicas: Ints, stride: Ints, h: Hardware, k: Coefficients
 ) -> Floats:
-    """Across replicas, each device its own `message`.
+    """Across replicas, each device its own `message`: by ring or by tree, whichever is faster.
 
     Replicas lie `stride` devices apart: several to a node, or one in every few.
     """
-    in_node = np.maximum(1, h.devices_per_node // stride)
-    bandwidth = _bus_bandwidth(replicas, in_node, replicas * stride, h, k, k.reduce_speedup)
-    wire = 2.0 * message * (replicas - 1) / replicas / bandwidth
-    return wire + 2.0 * _latency(replicas, in_node, h, k)
+    group = Group(replicas, np.maximum(1, h.devices_per_node // stride), replicas * stride)
+    moved = 2.0 * message * (replicas - 1) / replicas
+    if h.measured:
+        return moved / _measured(group, h.measured.all_reduce, h)
+    link = h.link_bandwidth * k.reduce_speedup
+    ring = moved / _bandwidth(group, link, h, k) + 2.0 * _ring_latency(group, k)
+    if h.on_cpu:
+        return ring
+    share = k.tree_efficiency * np.maximum(1.0, group.nodes / 2.0) ** -k.tree_falloff
+    tree = moved / _bandwidth(group, link, h, k, share) + 2.0 * _tree_latency(group, k)
+    return np.minimum(ring, tree)
 
 
-def _bus_bandwidth(
-    size: Ints, in_node: Ints, span: Ints, h: Hardware, k: Coefficients, speedup: float = 1.0
+def _bandwidth(
+    group: Group,
+    link: float | Floats,
+    h: Hardware,
+    k: Coefficients,
+    share: float | Floats = 1.0,
 ) -> Floats:
-    """Bytes per second of a ring: its slowest link.
+    """Bytes per second of the slowest link; of that between nodes, a `share`.
 
-    Members in one node send to the next node together, each over its own port. `span` devices lie
-    between the first and the last member.
+    Members in one node send to the next node together, each over its own port.
     """
-    inside = h.link_bandwidth * k.link_efficiency * speedup
-    between = h.network_bandwidth * in_node * k.network_efficiency
-    between = np.where(
-        span > h.pod_nodes * h.devices_per_node, between / h.oversubscription, between
-    )
-    return np.where(size > in_node, np.minimum(inside, between), inside)
+    inside = link * k.link_efficiency
+    between = h.network_bandwidth * group.in_node * k.network_efficiency * share
+    outside_pod = group.span > h.pod_nodes * h.devices_per_node
+    between = np.where(outside_pod, between / h.oversubscription, between)
+    return np.where(group.size > group.in_node, np.minimum(inside, between), inside)
 
 
-def _latency(size: Ints, in_node: Ints, h: Hardware, k: Coefficients) -> Floats:
-    nodes = np.maximum(1.0, size / in_node)
-    within = np.minimum(size, in_node) - 1.0
-    return k.hop_latency_s * within + k.network_latency_s * np.log2(nodes)
+def _measured(group: Group, bandwidths: tuple[float, ...], h: Hardware) -> Floats:
+    """Interpolated between the measured numbers of nodes; ports are shared by a node's groups."""
+    assert h.measured is not None
+    nodes = np.log2(np.asarray(h.measured.nodes))
+    found = np.exp(np.interp(np.log2(group.nodes), nodes, np.log(bandwidths)))
+    share = np.minimum(group.in_node, h.devices_per_node) / h.devices_per_node
+    return found * np.where(group.nodes > 1, share, 1.0)
+
+
+def _ring_latency(group: Group, k: Coefficients) -> Floats:
+    """Hops through a node, and one from each node to the next."""
+    return _latency_in_node(group, k) + k.network_latency_s * (group.nodes - 1.0)
+
+
+def _tree_latency(group: Group, k: Coefficients) -> Floats:
+    """A chain inside each node, and a level per doubling of nodes."""
+    return _latency_in_node(group, k) + k.network_latency_s * np.log2(group.nodes)
+
+
+def _latency_in_node(group: Group, k: Coefficients) -> Floats:
+    return k.hop_latency_s * (np.minimum(group.size, group.in_node) - 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from shardwise.predict.configurations import Floats, Ints
@@ -40,6 +41,20 @@ class Coefficients(NamedTuple):
     hook_s: float = 0.0
     # How much more an all-reduce gets out of the link inside a node than an all-gather does.
     reduce_speedup: float = 1.0
+    # Of the network between nodes: what the tree of an all-reduce gets on two nodes, and the power
+    # of the nodes with which that falls.
+    tree_efficiency: float = 1.0
+    tree_falloff: float = 0.0
+    # Bytes of element-wise operations that are left where blocks are compiled.
+    compiled_elementwise: float = 1.0
+
+
+class Bandwidths(NamedTuple):
+    """Measured bus bandwidth of collectives of whole nodes, in bytes per second, by nodes."""
+
+    nodes: tuple[float, ...]
+    ring: tuple[float, ...]
+    all_reduce: tuple[float, ...]
 
 
 class Hardware(NamedTuple):
@@ -61,7 +76,9 @@ class Hardware(NamedTuple):
     host_link: float = 20e9
     host_memory: float = 15e9
     # Collectives of CPUs: hooks wait for them, and a reduce-scatter is run as an all-reduce.
-    gloo: bool = False
+    on_cpu: bool = False
+    # Where the cluster's own collectives were measured, they hold instead of coefficients.
+    measured: Bandwidths | None = None
 
     def take(self, rows: Ints) -> Hardware:
         """The same for some of the rows."""
@@ -97,11 +114,24 @@ def coefficients_for(cluster: ClusterSpec) -> Coefficients | None:
     return fitted._replace(optimizer_factor=figure("fused_optimizer"))
 
 
-def error_interval(cluster: ClusterSpec) -> tuple[float, float]:
-    """How far predicted tokens/s lie off the measured ones, in nine of ten runs."""
+def error_interval(cluster: ClusterSpec, *, compiled: bool = False) -> tuple[float, float]:
+    """How far predicted tokens/s lie off the measured ones, in nine of ten runs.
+
+    The further from what was fitted, the wider: more nodes, another device, compiled blocks.
+    """
     if cluster.calibration is not None:
         return cluster.calibration.interval
-    return coefficient("step-interval" if is_fitted(cluster) else "step-interval-other")
+    ends = coefficient("step-interval" if is_fitted(cluster) else "step-interval-other")
+    wider = interval_growth(cluster.nodes, compiled=compiled)
+    low, high = ((1.0 + end) ** wider - 1.0 for end in ends)
+    return low, high
+
+
+def interval_growth(nodes: int, *, compiled: bool = False) -> float:
+    """How many times as wide an interval is, on a logarithmic scale, as where runs were fitted."""
+    doublings = max(0.0, math.log2(max(1, nodes) / figure("interval_nodes")))
+    grown = 1.0 + figure("interval_per_doubling") * doublings
+    return grown * (figure("interval_compiled") if compiled else 1.0)
 
 
 def hardware_of(cluster: ClusterSpec, dtype: DType) -> Hardware | None:
@@ -119,5 +149,5 @@ def hardware_of(cluster: ClusterSpec, dtype: DType) -> Hardware | None:
         oversubscription=cluster.oversubscription,
         host_link=figure("host_link") * 1e9,
         host_memory=figure("host_memory") * 1e9,
-        gloo=cluster.device.is_cpu,
+        on_cpu=cluster.device.is_cpu,
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from shardwise.predict.configurations import Configurations
 from shardwise.predict.program.events import ROOT, Alloc, Instant, Run, Wait
 from shardwise.predict.program.prices import Prices
+from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.program.step import step_program
 from shardwise.predict.rates import coefficients_for, hardware_of
 from shardwise.predict.time import Streams
@@ -39,9 +39,10 @@ def replay(
         return None
     grouped = units.grouped(strategy.blocks_per_unit)
     states = OPTIMIZER_STATES[job.optimizer]
-    make = partial(Prices, hardware=hardware, k=k)
-    program = step_program(grouped, Configurations.of([strategy]), states, make, apart=True)
-    streams, builder = Streams(program, 1, k.contention), TimelineBuilder()
+    columns = Configurations.of([strategy])
+    program = step_program(grouped, columns, states, waits=hardware.on_cpu, apart=True)
+    prices = Prices(Sizes(grouped, columns, states), hardware, k)
+    streams, builder = Streams(program, 1, prices), TimelineBuilder()
     for lane in _KINDS:
         builder.lane(lane)
     # The largest instant of whatever the compute stream does, from when that begins.

@@ -12,23 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import partial
+from typing import Protocol
 
 import numpy as np
 
 from shardwise.predict.configurations import Bools, Configurations, Floats, Ints
 from shardwise.predict.program.events import (
     COMMUNICATION,
-    Alloc,
-    Instant,
-    Phase,
+    Cost,
     Program,
     Repeat,
     Run,
     Wait,
 )
 from shardwise.predict.program.prices import Prices
-from shardwise.predict.program.step import shapes, step_program
+from shardwise.predict.program.step import Steps, emit_steps
 from shardwise.predict.rates import Coefficients, Hardware, coefficients_for, hardware_of
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DType
@@ -59,19 +57,14 @@ def predict_time(
     states: int,
     *,
     latency: bool = True,
-    network: Floats | None = None,
 ) -> Times | None:
     """Times of rows that share units and cluster; None where they cannot be known.
 
-    Without `latency`, messages take no longer than their bytes. `network` says by row how many
-    times as fast the slowest way between devices is.
+    Without `latency`, messages take no longer than their bytes.
     """
     k, hardware = coefficients_for(cluster), hardware_of(cluster, dtype)
     if k is None or hardware is None:
         return None
-    if network is not None:
-        way = "network_bandwidth" if cluster.nodes > 1 else "link_bandwidth"
-        hardware = hardware._replace(**{way: getattr(hardware, way) * network})
     if not latency:
         k = k._replace(hop_latency_s=0.0, network_latency_s=0.0)
     return times_of(units, c, hardware, k, states)
@@ -81,18 +74,30 @@ def times_of(
     units: ModelUnits, c: Configurations, hardware: Hardware, k: Coefficients, states: int = 2
 ) -> Times:
     """Times of rows on hardware with these coefficients."""
-    found: Floats = np.empty((len(fields(Times)), len(c)))
-    for rows in shapes(c).values():
-        make = partial(Prices, hardware=hardware.take(rows), k=k)
-        program = step_program(units, c.take(rows), states, make)
-        times = schedule(program, len(rows), k.contention)
-        found[:, rows] = [getattr(times, f.name) for f in fields(Times)]
+    return steps_on(emit_steps(units, c, states, waits=hardware.on_cpu), hardware, k)
+
+
+def steps_on(steps: Steps, hardware: Hardware, k: Coefficients) -> Times:
+    """The same of programs that are there already."""
+    found: Floats = np.empty((len(fields(Times)), len(steps.c)))
+    for part in steps.parts:
+        prices = Prices(part.sizes, hardware.take(part.rows), k)
+        times = schedule(part.timed, len(part.rows), prices)
+        found[:, part.rows] = [getattr(times, f.name) for f in fields(Times)]
     return Times(**{f.name: column for f, column in zip(fields(Times), found, strict=True)})
 
 
-def schedule(program: Program, rows: int, contention: Floats | float = 0.0) -> Times:
+class Priced(Protocol):
+    """Seconds of what a program's events cost."""
+
+    contention: Floats | float
+
+    def of(self, cost: Cost) -> Floats: ...
+
+
+def schedule(program: Program, rows: int, prices: Priced) -> Times:
     """Play a program."""
-    streams = Streams(program, rows, contention)
+    streams = Streams(program, rows, prices)
     streams.play(program)
     spent = streams.spent
     step, optimizer = streams.free("compute").copy(), spent("optimizer")
@@ -108,19 +113,21 @@ def schedule(program: Program, rows: int, contention: Floats | float = 0.0) -> T
 
 # Relative to the latest register: what rounding may make of equal times.
 _ROUNDING = 1e-13
-_SPENT = ("compute", "copy", "communication", "optimizer")
+_SPENT = ("compute", "copy", "optimizer", "communication")
 
 
 class Streams:
     """When each stream is free and each mark was set, and how much was spent on what."""
 
-    def __init__(self, program: Program, rows: int, contention: Floats | float = 0.0) -> None:
-        self.contention = contention
+    def __init__(self, program: Program, rows: int, prices: Priced) -> None:
+        self.prices, self.contention = prices, prices.contention
         names = ["compute", *_registers(program)]
         self.index = {name: number for number, name in enumerate(dict.fromkeys(names))}
         self.times = len(self.index)
         for work in _SPENT:
             self.index[f"spent on {work}"] = len(self.index)
+        self.spending = {work: self.index[f"spent on {work}"] for work in _SPENT[:3]}
+        self.spending |= dict.fromkeys(COMMUNICATION, self.index["spent on communication"])
         self.at: Floats = np.zeros((len(self.index), rows))
         self.queued: dict[str, int] = {}
 
@@ -133,14 +140,13 @@ class Streams:
 
     def play(self, program: Program) -> None:
         for event in program:
-            if isinstance(event, Run):
-                self.run(event)
-            elif isinstance(event, Wait):
-                self.wait(event)
-            elif isinstance(event, Repeat):
-                self._repeat(event)
-            else:
-                assert isinstance(event, (Alloc, Instant, Phase))
+            kind = type(event)
+            if kind is Run:
+                self.run(event)  # type: ignore[arg-type]
+            elif kind is Repeat:
+                self._repeat(event)  # type: ignore[arg-type]
+            elif kind is Wait:
+                self.wait(event)  # type: ignore[arg-type]
 
     def wait(self, event: Wait) -> None:
         stream = self.free(event.stream)
@@ -153,9 +159,9 @@ class Streams:
         stream = self.free(event.stream)
         ready = self._ready(event)
         start = stream if ready is None else np.maximum(stream, ready)
-        seconds = event.seconds
+        seconds = own = self.prices.of(event.cost)
         if event.beside:
-            seconds = seconds + self.contention * self._overlap(event, start)
+            seconds = own + self.contention * self._overlap(event, start, own)
         end = start + seconds
         if event.only is not None:
             # Rows that do nothing hand on what they would have waited for.
@@ -165,8 +171,7 @@ class Streams:
             np.copyto(stream, end, where=event.only)
         else:
             stream[:] = end
-        kind = "communication" if event.work in COMMUNICATION else event.work
-        self.at[self.index[f"spent on {kind}"]] += seconds
+        self.at[self.spending[event.work]] += seconds
         if event.mark:
             self.at[self.index[event.mark]] = (
                 end if event.only is None else np.where(event.only, end, self.free(event.mark))
@@ -187,13 +192,13 @@ class Streams:
             ready = taken if ready is None else np.maximum(ready, taken)
         return ready
 
-    def _overlap(self, event: Run, start: Floats) -> Floats:
+    def _overlap(self, event: Run, start: Floats, seconds: Floats) -> Floats:
         """Seconds of an event during which one of the streams beside it is busy."""
         busy = np.zeros_like(start)
         for name in event.beside:
             if name in self.index:
                 np.maximum(busy, self.free(name), out=busy)
-        return np.clip(np.minimum(busy - start, event.seconds), 0.0, None)
+        return np.clip(np.minimum(busy - start, seconds), 0.0, None)
 
     def _give(self, queue: str, end: Floats) -> None:
         number = self.queued.get(queue, 0)

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardwise.predict.configurations import Configurations, Ints
 from shardwise.predict.program.events import Program, Repeat, Run
-from shardwise.predict.program.step import shapes, step_program
+from shardwise.predict.program.step import emit_steps
 from shardwise.units.unit import ModelUnits
 
 
@@ -28,8 +28,9 @@ class Collective(NamedTuple):
 def predict_traffic(units: ModelUnits, c: Configurations) -> list[Collective]:
     """What one rank takes part in, by operation and by group of the device mesh."""
     found: dict[tuple[str, str], Collective] = {}
-    for rows in shapes(c).values():
-        for one in collectives(step_program(units, c.take(rows)), len(rows)):
+    for part in emit_steps(units, c).parts:
+        rows = part.rows
+        for one in collectives(part.program, len(rows)):
             key = (one.op, one.group)
             if key not in found:
                 found[key] = Collective(*key, *np.zeros((2, len(c)), dtype=np.int64))

@@ -12,7 +12,7 @@ from rich.text import Text
 from shardwise.predict.rates import is_fitted
 from shardwise.report.memory_words import profile_memory_words, shortfall_words, show_memory
 from shardwise.report.screen import COLOURS, bar, option, plain_table, screen
-from shardwise.report.strategy import run_words
+from shardwise.report.strategy import compile_words, run_words
 from shardwise.report.words import TERMS, VERDICTS, parallelism_words
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DTYPE_BYTES
@@ -67,6 +67,9 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
         out.print()
         out.print(_work(profile))
         out.print(_time(run, profile))
+        compiled = compile_words(strategy, run.model, run.cluster)
+        if compiled:
+            out.print(compiled)
     if memory.verdict != "fits":
         out.print()
         print_ways(out, ways, run.model)

@@ -84,13 +84,13 @@ def _print_figures(
     out: Console, written: Exported, run: RunSpec, figures: Figures, stack: str
 ) -> None:
     there = run._replace(strategy=written.applied)
-    same = not changed_fields(run.strategy, written.applied)
+    planned, runs = _figures(figures.run), _figures(figures.stack)
+    same = not changed_fields(run.strategy, written.applied) and planned == runs
     out.print(f"As {stack} runs it: {run_words(there)}.")
     columns = [Column("figure", "predicted", left=True)]
     columns += [] if same else [Column("run", "as planned")]
     columns += [Column("stack", f"in {stack}")]
     table = Table(columns)
-    planned, runs = _figures(figures.run), _figures(figures.stack)
     for title, key, show in (
         ("memory", "needed_bytes", show_memory),
         ("usable memory", "usable_bytes", show_memory),

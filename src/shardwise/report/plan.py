@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from shardwise.planning.plan import CLOSE, Plan
+from shardwise.planning.plan import CLOSE, Baseline, Plan
 from shardwise.planning.reasons import LeastMemory, OtherParallelism, RiskyAlternative, StepBatch
 from shardwise.planning.rows import Candidate
 from shardwise.report.estimate import not_compared, print_ways
@@ -27,6 +27,7 @@ from shardwise.report.reasons import (
 from shardwise.report.screen import bullet, option, screen
 from shardwise.report.strategy import (
     batch_words,
+    compile_words,
     configuration_words,
     recompute_cell,
     shorthand,
@@ -104,6 +105,9 @@ def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
         out.print(cost)
     if not plan.fitted:
         out.print(not_compared(cluster).strip())
+    compiled = compile_words(winner.strategy, plan.problem.model, cluster)
+    if compiled:
+        out.print(compiled)
 
 
 def step_words(plan: Plan, winner: Candidate) -> str:
@@ -153,14 +157,18 @@ def layouts_table(plan: Plan, top: int) -> Table:
             *added_cost_columns(plan.budget),
         )
     )
-    shown = ranked(plan, top)
-    for number, candidate in enumerate(shown, start=1):
+    for number, candidate in enumerate(ranked(plan, top), start=1):
         _add(table, plan, str(number), candidate.strategy, candidate, candidate.needed_bytes)
-    for baseline in plan.baselines:
-        if not any(candidate.strategy == baseline.strategy for candidate in shown):
-            name = "now" if baseline.name == "now" else ""
-            _add(table, plan, name, baseline.strategy, baseline.candidate, baseline.needed_bytes)
+    for baseline in _below(plan, top):
+        name = "now" if baseline.name == "now" else ""
+        _add(table, plan, name, baseline.strategy, baseline.candidate, baseline.needed_bytes)
     return table
+
+
+def _below(plan: Plan, top: int) -> list[Baseline]:
+    """The baselines that are not among the layouts shown."""
+    shown = [candidate.strategy for candidate in ranked(plan, top)]
+    return [baseline for baseline in plan.baselines if baseline.strategy not in shown]
 
 
 def ranked(plan: Plan, top: int) -> list[Candidate]:
@@ -202,11 +210,12 @@ def _add(
 
 def unusual_words(plan: Plan, top: int) -> str:
     """The settings of rows that the table marks; empty where it marks none."""
+    numbered = [(str(n), c.strategy) for n, c in enumerate(ranked(plan, top), start=1)]
     rows: dict[str, list[str]] = {}
-    for number, candidate in enumerate(ranked(plan, top), start=1):
-        settings = unusual_settings(candidate.strategy).replace(" · ", ", ")
+    for row, strategy in (*numbered, *((b.name, b.strategy) for b in _below(plan, top))):
+        settings = unusual_settings(strategy).replace(" · ", ", ")
         if settings:
-            rows.setdefault(settings, []).append(str(number))
+            rows.setdefault(settings, []).append(row)
     notes = [
         f"row{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}: {settings}"
         for settings, numbers in rows.items()

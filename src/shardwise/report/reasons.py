@@ -11,7 +11,9 @@ from shardwise.planning.plan import Plan
 from shardwise.planning.reasons import (
     BatchCapped,
     BeyondPositions,
+    ChunkedLoss,
     Compared,
+    CompileGain,
     DataParallelEnds,
     DecimalLength,
     DoesNotFit,
@@ -30,6 +32,7 @@ from shardwise.planning.reasons import (
     Reason,
     Recomputes,
     RiskyAlternative,
+    RootSplit,
     ShorterFits,
     SingleDevice,
     Slack,
@@ -59,6 +62,10 @@ from shardwise.spec.strategy import Strategy, show_recompute
 def plan_reasons(plan: Plan) -> list[str]:
     """Why this layout, what limits it, and what is left."""
     return [reason_words(reason, plan.units.blocks) for reason in (*plan.why, *plan.limits_why)]
+
+
+# Savings of memory below this are not worth a word.
+MIN_SAVED_BYTES = 2**30 // 10
 
 
 def plan_tips(plan: Plan) -> list[str]:
@@ -164,6 +171,7 @@ def _differing(reason: Compared, blocks: int | None) -> str:
     parts = [
         _recompute_setting(strategy, blocks) if "recompute" in reason.differing else "",
         f"micro-batch {strategy.micro_batch}" if "micro_batch" in reason.differing else "",
+        "plain loss" if "loss" in reason.differing and strategy.loss == "plain" else "",
         unusual_settings(strategy).replace(" · ", ", "),
     ]
     return ", ".join(part for part in parts if part)
@@ -194,6 +202,18 @@ def _padding(reason: Padding, blocks: int | None) -> str:
 
 def _no_recompute(reason: NoRecompute, blocks: int | None) -> str:
     return "No recompute: all activations fit."
+
+
+def _chunked_loss(reason: ChunkedLoss, blocks: int | None) -> str:
+    told = f"Loss in {reason.chunks} chunks: with all logits at once it would need "
+    needed = show_memory(reason.needed_plain_bytes)
+    if reason.needed_plain_bytes > reason.usable_bytes:
+        return f"{told}{needed}, {show_memory(reason.usable_bytes)} are usable."
+    return f"{told}{needed} instead of {show_memory(reason.needed_bytes)}."
+
+
+def _root_split(reason: RootSplit, blocks: int | None) -> str:
+    return f"Embedding and head are units of their own: {show_memory(reason.saved_bytes)} less."
 
 
 def _recomputes(reason: Recomputes, blocks: int | None) -> str:
@@ -331,6 +351,15 @@ def _low_precision_reduce(reason: LowPrecisionReduce, blocks: int | None) -> str
     )
 
 
+def _compile_gain(reason: CompileGain, blocks: int | None) -> str:
+    saved = reason.saved_bytes
+    memory = f", {show_memory(saved)} less memory" if saved >= MIN_SAVED_BYTES else ""
+    return (
+        f"torch.compile: predicted {share_words(reason.gain)} faster{memory} (fitted on "
+        f"{reason.runs} published runs): --compile."
+    )
+
+
 def _offloaded(reason: FitsOffloaded, blocks: int | None) -> str:
     return (
         f"Fits with offload to host memory: {configuration_words(reason.strategy, blocks=blocks)}, "
@@ -391,6 +420,8 @@ _WORDS: dict[type[Reason], Callable[[Any, int | None], str]] = {
     Padding: _padding,
     NoRecompute: _no_recompute,
     Recomputes: _recomputes,
+    ChunkedLoss: _chunked_loss,
+    RootSplit: _root_split,
     StepBatch: _step_batch,
     MicroBatchGain: _micro_batch_gain,
     BatchCapped: _batch_capped,
@@ -402,6 +433,7 @@ _WORDS: dict[type[Reason], Callable[[Any, int | None], str]] = {
     BeyondPositions: _beyond_positions,
     DecimalLength: _decimal_length,
     LowPrecisionReduce: _low_precision_reduce,
+    CompileGain: _compile_gain,
     FitsOffloaded: _offloaded,
     ShorterFits: _shorter_fits,
     OtherParallelism: _other_parallelism,

@@ -6,6 +6,8 @@ Sentences name a layout ("ZeRO-3 in groups of 8"); tables show the shorthand tha
 
 from __future__ import annotations
 
+from shardwise.spec.catalogue import figure
+from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Kind, Strategy, show_recompute
@@ -49,6 +51,7 @@ def configuration_words(
         _micro_batch(strategy, seq_len),
         _accumulation(strategy),
         _recompute(strategy, blocks),
+        _loss(strategy),
         _reshard(strategy),
         _prefetch(strategy),
         _blocks_per_unit(strategy),
@@ -65,6 +68,7 @@ def unusual_settings(strategy: Strategy) -> str:
         _prefetch(strategy),
         _blocks_per_unit(strategy),
         _gradient_sync(strategy),
+        _loss(strategy),
     )
 
 
@@ -79,6 +83,8 @@ def run_words(run: RunSpec) -> str:
         _recompute(strategy, blocks_of(run.model)),
         own if own == master else f"{own} over {master}",
         job.optimizer,
+        _loss(strategy),
+        "embedding and head in their own units" if strategy.split_root else "",
         _blocks_per_unit(strategy),
         _prefetch(strategy),
         _reshard(strategy),
@@ -86,6 +92,18 @@ def run_words(run: RunSpec) -> str:
         "torch.compile" if strategy.compile else "",
         "offload to host memory" if strategy.offload else "",
     )
+
+
+def compile_words(strategy: Strategy, model: object, cluster: ClusterSpec) -> str:
+    """What a prediction of compiled blocks rests on; empty where nothing is compiled."""
+    if not strategy.compile:
+        return ""
+    if not isinstance(model, ModelSpec):
+        return "torch.compile: not predicted for traced models; times and memory are uncompiled."
+    if cluster.calibration is not None:
+        return "torch.compile: its effect on time is that of the calibrated runs."
+    runs = round(figure("compiled_runs"))
+    return f"torch.compile: its effect on time is fitted on {runs} published runs."
 
 
 def blocks_of(model: object) -> int | None:
@@ -132,6 +150,10 @@ def _recompute(strategy: Strategy, blocks: int | None) -> str:
     if isinstance(strategy.recompute, str):
         return f"{strategy.recompute} recompute"
     return f"recompute {show_recompute(strategy.recompute, blocks)}"
+
+
+def _loss(strategy: Strategy) -> str:
+    return f"loss in {strategy.loss_chunks} chunks" if strategy.loss == "chunked" else ""
 
 
 def _blocks_per_unit(strategy: Strategy) -> str:

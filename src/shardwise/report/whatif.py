@@ -14,7 +14,6 @@ from shardwise.planning.money import Budget
 from shardwise.planning.problem import Problem
 from shardwise.planning.vary import needs_network
 from shardwise.planning.whatif import Point
-from shardwise.predict.rates import error_interval
 from shardwise.report.money import (
     added_cost_cells,
     added_cost_columns,
@@ -147,10 +146,12 @@ def accuracy_words(points: Sequence[Point]) -> list[str]:
     """How far measured step times lie from these, by whether the device was fitted."""
     sentences = []
     for fitted in (True, False):
-        clusters = [p.problem.cluster for p in points if p.candidate and p.fitted is fitted]
-        if not clusters:
+        shown = [p for p in points if p.candidate and p.fitted is fitted]
+        if not shown:
             continue
-        ends = span(*error_interval(clusters[0]), signed_percent)
+        clusters = [p.problem.cluster for p in shown]
+        widest = max((p.error_interval for p in shown), key=lambda ends: ends[1])
+        ends = span(*widest, signed_percent)
         names = ", ".join(dict.fromkeys(cluster.device.name for cluster in clusters))
         if fitted:
             sentences.append(f"Measured steps lie within {ends} of these (nine of ten runs).")

@@ -41,6 +41,11 @@ class Calibration(Record):
     hook_s: Seconds = 0.0
     # How much more an all-reduce gets out of the link inside a node than an all-gather does.
     reduce_speedup: Share = 1.0
+    # Of the network: what the tree of an all-reduce gets on two nodes, and how it falls with nodes.
+    tree_efficiency: Share = 1.0
+    tree_falloff: Factor = 0.0
+    # Bytes of element-wise operations that are left where blocks are compiled.
+    compiled_elementwise: Share = 1.0
     interval: tuple[float, float] = (-0.2, 0.25)
     source: str = ""
 

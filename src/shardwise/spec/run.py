@@ -54,6 +54,11 @@ class RunSpec(NamedTuple):
                 f"strategy.blocks_per_unit: {strategy.blocks_per_unit} is more than the {blocks} "
                 f"blocks of {self.model.name}; set at most {blocks}"
             )
+        if strategy.split_root and getattr(self.model, "tied", False):
+            raise SpecError(
+                f"strategy.split_root: embedding and head of {self.model.name} are tied, so they "
+                "belong in one unit; leave split_root out"
+            )
         return self._replace(strategy=self.job.split(strategy))
 
 
@@ -70,6 +75,7 @@ def read_run(path: str | Path, given: Mapping[str, str] | None = None) -> RunSpe
 def run_from_dict(data: dict[str, Any], base: Path | None = None) -> RunSpec:
     """A RunSpec from sections, each a table or, where one exists, a shorthand text."""
     problems = Problems()
+    data, loss = _without_loss(data)
     for key in data:
         if key not in SECTIONS:
             hint = did_you_mean(key, SECTIONS) or f"; known are {', '.join(SECTIONS)}"
@@ -92,7 +98,29 @@ def run_from_dict(data: dict[str, Any], base: Path | None = None) -> RunSpec:
     problems.raise_if_any()
     parts.setdefault("job", Job(seq_len=default_seq_len(parts["model"])))
     parts.setdefault("strategy", default_strategy(parts["cluster"]))
+    if loss is not None:
+        fields = parts["strategy"].model_dump()
+        parts["strategy"] = Strategy.read({**fields, "loss": loss}, where="job")
     return RunSpec(**parts)
+
+
+def _without_loss(data: dict[str, Any]) -> tuple[dict[str, Any], object]:
+    """`job.loss` is accepted for `strategy.loss`: the sections without it, and its value."""
+    job = data.get("job")
+    if not isinstance(job, dict) or "loss" not in job:
+        return data, None
+    rest = {name: value for name, value in job.items() if name != "loss"}
+    sections = {**data, "job": rest} if rest else {n: v for n, v in data.items() if n != "job"}
+    return sections, job["loss"]
+
+
+def check_loss(run: RunSpec) -> None:
+    """Raise SpecError for a chunked loss of a model that the run's file does not describe."""
+    if run.strategy.loss == "chunked" and isinstance(run.model, ModuleRef):
+        raise SpecError(
+            "strategy.loss: chunked needs a model that transformers builds from its configuration; "
+            f'{run.model.factory} is a function of your own: set loss = "plain"'
+        )
 
 
 def default_seq_len(model: Model) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, cast
 from shardwise.spec.dtype import DType
 from shardwise.spec.job import Optimizer
 from shardwise.spec.record import did_you_mean
-from shardwise.spec.strategy import GradSync
+from shardwise.spec.strategy import GradSync, Loss
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,12 +31,13 @@ class JobSettings(TypedDict, total=False):
 
 
 class FixedSettings(TypedDict, total=False):
-    """Fields of Strategy that a plan takes as given: dtypes and compilation."""
+    """Fields of Strategy that a plan takes as given: dtypes, compilation and loss."""
 
     param_dtype: DType | None
     reduce_dtype: DType | None
     master_dtype: DType | None
     compile: bool | None
+    loss: Loss | None
 
 
 class StrategySettings(FixedSettings, total=False):
@@ -54,6 +55,8 @@ class StrategySettings(FixedSettings, total=False):
     prefetch: int | None
     forward_prefetch: int | None
     blocks_per_unit: int | None
+    split_root: bool | None
+    loss_chunks: int | None
     offload: bool | None
     ddp_bucket_mib: float | None
 

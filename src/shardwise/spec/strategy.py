@@ -14,6 +14,7 @@ from shardwise.spec.record import Record, SpecError, did_you_mean
 
 Kind = Literal["single", "ddp", "zero1", "zero2", "zero3"]
 GradSync = Literal["every", "local", "last"]
+Loss = Literal["plain", "chunked"]
 # Far beyond any run, and small enough that bytes stay within 64 bits.
 PositiveInt = Annotated[int, Field(ge=1, le=2**20)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -65,8 +66,13 @@ class Strategy(Record):
     prefetch: Annotated[int, Field(ge=0, le=8)] = 1
     forward_prefetch: Annotated[int, Field(ge=0, le=8)] = 0
     blocks_per_unit: PositiveInt = 1
+    # Embedding and head in units of their own, instead of the root's, which is gathered all step.
+    split_root: StrictBool = False
     offload: StrictBool = False
     compile: StrictBool = False
+    # The head and the loss over all tokens at once, or over one chunk of them after the other.
+    loss: Loss = "plain"
+    loss_chunks: Annotated[int, Field(ge=2, le=2**20)] = 8
     # Unset is torch's own choice: 25 MiB after a small first bucket.
     ddp_bucket_mib: Annotated[float, Field(gt=0)] | None = None
 
@@ -112,6 +118,8 @@ class Strategy(Record):
                 problems.append(f"reshard_after_forward means nothing for kind '{self.kind}'")
             if self.offload:
                 problems.append(f"offload needs sharding; kind '{self.kind}' has none: use zero3")
+            if self.split_root:
+                problems.append(f"split_root means nothing for kind '{self.kind}'")
         if self.kind in ("zero1", "zero2") and self.reshard_after_forward not in (None, False):
             problems.append(
                 f"kind '{self.kind}' keeps parameters gathered; "

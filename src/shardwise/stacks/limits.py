@@ -45,7 +45,7 @@ class StackLimits:
         return tuple(v for v in values if self.allowed(self._typical.but(**{field: v})))
 
     def base(self, strategy: Strategy) -> Strategy:
-        """The strategy with the dtypes that the stack uses for it."""
+        """The strategy with the dtypes and the loss that the stack uses for it."""
         applied = self.applied(strategy)
-        names = ("param_dtype", "reduce_dtype", "master_dtype", "compile")
+        names = ("param_dtype", "reduce_dtype", "master_dtype", "compile", "loss")
         return strategy.but(**{name: getattr(applied, name) for name in names})

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from shardwise.spec.record import SpecError
-from shardwise.spec.run import RunSpec
+from shardwise.spec.run import RunSpec, check_loss
 from shardwise.spec.train import TrainSettings
 from shardwise.train.tokenize import find_files
 
 
 def admit(run: RunSpec, processes: int, per_node: int) -> None:
-    """Raise SpecError if degrees or batch do not suit the processes, or the data is missing."""
+    """Raise SpecError if degrees, loss or batch do not suit the run, or the data is missing."""
     strategy = run.strategy.resolve(processes, per_node)
+    check_loss(run)
     check_batch(run._replace(strategy=strategy))
     if run.data is not None and run.data.path:
         find_files(run.data.path)

@@ -5,21 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed.elastic import multiprocessing
-from torch.distributed.elastic.agent.server.api import (
-    RunResult,
-    WorkerGroup,
-    WorkerSpec,
-    WorkerState,
-)
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousError
 
+from shardwise.engine.torch_private import elastic_agent
 from shardwise.train.hang_detector import kill_processes
 from shardwise.train.supervisor import Supervisor
 
@@ -31,14 +27,14 @@ class _NotStarted(BaseException):  # torch catches Exception where it waits for 
     """The workers are not started, or not started again."""
 
 
-class Agent(LocalElasticAgent):
+class Agent:
     """Starts workers, polls them, and restarts them as long as the supervisor decides so.
 
     As a context manager it forwards signals to the workers, which then save and stop together.
     """
 
     def __init__(self, spec: WorkerSpec, logs: LogsSpecs, supervisor: Supervisor) -> None:
-        super().__init__(spec=spec, logs_specs=logs, exit_barrier_timeout=60)
+        self._agent = elastic_agent(spec, logs, self)
         # The supervisor's messages replace torch's.
         logging.getLogger(multiprocessing.api.__name__).disabled = True
         self._supervisor = supervisor
@@ -55,12 +51,12 @@ class Agent(LocalElasticAgent):
 
     def __exit__(self, *_: object) -> None:
         self._restore.close()
-        self._worker_group.spec.rdzv_handler.shutdown()
+        self._agent.get_worker_group().spec.rdzv_handler.shutdown()
 
     def run_to_completion(self) -> bool:
         """Run all attempts; return whether the workers of this machine succeeded."""
         try:
-            result = self.run()
+            result = self._agent.run()
         except _NotStarted:
             return False
         except (RendezvousError, DistError, ConnectionError) as error:
@@ -81,60 +77,49 @@ class Agent(LocalElasticAgent):
             raise _NotStarted
 
     def _send(self, number: int) -> None:
-        for worker in self._worker_group.workers:
+        for worker in self._agent.get_worker_group().workers:
             with suppress(ProcessLookupError, TypeError, ValueError):
                 os.kill(int(worker.id), number)
 
-    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+    # ---- called by torch's agent ----------------------------------------------------------------
+
+    def before_rendezvous(self) -> None:
         self._started = False
         if self._supervisor.stopped_by is not None:
             raise _NotStarted
-        super()._rendezvous(worker_group)
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+    def before_start(self) -> None:
         self._supervisor.start_attempt()
         self._started = True
-        started: dict[int, Any] = super()._start_workers(worker_group)
+
+    def after_start(self, processes: Iterable[int]) -> None:
         if self._supervisor.stopped_by is not None:
             # The signal arrived before these processes existed.
-            for pid in started.values():
+            for pid in processes:
                 os.kill(pid, signal.SIGTERM)
-        return started
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        if self._waits_for_first_failure(worker_group):
-            return RunResult(state=WorkerState.HEALTHY)
-        result: RunResult = super()._monitor_workers(worker_group)
-        if result.state == WorkerState.HEALTHY:
-            self._supervisor.poll()
-        return result
-
-    def _waits_for_first_failure(self, worker_group: WorkerGroup) -> bool:
+    def waits_for_first_failure(self, workers: list[Worker]) -> bool:
         """Kill the remaining workers once one has failed.
 
         Torch would ask them to end and wait half a minute for those that cannot respond. True while
         every failed worker only lost another one, which has not failed yet.
         """
-        codes = {worker.global_rank: _exit_code(worker.id) for worker in worker_group.workers}
+        codes = {worker.global_rank: _exit_code(worker.id) for worker in workers}
         failed = {rank: code for rank, code in codes.items() if code}
         if not failed:
             self._supervisor.all_alive()
             return False
         if not self._supervisor.add_failures(failed):
             return None in codes.values()
-        kill_processes([w.id for w in worker_group.workers if codes[w.global_rank] is None])
+        kill_processes([w.id for w in workers if codes[w.global_rank] is None])
         return False
 
-    def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        restart = self._supervisor.should_restart()
-        self._stop_workers(worker_group)
-        if not restart:
-            raise _NotStarted
-        super()._restart_workers(worker_group)
+    def all_healthy(self) -> None:
+        self._supervisor.poll()
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        # A rank that waits for a lost peer, or is stopped, responds to no other signal.
-        self._shutdown(signal.SIGKILL)
+    def before_restart(self) -> None:
+        if not self._supervisor.should_restart():
+            raise _NotStarted
 
 
 def _exit_code(pid: Any) -> int | None:

@@ -9,13 +9,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from shardwise.engine.loss import IGNORED
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import DataSettings
 from shardwise.train.order import samples_at
 from shardwise.train.tokenize import tokenized
-
-# A label that the loss ignores.
-IGNORED = -100
 
 
 class MicroBatch(NamedTuple):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from shardwise.engine.device import clock_of, seconds_between
 
 
 class StepClock:
     """Marks the ends of steps; `take` reads their times."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._now = clock_of(device)
         self._steps: list[tuple[Any, Any]] = []
         self._begin = self._now()
 
@@ -30,18 +31,7 @@ class StepClock:
     def take(self) -> list[float]:
         """Seconds of the steps since the last call."""
         steps, self._steps = self._steps, []
-        if not self._cuda:
-            return [end - begin for begin, end in steps]
-        if steps:
-            steps[-1][1].synchronize()
-        return [begin.elapsed_time(end) / 1e3 for begin, end in steps]
-
-    def _now(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        return seconds_between(steps)
 
 
 def quantile(values: Sequence[float], share: float) -> float:

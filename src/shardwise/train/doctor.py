@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwise.api import estimate_run, ways_for
 from shardwise.engine.counter import CollectiveCounter
+from shardwise.engine.loss import loss_of
 from shardwise.engine.materialize import Materializer
 from shardwise.engine.mesh import join, world
 from shardwise.engine.parallelize import parallelize
@@ -32,7 +33,7 @@ from shardwise.step import StepProfile, by_operation
 from shardwise.train.admit import check_batch
 from shardwise.train.agree import Agreement
 from shardwise.train.batches import Layout, MicroBatch, SyntheticBatches, make_batches
-from shardwise.train.loop import global_norm, logits_of, loss_sum
+from shardwise.train.loop import global_norm
 from shardwise.train.optimizer import make_optimizer
 from shardwise.train.start import this_machine, vocabulary
 from shardwise.train.tokenize import find_files, load_tokenizer, read_texts
@@ -362,13 +363,13 @@ def _step(
     """Return loss and gradient norm over all ranks; update if an optimizer is given."""
     parallel = is_parallel(model)
     size = world()[1] if parallel else 1
-    forward = logits_of(model)
+    loss_sum = loss_of(model)
     tokens = sum(batch.tokens for batch in batches) * size
     total = torch.zeros((), dtype=torch.float64)
     for index, batch in enumerate(batches):
         last = index == len(batches) - 1
         with micro_batch(model, last=last) if parallel else torch.enable_grad():
-            loss = loss_sum(forward, batch, torch.device("cpu")) * (size / tokens)
+            loss = loss_sum(batch.inputs, batch.targets) * (size / tokens)
             loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     if optimizer is not None:

@@ -16,8 +16,7 @@ from shardwise.spec.run import RunSpec, write_run
 from shardwise.version import __version__
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
-_SETTINGS = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF")
-_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "SLURM_JOB_ID", "SLURM_NNODES")
+_SETTINGS = ("OMP_NUM_THREADS", "SLURM_JOB_ID", "SLURM_NNODES")
 
 
 def make_folder(parent: Path, name: str) -> Path:
@@ -65,14 +64,16 @@ def environment() -> dict[str, Any]:
     """Versions and settings that affect a run."""
     import torch
 
-    kept = {k: v for k, v in os.environ.items() if k in _SETTINGS or k.startswith(_PREFIXES)}
+    from shardwise.engine.device import accelerator_names, device_settings
+
+    kept = {key: os.environ[key] for key in _SETTINGS if key in os.environ} | device_settings()
     return {
         "versions": versions(),
         "host": platform.node(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "gpus": accelerator_names(),
         "settings": dict(sorted(kept.items())),
     }
 

@@ -72,6 +72,7 @@ def launch(
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
+    from shardwise.engine.device import connect_on_loopback
     from shardwise.train.agent import Agent
     from shardwise.train.rendezvous import find_rendezvous
     from shardwise.train.supervisor import PEER_LOST, Supervisor
@@ -82,8 +83,7 @@ def launch(
     # Workers of one machine share its cores; train.threads overrides this.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     if nodes == 1:
-        # Only this machine connects.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        connect_on_loopback()
     with tempfile.TemporaryDirectory(prefix="shardwise-") as heartbeats:
         os.environ[HEARTBEATS], os.environ[PARENT] = heartbeats, str(os.getpid())
         spec = WorkerSpec(

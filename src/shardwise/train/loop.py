@@ -10,7 +10,6 @@ Steps are counted from 1 wherever a number is shown or written: step N is the N-
 
 from __future__ import annotations
 
-import inspect
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,16 +19,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from shardwise.engine.annotate import DATA, annotated
+from shardwise.engine.loss import loss_of
 from shardwise.engine.mesh import world
 from shardwise.engine.sync import micro_batch
 from shardwise.spec.train import TrainSettings
 from shardwise.train.agree import Agreement
-from shardwise.train.batches import IGNORED, Batches, MicroBatch
+from shardwise.train.batches import Batches, MicroBatch
 from shardwise.train.clock import StepClock
 from shardwise.train.heartbeat import report, section
 from shardwise.train.optimizer import clear_gradients, set_learning_rate
@@ -201,7 +199,7 @@ class _Update:
     def __init__(self, training: Training, window: _LogWindow, saver: _Saver) -> None:
         self._training, self._window, self._saver = training, window, saver
         self._parameters = [p for p in training.model.parameters() if p.requires_grad]
-        self._forward = logits_of(training.model)
+        self._loss_sum = loss_of(training.model)
 
     def __call__(self, batches: Sequence[MicroBatch], tokens: int) -> float:
         """Update the parameters; return the learning rate. `tokens` counts all ranks' tokens."""
@@ -210,9 +208,11 @@ class _Update:
         loss = torch.zeros((), device=t.device)
         for index, batch in enumerate(batches):
             with micro_batch(t.model, last=index == len(batches) - 1):
+                ids = batch.inputs.to(t.device, non_blocking=True)
+                targets = batch.targets.to(t.device, non_blocking=True)
                 # The engine averages over ranks; the loss is the mean over all tokens of the step
                 # on all ranks.
-                part = loss_sum(self._forward, batch, t.device) * (size / tokens)
+                part = self._loss_sum(ids, targets) * (size / tokens)
                 part.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
 
@@ -233,42 +233,6 @@ class _Update:
 def is_logged(step: int, settings: TrainSettings) -> bool:
     """Whether a log line follows `step`, counted from 1: the first, the last, every log_every."""
     return step % settings.log_every == 0 or step in (1, settings.steps)
-
-
-def logits_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function from token ids to logits, for transformers models and other modules."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    named = "input_ids" in inspect.signature(inner.forward).parameters or hasattr(inner, "config")
-
-    def forward(ids: torch.Tensor) -> torch.Tensor:
-        output = model(input_ids=ids) if named else model(ids)
-        logits = getattr(output, "logits", output)
-        if not isinstance(logits, torch.Tensor) or logits.ndim != 3:
-            raise TypeError(
-                f"{type(inner).__name__} returned {type(output).__name__}; the trainer needs "
-                "logits of shape (batch, sequence, vocabulary)"
-            )
-        return logits
-
-    return forward
-
-
-def loss_sum(
-    forward: Callable[[torch.Tensor], torch.Tensor], batch: MicroBatch, device: torch.device
-) -> torch.Tensor:
-    inputs = batch.inputs.to(device, non_blocking=True)
-    targets = batch.targets.to(device, non_blocking=True)
-    # One expression, so that no variable keeps the logits alive during the backward pass.
-    return cross_entropy(
-        _at_least_fp32(forward(inputs)).flatten(0, 1),
-        targets.flatten(),
-        reduction="sum",
-        ignore_index=IGNORED,
-    )
-
-
-def _at_least_fp32(logits: torch.Tensor) -> torch.Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def global_norm(parameters: list[nn.Parameter]) -> torch.Tensor:

@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from shardwise.engine.counter import CollectiveCounter
+from shardwise.engine.device import allocator_memory, is_accelerator, reset_peak_memory
 from shardwise.engine.ledger import LiveBytes
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
@@ -63,15 +65,13 @@ class StepMeter:
         self.finished = False
         self._ledger: LiveBytes | None = None
         self._entered = ExitStack()
-        cuda = training.device.type == "cuda"
         # Under a dispatch mode compiled code runs uncompiled: its memory would be another.
-        self._uses_ledger = not cuda and not compiled
-        self._uses_allocator = cuda
+        self._uses_ledger = not is_accelerator(training.device) and not compiled
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        if step == self.memory_step and self._uses_allocator:
-            torch.cuda.reset_peak_memory_stats()
+        if step == self.memory_step:
+            reset_peak_memory(self._training.device)
         # One step earlier, to see the tensors that outlive a step.
         if step == max(1, self.memory_step - 1) and self._uses_ledger:
             gc.collect()
@@ -124,9 +124,8 @@ class StepMeter:
         if self._ledger is not None:
             terms = self._ledger.peak_terms
             self.memory = MemoryProfile(peak_allocated_bytes=sum(terms.values()), terms=terms)
-        elif self._uses_allocator:
-            peak = torch.cuda.max_memory_allocated()
-            reserved = torch.cuda.max_memory_reserved()
+        elif allocator := allocator_memory(self._training.device):
+            peak, reserved = allocator.peak_allocated, allocator.peak_reserved
             resting = {
                 name: sum(_bytes(tensor) for tensor in tensors)
                 for name, tensors in self._known().items()
@@ -209,5 +208,5 @@ def _all_reduce(group: str, size: int, calls: int, total: int) -> CollectiveProf
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    local = getattr(tensor, "_local_tensor", tensor)
-    return int(local.nbytes) if local.device.type == "cuda" else 0
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.nbytes if is_accelerator(local.device) else 0

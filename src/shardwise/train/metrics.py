@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from shardwise.engine.device import allocator_memory
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import Tracker as TrackerName
 
@@ -143,13 +144,14 @@ def open_trackers(
 
 def memory_now(device: torch.device) -> dict[str, float]:
     """Memory of this process in bytes: on its GPU if it has one, else resident in RAM."""
-    if device.type == "cuda":
-        return {
-            "memory_current_bytes": float(torch.cuda.memory_allocated()),
-            "memory_peak_bytes": float(torch.cuda.max_memory_allocated()),
-            "memory_reserved_bytes": float(torch.cuda.memory_reserved()),
-        }
-    return resident()
+    memory = allocator_memory(device)
+    if memory is None:
+        return resident()
+    return {
+        "memory_current_bytes": float(memory.allocated),
+        "memory_peak_bytes": float(memory.peak_allocated),
+        "memory_reserved_bytes": float(memory.reserved),
+    }
 
 
 def resident() -> dict[str, float]:

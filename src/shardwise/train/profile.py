@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch.profiler import ProfilerAction, ProfilerActivity, profile
+from torch.profiler import ProfilerAction, profile
 
+from shardwise.engine.device import profiled_activities
 from shardwise.engine.mesh import world
 from shardwise.observe.run_folder import TRACES, profiled_windows
 from shardwise.spec.record import SpecError
@@ -108,9 +109,8 @@ class StepProfiler:
             self._analyses = Analyses(size if all_ranks else 1)
         if rank == 0 or all_ranks:
             _silence_profiler()
-            cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
             self._profiler = profile(
-                activities=[ProfilerActivity.CPU, *cuda],
+                activities=profiled_activities(device),
                 schedule=windows.action,
                 on_trace_ready=self._write,
                 record_shapes=settings.shapes,

@@ -11,7 +11,7 @@ import socket
 import uuid
 from datetime import timedelta
 
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shardwise.engine.mesh import host_memory, join, local_device, processes_per_node, world
+from shardwise.engine.device import host_memory, local_device
+from shardwise.engine.mesh import join, processes_per_node, world
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import strategy_of
 from shardwise.spec.catalogue import find_device
@@ -78,7 +79,9 @@ def on_this_world(run: RunSpec, device: torch.device) -> RunSpec:
     if device.type == "cpu":
         spec = spec if calibration is not None else this_machine(per_node)
     elif spec.is_cpu:
-        raise SpecError('cluster: names CPUs, but train.device is "cuda"; change one of the two')
+        raise SpecError(
+            f'cluster: names CPUs, but train.device is "{device.type}"; change one of the two'
+        )
     cluster = ClusterSpec(
         device=spec,
         nodes=size // per_node,

@@ -32,13 +32,13 @@ def pretrained_fill(model: nn.Module, folder: Path) -> Fill:
     initialise = own_initializer(model)
 
     def fill(name: str, module: nn.Module) -> None:
-        if any(buffer is not None for buffer in module._buffers.values()):
+        if any(True for _ in module.buffers(recurse=False)):
             initialise(name, module)
-        for key, parameter in module._parameters.items():
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             full = f"{name}.{key}" if name else key
             # The files may be of the model with its head or without.
             stored = full if full in files else full.removeprefix(prefix)
-            if parameter is None or stored not in files:
+            if stored not in files:
                 continue
             file = files[stored]
             if file not in opened:

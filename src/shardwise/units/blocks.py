@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import nn
 
 from shardwise.spec.record import SpecError
@@ -40,6 +42,39 @@ def find_blocks(module: nn.Module) -> dict[str, nn.Module]:
         if cls is chosen
         for name, member in members.items()
     }
+
+
+class RootParts(NamedTuple):
+    """The modules of a root that is split: the embedding, and all that runs after the blocks."""
+
+    embedding: nn.Module
+    head: list[nn.Module]
+
+
+def root_parts(module: nn.Module, blocks: dict[str, nn.Module]) -> RootParts:
+    """Embedding and head of a transformers causal LM; SpecError where they cannot be told apart."""
+    embedding, head = (
+        getattr(module, f"get_{side}_embeddings", lambda: None)() for side in ("input", "output")
+    )
+    if not isinstance(embedding, nn.Module) or not isinstance(head, nn.Module):
+        raise SpecError(
+            f"strategy.split_root: {type(module).__name__} does not tell its embedding and its "
+            "head (get_input_embeddings, get_output_embeddings); leave split_root out"
+        )
+    if any(one is other for one in embedding.parameters() for other in head.parameters()):
+        raise SpecError(
+            f"strategy.split_root: embedding and head of {type(module).__name__} are tied, so "
+            "they belong in one unit; leave split_root out"
+        )
+    container = next(iter(blocks)).rpartition(".")[0]
+    owner = module.get_submodule(container.rpartition(".")[0])
+    after = False
+    norms = []
+    for name, child in owner.named_children():
+        if after and child is not head and any(True for _ in child.parameters()):
+            norms.append(child)
+        after = after or name == container.rpartition(".")[2]
+    return RootParts(embedding, [*norms, head])
 
 
 def parameter_names(module: nn.Module) -> dict[int, list[str]]:

@@ -179,6 +179,7 @@ class Graph:
                 op.output.bytes + sum(x.bytes for x in op.inputs) for op in self.ops if op.pointwise
             ),
             kernels=len(self.ops),
+            compiled=compiled,
             kept={policy: self._kept(policy, saves) for policy in POLICIES},
             forward_peak=self._forward_peak(saves),
             forward_peak_unsaved=self._forward_peak([() for _ in self.ops]),

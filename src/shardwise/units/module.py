@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.func import functional_call
 
+from shardwise.engine.torch_private import DataDependentOutputException, FakeTensorMode
 from shardwise.spec.dtype import TORCH_NAMES, DType
 from shardwise.spec.lookup import Model
 from shardwise.spec.record import SpecError

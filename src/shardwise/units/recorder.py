@@ -14,17 +14,22 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
+from shardwise.engine.torch_private import (
+    ATTENTION,
+    CAST,
+    CPU_ATTENTION,
+    GROUPED_MATMUL,
+    TorchDispatchMode,
+    is_mutable,
+    storage_id,
+    tree_leaves,
+)
 from shardwise.units.blocks import parameter_names
-from shardwise.units.unit import NOTHING, Kept, Moment, Stage, prune
+from shardwise.units.unit import NOTHING, POLICIES, Kept, Moment, Policy, Stage, prune
 
 ROOT = ""
-aten = torch.ops.aten
-
-_ATTENTION = "_scaled_dot_product"
 
 
 @dataclass
@@ -210,14 +215,14 @@ class Recorder(TorchDispatchMode):
         if flops and self.order and self.unit == ROOT and not self.in_backward:
             # The last matmul outside the blocks computes the logits.
             self._logit_shape = (out.shape[-1], out.numel())
-        if func is torch.ops.aten._to_copy.default and _key(args[0]) in self._fixed:
+        if func is CAST and _key(args[0]) in self._fixed:
             # Autocast's narrower copy of a weight counts as a parameter, not as an activation.
             narrower = [t for t in tensors if t.itemsize < args[0].itemsize]
             self._fixed.update(_key(tensor) for tensor in narrower)
         for tensor in tensors:
             self._track(tensor)
         if self.in_backward:
-            if _ATTENTION not in func.__name__:
+            if ATTENTION not in func.__name__:
                 self._of(self.unit).gradient_flops += flops
             self._record_moment()
         elif not _is_view(func, (args, kwargs), tensors):
@@ -226,7 +231,7 @@ class Recorder(TorchDispatchMode):
 
     def _count(self, func: Any, flops: float, operands: Any, tensors: list[torch.Tensor]) -> None:
         record = self._of(self.unit)
-        attention = _ATTENTION in func.__name__
+        attention = ATTENTION in func.__name__
         record.kernels += attention or flops > 0
         if attention:
             record.attention_flops += flops
@@ -256,7 +261,7 @@ class Recorder(TorchDispatchMode):
             return {self._numbers[_key(t)]: _touched(t) for t in known}
 
         read = sizes([t for t in given if t.requires_grad])
-        cast = func is aten._to_copy.default
+        cast = func is CAST
         record.elementwise.append(_Elementwise(reads=read, writes=sizes(made), cast=cast))
 
     def _choose(self, record: _Record, tensors: list[torch.Tensor]) -> None:
@@ -348,7 +353,6 @@ class Recorder(TorchDispatchMode):
     def stage(self, unit: str, tokens: int) -> Stage:
         """The recorded computation of `unit`, per token."""
         record = self._of(unit)
-        again = record.matmul_flops_at_last_save
         kernels, moved = _fused(record.elementwise, self._saved_numbers)
         moments = [
             Moment(
@@ -364,23 +368,7 @@ class Recorder(TorchDispatchMode):
             elementwise_bytes=moved / tokens,
             kernels=record.kernels + kernels,
             gradient_flops=record.gradient_flops / tokens,
-            kept={
-                "none": Kept(
-                    activation_bytes=record.saved_bytes / tokens,
-                    logit_bytes=record.saved_logit_bytes / tokens,
-                ),
-                "selective": Kept(
-                    activation_bytes=(record.input_bytes + record.chosen_bytes) / tokens,
-                    recomputed_matmul_flops=(again - record.chosen_matmul_flops_at_last_save)
-                    / tokens,
-                    unread_bytes=(record.chosen_bytes - record.chosen_read_bytes) / tokens,
-                ),
-                "full": Kept(
-                    activation_bytes=record.input_bytes / tokens,
-                    recomputed_matmul_flops=again / tokens,
-                    recomputed_attention_flops=record.attention_flops_at_last_save / tokens,
-                ),
-            },
+            kept=_kept(record, tokens),
             forward_peak=Moment(
                 activation_bytes=max(0.0, record.forward_peak[0]) / tokens,
                 logit_bytes=record.forward_peak[1] / tokens,
@@ -388,6 +376,29 @@ class Recorder(TorchDispatchMode):
             ),
             backward=prune(moments) or (NOTHING,),
         )
+
+
+def _kept(record: _Record, tokens: int) -> dict[Policy, Kept]:
+    """What each policy keeps of a block for its backward; nothing if it has none."""
+    if not record.saved_bytes:
+        return {policy: Kept(activation_bytes=0.0) for policy in POLICIES}
+    again = record.matmul_flops_at_last_save
+    return {
+        "none": Kept(
+            activation_bytes=record.saved_bytes / tokens,
+            logit_bytes=record.saved_logit_bytes / tokens,
+        ),
+        "selective": Kept(
+            activation_bytes=(record.input_bytes + record.chosen_bytes) / tokens,
+            recomputed_matmul_flops=(again - record.chosen_matmul_flops_at_last_save) / tokens,
+            unread_bytes=(record.chosen_bytes - record.chosen_read_bytes) / tokens,
+        ),
+        "full": Kept(
+            activation_bytes=record.input_bytes / tokens,
+            recomputed_matmul_flops=again / tokens,
+            recomputed_attention_flops=record.attention_flops_at_last_save / tokens,
+        ),
+    }
 
 
 def _fused(operations: list[_Elementwise], saved: set[int]) -> tuple[int, float]:
@@ -431,7 +442,7 @@ def _fused(operations: list[_Elementwise], saved: set[int]) -> tuple[int, float]
 
 def _is_view(func: Any, operands: Any, made: list[torch.Tensor]) -> bool:
     """Whether an operation runs no kernel: it returns storages of its inputs."""
-    if func._schema.is_mutable:
+    if is_mutable(func):
         return False
     given = {_key(t) for t in tree_leaves(operands) if isinstance(t, torch.Tensor)}
     return all(_key(tensor) in given for tensor in made)
@@ -443,7 +454,7 @@ def _touched(tensor: torch.Tensor) -> int:
 
 
 def _key(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return storage_id(tensor.untyped_storage())
 
 
 def _size(tensor: torch.Tensor) -> int:
@@ -452,16 +463,16 @@ def _size(tensor: torch.Tensor) -> int:
 
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     """FLOPs by torch's flop registry, plus the CPU's fused attention and grouped matmuls."""
-    if func is aten._scaled_dot_product_flash_attention_for_cpu.default:
+    if func is CPU_ATTENTION:
         query, key, value = args[:3]
         shapes = (query.shape, _expanded(key, query), _expanded(value, query))
         return float(sdpa_flop_count(*shapes))  # type: ignore[no-untyped-call]
-    if func._overloadpacket is aten._grouped_mm:
+    if func.overloadpacket is GROUPED_MATMUL:
         # Every row is multiplied with the matrix of one expert; in the backward every row adds to
         # the gradient of one expert's matrix.
         made = out if args[1].ndim == 3 else out[0]
         return 2.0 * float(made.numel()) * float(args[0].shape[-1])
-    count = flop_registry.get(func._overloadpacket)
+    count = flop_registry.get(func.overloadpacket)
     return float(count(*args, **kwargs, out_val=out)) if count is not None else 0.0
 
 

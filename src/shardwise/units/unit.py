@@ -8,7 +8,7 @@ instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -26,8 +26,8 @@ class Parameter(NamedTuple):
     after_blocks: bool = False
     # Frozen parameters are gathered like others, but have neither gradients nor optimizer states.
     trainable: bool = True
-    # The dimension that is divided among devices.
-    dim: int = 0
+    # The dimension that is divided among devices; unset, `shard_dimension` chooses it.
+    dim: int | None = None
 
     @property
     def numel(self) -> int:
@@ -35,8 +35,22 @@ class Parameter(NamedTuple):
 
     def padded_numel(self, shard: int) -> int:
         """Elements after FSDP2 pads the sharded dimension so that ranks hold equal pieces."""
-        rows = self.shape[self.dim] if self.shape else 1
+        rows = self.shape[self.sharded_dim(shard)] if self.shape else 1
         return -(-rows // shard) * shard * (self.numel // max(1, rows))
+
+    def sharded_dim(self, shard: int) -> int:
+        return shard_dimension(self.shape, shard) if self.dim is None else self.dim
+
+
+def shard_dimension(shape: Sequence[int], shard: int) -> int:
+    """The dimension of a tensor that `shard` devices divide among them.
+
+    The first, which FSDP2 pads where it must. Stacked experts have few rows there, so they are
+    divided along the first dimension that needs no padding, if there is one.
+    """
+    if len(shape) < 3:
+        return 0
+    return next((dim for dim, size in enumerate(shape) if size % shard == 0), 0)
 
 
 class Kept(NamedTuple):
@@ -71,6 +85,8 @@ class Stage:
     attention_flops: float = 0.0
     elementwise_bytes: float = 0.0
     kernels: int = 0
+    # By torch.compile, which fuses element-wise operations.
+    compiled: bool = False
     # Of the backward's matmuls; unset, those of inputs and of weights: twice the forward's.
     gradient_flops: float | None = None
     kept: Mapping[Policy, Kept] = field(
@@ -129,11 +145,47 @@ class Unit:
     def trained_numel(self) -> int:
         return sum(parameter.numel for parameter in self.trained)
 
+    @cached_property
+    def largest_gradient(self) -> float:
+        """Elements of the largest gradient."""
+        return float(max((parameter.numel for parameter in self.trained), default=0))
+
     def padded_numel(self, shard: int) -> int:
         return sum(parameter.padded_numel(shard) for parameter in self.parameters)
 
     def padded_trained(self, shard: int) -> int:
         return sum(parameter.padded_numel(shard) for parameter in self.trained)
+
+    @cached_property
+    def along_rows(self) -> Unit:
+        """The same unit with every parameter sharded along its first dimension."""
+        return replace(
+            self,
+            parameters=tuple(parameter._replace(dim=0) for parameter in self.parameters),
+            members=tuple(member.along_rows for member in self.members),
+        )
+
+    def rearranged(self, shard: int) -> int:
+        """Elements not sharded along the first dimension: copied once more after a gather."""
+        return sum(p.numel for p in self.parameters if p.sharded_dim(shard))
+
+    def rearranged_trained(self, shard: int) -> int:
+        """Those of them that have gradients: copied once more before a reduce-scatter."""
+        return sum(p.numel for p in self.trained if p.sharded_dim(shard))
+
+    def last_rearranged(self, shard: int) -> int:
+        """Elements of the last gradient that is copied once more before a reduce-scatter."""
+        return next((p.numel for p in reversed(self.trained) if p.sharded_dim(shard)), 0)
+
+    def held_while_scattered(self, shard: int) -> int:
+        """Elements of the gradients that the engine refers to during a reduce-scatter.
+
+        The last gradient, and the last one that was copied once more.
+        """
+        if not self.trained:
+            return 0
+        last = self.trained[-1]
+        return last.numel + (0 if last.sharded_dim(shard) else self.last_rearranged(shard))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -185,6 +237,25 @@ class ModelUnits:
         last = tuple(p for p in self.root.parameters if p.after_blocks)
         blocks = tuple(p for block in self.blocks for p in block.parameters)
         return (*first, *blocks, *last)
+
+    @cached_property
+    def parts_of_root(self) -> tuple[Unit, Unit, Unit]:
+        """The root split: the embedding's table, what the head uses, and the rest."""
+        before = [p for p in self.root.parameters if not p.after_blocks]
+        table = max(before, key=lambda p: p.numel, default=None)
+        rest = tuple(p for p in before if p is not table)
+        head = tuple(p for p in self.root.parameters if p.after_blocks)
+        embedding = (table,) if table is not None else ()
+        return (
+            Unit(name="embedding", parameters=embedding),
+            Unit(name="head", parameters=head),
+            Unit(name="root", parameters=rest),
+        )
+
+    def sharded_along_rows(self) -> ModelUnits:
+        """The same model as code shards it that always divides dimension 0."""
+        blocks = tuple(block.along_rows for block in self.blocks)
+        return replace(self, root=self.root.along_rows, blocks=blocks)
 
     def grouped(self, blocks_per_unit: int) -> ModelUnits:
         """The same model with `blocks_per_unit` consecutive blocks in each unit."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from shardwise.calibrate.machine.line import Line, fit_line
 from shardwise.calibrate.machine.timing import Step, Timing, timed
+from shardwise.engine.device import is_accelerator
 from shardwise.engine.mesh import processes_per_node
 
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce"]
@@ -22,7 +23,7 @@ Place = Literal["inside a node", "between nodes", "all"]
 # Bytes of a whole group's message. A slow link is not given the largest, and neither is a CPU,
 # whose caches and pages would be measured instead.
 SIZES = (*(2**power for power in range(16, 20, 2)), *(2**power for power in range(20, 31)))
-LARGEST = {"cpu": 2**25, "cuda": 2**30}
+LARGEST, LARGEST_ON_CPU = 2**30, 2**25
 LONGEST_S = 0.4
 # What the engine asks of each kind of group: hybrid sharding gathers inside a node, and only
 # all-reduces across.
@@ -88,11 +89,12 @@ def groups() -> list[Group]:
 def measure_collectives(
     device: torch.device, made: list[Group], step: Step
 ) -> Iterator[Collective]:
+    largest = LARGEST if is_accelerator(device) else LARGEST_ON_CPU
     for group in made:
         for operation in ASKED[group.place]:
             messages: list[Message] = []
             for size in SIZES:
-                if size > LARGEST[device.type] or _too_long(messages, size):
+                if size > largest or _too_long(messages, size):
                     break
                 step(f"{operation} {group.place}", f"{size // 1024} KiB")
                 call = _call(operation, size, group, device)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from shardwise.calibrate.machine.timing import Step, Timing, synchronise, timed
+from shardwise.calibrate.machine.timing import Step, Timing, timed
+from shardwise.engine.device import is_accelerator, synchronize
 from shardwise.spec.dtype import DType
 from shardwise.units.module import TORCH_DTYPES
 
@@ -18,9 +19,9 @@ EDGES = (128, 256, 512, 1024, 2048, 4096, 8192)
 LONGEST_S = 0.5
 # Queries, heads and head size of the attention that is timed.
 SEQ_LEN, HEADS, HEAD_DIM = 1024, 8, 64
-# Numbers a memory test works on: more than caches hold.
-ELEMENTS = {"cpu": 2**24, "cuda": 2**28}
-OPTIMIZED = {"cpu": 2**22, "cuda": 2**26}
+# Numbers a memory test works on: more than caches hold. An accelerator is given more.
+ELEMENTS, OPTIMIZED = 2**24, 2**22
+MORE_ON_ACCELERATOR = 16
 
 
 class Product(NamedTuple):
@@ -95,16 +96,20 @@ def measure_compute(device: torch.device, step: Step) -> Compute:
     )
 
 
+def _more(device: torch.device) -> int:
+    return MORE_ON_ACCELERATOR if is_accelerator(device) else 1
+
+
 def _memory(device: torch.device) -> tuple[Timing, Timing, int]:
     """A copy, and what modules do element by element: each call reads and writes whole tensors."""
-    numbers = ELEMENTS[device.type]
+    numbers = ELEMENTS * _more(device)
     a, b, out = (torch.ones(numbers, device=device) for _ in range(3))
     copied = timed(lambda: out.copy_(a), device)
     return copied, timed(lambda: silu(a) * b, device), numbers
 
 
 def _attention(device: torch.device) -> Timing:
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    kind = torch.bfloat16 if is_accelerator(device) else torch.float32
     q, k, v = (
         torch.randn(1, HEADS, SEQ_LEN, HEAD_DIM, device=device, dtype=kind) for _ in range(3)
     )
@@ -118,11 +123,11 @@ def _attention_flops() -> float:
 
 def _optimizer(device: torch.device) -> tuple[Timing, int]:
     """An AdamW step as `shardwise train` makes it, and the bytes of all it touches."""
-    numbers = OPTIMIZED[device.type]
+    numbers = OPTIMIZED * _more(device)
     parameters = [torch.nn.Parameter(torch.randn(numbers // 8, device=device)) for _ in range(8)]
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
     for one in parameters:
         one.grad = torch.randn_like(one)
     optimizer.step()  # makes its state
-    synchronise(device)
+    synchronize(device)
     return timed(optimizer.step, device), 4 * 4 * numbers

@@ -5,13 +5,12 @@ from __future__ import annotations
 import warnings
 from typing import NamedTuple
 
-import torch
-
 from shardwise.calibrate.machine.collectives import Collective, groups, measure_collectives
 from shardwise.calibrate.machine.compute import Compute, measure_compute
 from shardwise.calibrate.machine.contention import measure_contention
 from shardwise.calibrate.machine.timing import Step
-from shardwise.engine.mesh import host_memory, join, leave, local_device, processes_per_node, world
+from shardwise.engine.device import communicator, device_name, local_device, total_memory
+from shardwise.engine.mesh import join, leave, processes_per_node, world
 
 
 class Machine(NamedTuple):
@@ -44,9 +43,9 @@ def measure_machine(step: Step) -> Machine:
         step("compute beside communication")
         contention = measure_contention(device, made[-1])
     found = Machine(
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        backend=("nccl" if device.type == "cuda" else "gloo") if size > 1 else "",
-        memory=_memory(device, per_node),
+        device=device_name(device),
+        backend=communicator(device) if size > 1 else "",
+        memory=total_memory(device, per_node),
         nodes=size // per_node,
         devices_per_node=per_node,
         compute=compute,
@@ -55,10 +54,3 @@ def measure_machine(step: Step) -> Machine:
     )
     leave()
     return found
-
-
-def _memory(device: torch.device, processes: int) -> int:
-    """Bytes each process can hope for."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return host_memory(processes)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from shardwise.engine.device import synchronize
+
 # Told what is measured next: a kind, and which of them.
 Step = Callable[..., None]
 
@@ -57,12 +59,6 @@ class Timing(NamedTuple):
         }
 
 
-def synchronise(device: torch.device) -> None:
-    """Wait for what was started on a device; a CPU has done it when the call returns."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def timed(work: Callable[[], object], device: torch.device, inner: int = 1) -> Timing:
     """Of all processes at once, each beginning when all are there; the slowest counts.
 
@@ -72,13 +68,13 @@ def timed(work: Callable[[], object], device: torch.device, inner: int = 1) -> T
     several = dist.is_initialized() and dist.get_world_size() > 1
 
     def once() -> float:
-        synchronise(device)
+        synchronize(device)
         if several:
             dist.barrier()
         begin = time.perf_counter()
         for _ in range(inner):
             work()
-        synchronise(device)
+        synchronize(device)
         return (time.perf_counter() - begin) / inner
 
     def slowest(seconds: list[float]) -> list[float]:

@@ -10,12 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.default_planner import (
-    DefaultSavePlanner,
-    create_default_global_save_plan,
-)
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
@@ -25,6 +20,8 @@ from shardwise.checkpoint.format.manifest import FileRecord, Manifest, write_man
 from shardwise.checkpoint.format.pieces import Piece, Tensor
 from shardwise.checkpoint.format.place import Place
 from shardwise.checkpoint.verify.coverage import uncovered
+from shardwise.engine.device import host_group, is_accelerator, use, wait_for_stream
+from shardwise.engine.torch_private import save_planner
 
 _COUNTER = itertools.count()
 
@@ -44,9 +41,10 @@ class Saver:
         self._place, self._keep, self._background = place, keep, background
         ignore_single_process_warning()
         several = dist.is_initialized() and dist.get_world_size() > 1
-        self._group = dist.new_group(backend="gloo") if several else None
+        self._group = host_group() if several else None
         self._rank = dist.get_rank() if several else 0
-        self._planner = Planner()
+        # Ranks and shapes do not change during a run, so its plan is cached.
+        self._planner = save_planner(f"shardwise-{next(_COUNTER)}", check_pieces)
         self._staged: dict[str, torch.Tensor] = {}
         self._copied = threading.Event()
         self._thread: threading.Thread | None = None
@@ -148,44 +146,31 @@ class Saver:
 
     def _stage(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copy tensors to the host, into the same memory every time."""
-        devices = {_local(tensor).device for tensor in state.values()} - {torch.device("cpu")}
+        devices = {_local(tensor).device for tensor in state.values()}
         for device in devices:
-            # A new thread starts on device 0.
-            torch.cuda.set_device(device)
+            use(device)
         for name, tensor in state.items():
             copy = self._staged.get(name)
             if copy is None:
                 copy = self._staged[name] = _empty_copy(tensor)
             _local(copy).copy_(_local(tensor), non_blocking=True)
         for device in devices:
-            torch.cuda.current_stream(device).synchronize()
+            wait_for_stream(device)
         return self._staged
 
 
-class Planner(DefaultSavePlanner):
-    """Caches the plan of a save: ranks and shapes do not change during a run."""
+def check_pieces(metadata: Metadata) -> None:
+    """Raise ValueError unless the pieces of every tensor cover it once.
 
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, enable_plan_caching=True)
-        # Torch caches plans by class name for the whole process.
-        self._cached_plans_key = f"shardwise-{next(_COUNTER)}"
-
-    def _create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Plan as torch does, with a faster check.
-
-        Torch compares the pieces of a tensor pair by pair, which would take a quarter of an hour
-        for a 70B model on 4,096 ranks. Comparing corners takes one pass.
-        """
-        deduplicated = self._dedup_save_plans(all_plans)
-        plan, metadata = create_default_global_save_plan(deduplicated)
-        for name, stored in metadata.state_dict_metadata.items():
-            if not isinstance(stored, TensorStorageMetadata):
-                raise TypeError(f"{name} is not a tensor; only tensors can be saved")
-            pieces = [Piece(name, tuple(c.offsets), tuple(c.sizes), "", 0, 0)
-                      for c in stored.chunks]  # fmt: skip
-            if why := uncovered(Tensor(name, "", tuple(stored.size)), pieces):
-                raise ValueError(f"{name}: {why}")
-        return plan, metadata
+    Comparing corners takes one pass; torch compares the pieces pair by pair.
+    """
+    for name, stored in metadata.state_dict_metadata.items():
+        if not isinstance(stored, TensorStorageMetadata):
+            raise TypeError(f"{name} is not a tensor; only tensors can be saved")
+        pieces = [Piece(name, tuple(c.offsets), tuple(c.sizes), "", 0, 0)
+                  for c in stored.chunks]  # fmt: skip
+        if why := uncovered(Tensor(name, "", tuple(stored.size)), pieces):
+            raise ValueError(f"{name}: {why}")
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -195,7 +180,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def _empty_copy(tensor: torch.Tensor) -> torch.Tensor:
     """An empty tensor on the host, sharded like `tensor`."""
     local = _local(tensor)
-    copy = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda)
+    copy = torch.empty_like(local, device="cpu", pin_memory=is_accelerator(local.device))
     if not isinstance(tensor, DTensor):
         return copy
     return DTensor.from_local(

@@ -13,15 +13,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.checkpoint.format.pieces import Tensor
+from shardwise.engine.device import random_states, set_random_states
+from shardwise.engine.torch_private import WRAPPER_PREFIXES
 
-# Prefixes that wrappers add to parameter names.
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 MODEL, OPTIMIZER, RANK = "model", "optimizer", "rank"
+RANDOM = "random."
 
 
 def plain_name(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
+    for prefix in WRAPPER_PREFIXES:
+        name = name.replace(prefix, "")
     return name
 
 
@@ -61,16 +62,18 @@ def rank_state(
     rank: int, device: torch.device, more: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """State of one rank alone: its random number generators, and `more`."""
-    tensors = {**more, "random.cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        tensors["random.cuda"] = torch.cuda.get_rng_state(device)
+    random = {f"{RANDOM}{kind}": state for kind, state in random_states(device).items()}
+    tensors = {**more, **random}
     return {f"{RANK}.{rank}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def restore_random(rank_state: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(rank_state["random.cpu"])
-    if device.type == "cuda" and "random.cuda" in rank_state:
-        torch.cuda.set_rng_state(rank_state["random.cuda"], device)
+    states = {
+        name.removeprefix(RANDOM): state
+        for name, state in rank_state.items()
+        if name.startswith(RANDOM)
+    }
+    set_random_states(states, device)
 
 
 def allocate_rank_state(saved: Mapping[str, Tensor], rank: int) -> dict[str, torch.Tensor]:

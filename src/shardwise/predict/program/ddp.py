@@ -6,7 +6,7 @@ as it is full; its backward ends with the last of them.
 Autocast copies the weights of matmuls and caches the copies until the model's forward returns, so
 during it those of all blocks so far are alive, whether they recompute or not. After it only those
 are left that autograd has saved: of blocks that do not recompute, and of the one whose backward
-runs, which has copied its weights again if it recomputes.
+runs, which has copied its weights again if it recomputes. Copies of frozen weights are not cached.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import numpy as np
 
 from shardwise.predict.configurations import Bools, Floats, Ints
 from shardwise.predict.program.blocks import Group
-from shardwise.predict.program.events import ROOT, Alloc, Event, Instant, Message, Wait
+from shardwise.predict.program.events import ROOT, Alloc, Cost, Event, Instant, Message, Wait
 from shardwise.predict.program.placement import Placement, only
-from shardwise.predict.program.prices import NoPrices
-from shardwise.predict.program.sizes import MicroBatch, Sizes, largest_gradient
+from shardwise.predict.program.sizes import MicroBatch, Sizes
 from shardwise.units.unit import ModelUnits, Unit
 
 # A small first bucket that leaves early, then larger ones. A size that is asked for holds for all.
@@ -69,12 +68,15 @@ def ddp_buckets(units: ModelUnits, itemsize: int, cap_bytes: float = 0.0) -> Buc
 class Replicated(Placement):
     """Rows agree on everything that shapes buckets: dtype, bucket size, whether DDP is used."""
 
-    def __init__(self, sizes: Sizes, prices: NoPrices) -> None:
-        super().__init__(sizes, prices)
+    def __init__(self, sizes: Sizes, *, waits: bool = False) -> None:
+        super().__init__(sizes, waits=waits)
         c = self.c
         self.ddp = bool(c.ddp[0])
         self.itemsize = int(c.master_bytes[0])
         self.mixed = c.param_bytes != c.master_bytes
+        # A chunk's gradient is made in the compute dtype and then cast.
+        self.head_gradient_bytes = c.master_bytes
+        self.chunk_gradient_bytes = c.master_bytes + c.param_bytes * self.mixed
         self.buckets = ddp_buckets(self.units, self.itemsize, float(c.bucket_bytes[0]))
 
     def forward_neighbours(self, index: int) -> tuple[int, ...]:
@@ -95,7 +97,7 @@ class Replicated(Placement):
 
     # ---- autocast's copies ----------------------------------------------------------------------
 
-    def copied(self, elements: float) -> Floats:
+    def copied(self, elements: float | Floats) -> Floats:
         return np.where(self.mixed, elements * self.c.param_bytes, 0.0)
 
     @property
@@ -103,6 +105,12 @@ class Replicated(Placement):
         """Of what a matmul of the root reads."""
         embedding = self.units.embedding_gradient_elements - self.s.tied
         return self.copied(float(self.units.root.numel) - embedding)
+
+    def copies_of(self, block: Unit, again: Bools) -> Floats:
+        """What is alive of a block's copies after its forward: cached, or saved by autograd."""
+        saves = block.stage.kept["none"].activation_bytes > 0
+        saved = block.numel if saves else block.trained_numel
+        return self.copied(np.where(again, block.trained_numel, saved))
 
     def _copies_again(self, number: int, recomputed: Ints) -> Bools:
         """Whether the backward of a unit's block has to copy its weights again."""
@@ -114,7 +122,11 @@ class Replicated(Placement):
         yield from ()
 
     def block_forward(self, m: MicroBatch, group: Group) -> Iterator[Event]:
-        yield from self.forward_of_blocks(group, copies=True)
+        for number, block in enumerate(group.unit.blocks):
+            again = self._copies_again(number, group.recomputed)
+            yield Alloc("unsharded_parameters", self.copies_of(block, again))
+            yield from self.forward_of(block, group.recomputed > number)
+        yield self.compute("forward", group.place, Cost("forward", (group.unit,)))
 
     def head_begins(self, m: MicroBatch) -> Iterator[Event]:
         yield Alloc("unsharded_parameters", self._head_copies)
@@ -124,7 +136,7 @@ class Replicated(Placement):
         dropped = np.zeros(self.rows)
         for number, block in enumerate(self.units.single_blocks):
             again = self._copies_again(number, self.s.recomputed)
-            dropped = dropped + self.copied(float(block.numel)) * again
+            dropped = dropped + self.copied(float(block.trained_numel)) * again
         yield Alloc("unsharded_parameters", -dropped)
 
     # ---- backward -------------------------------------------------------------------------------
@@ -149,17 +161,18 @@ class Replicated(Placement):
         made_before = 0.0
         for number in reversed(range(len(unit.blocks))):
             block, again = unit.blocks[number], group.recomputed > number
-            copies = self.copied(float(block.numel))
+            copies_again = self._copies_again(number, group.recomputed)
+            copied_again = self.copied(float(block.numel)) * copies_again
             yield Alloc("activations", -self.s.kept(block.stage, again))
-            copied_again = copies * self._copies_again(number, group.recomputed)
             yield Alloc("unsharded_parameters", copied_again)
             yield from self._moments(m, unit, block, again, made_before)
-            yield Alloc("unsharded_parameters", -copies)
+            saved = self.copies_of(block, copies_again) * ~copies_again
+            yield Alloc("unsharded_parameters", -copied_again - saved)
             made_before += float(block.trained_numel)
         yield Alloc("gradients", self._made(m, float(unit.trained_numel)))
         yield Instant((boundary,))
-        seconds = self.p.backward(unit, group.recomputed)
-        yield self.compute("backward", group.place, seconds, self.beside)
+        cost = Cost("backward", (unit, group.recomputed))
+        yield self.compute("backward", group.place, cost, self.beside)
         yield from self._all_reduce(m, group.place, self.buckets.blocks[group.place])
 
     def _moments(
@@ -200,11 +213,16 @@ class Replicated(Placement):
         rows = across if m.final else across & self.c.replicate_sync_every
         if not full or not self.ddp or not rows.any():
             return
-        sizes = [elements * self.itemsize for elements in full]
-        seconds = sum((self.p.bucket(size) for size in sizes), np.zeros(self.rows))
+        sizes = tuple(elements * self.itemsize for elements in full)
         message = Message("replicate", np.full(self.rows, sum(sizes)), calls=len(sizes))
         yield from self.collective(
-            "replicate", "all-reduce", index, seconds, message, after=("compute",), only=only(rows)
+            "replicate",
+            "all-reduce",
+            index,
+            Cost("buckets", (sizes,)),
+            message,
+            after=("compute",),
+            only=only(rows),
         )
 
     def _made(self, m: MicroBatch, elements: float) -> Floats:
@@ -223,7 +241,7 @@ class Replicated(Placement):
         """
         cast = self.mixed & (self.ddp or not m.first)
         itemsize = np.where(cast, self.c.master_bytes, self.c.param_bytes)
-        return np.where(self._added_in_place(m), min(largest_gradient(unit), made) * itemsize, 0.0)
+        return np.where(self._added_in_place(m), min(unit.largest_gradient, made) * itemsize, 0.0)
 
     def _head_gradients(self, m: MicroBatch) -> Floats:
         """Of a tied table autograd holds the head's gradient until it has the embedding's."""

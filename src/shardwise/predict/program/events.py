@@ -1,7 +1,8 @@
 """The events of a step: what a device runs, waits for and holds, in the order it is issued.
 
-A program is a sequence of events. Every amount is a column: one number for each configuration that
-shares the program. Four readers read it: memory, traffic, time and replay.
+A program is a sequence of events. Every amount of memory or traffic is a column: one number for
+each configuration that shares the program. Seconds are not in it: events name their cost, and
+prices say what that is on some hardware. Four readers read it: memory, traffic, time and replay.
 """
 
 from __future__ import annotations
@@ -47,6 +48,16 @@ class Message(NamedTuple):
     calls: int = 1
 
 
+class Cost(NamedTuple):
+    """What a reader of time asks the prices for: a piece of the step, by name, of these things."""
+
+    piece: str
+    of: tuple[Any, ...] = ()
+
+
+NOTHING = Cost("nothing")
+
+
 class Run(NamedTuple):
     """Something that takes time on a stream, from when everything named in `after` is done.
 
@@ -59,7 +70,7 @@ class Run(NamedTuple):
     work: Work
     name: str
     unit: int
-    seconds: Floats
+    cost: Cost
     after: tuple[str, ...] = ()
     take: str = ""
     give: str = ""
@@ -106,6 +117,15 @@ Event = Run | Wait | Alloc | Instant | Phase | Repeat
 Program = Sequence[Event]
 
 
+def timed(program: Program) -> Program:
+    """The events that take time or wait."""
+    return tuple(
+        Repeat(tuple(timed(event.body)), event.times) if type(event) is Repeat else event
+        for event in program
+        if type(event) in (Run, Wait, Repeat)
+    )
+
+
 def structure(program: Program) -> tuple[object, ...]:
     """What programs must have in common to be joined: all but columns and the place of units."""
     return tuple(_structure(event) for event in program)
@@ -120,7 +140,7 @@ def _structure(event: Event) -> object:
         return event.term
     if isinstance(event, Run):
         message = None if event.message is None else event.message.axis
-        return event._replace(unit=ROOT, seconds=None, only=event.only is None, message=message)  # type: ignore[arg-type]
+        return event._replace(unit=ROOT, cost=None, only=event.only is None, message=message)  # type: ignore[arg-type]
     return event
 
 

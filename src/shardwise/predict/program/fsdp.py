@@ -8,6 +8,8 @@
   communicator and run in the order they were issued.
 - Hybrid sharding all-reduces what was scattered on a stream beside the rest.
 - The root's gradients (head first, embedding last) are reduced when everything else is done.
+- Split, the embedding is a unit that is gathered for the forward only. The head is gathered after
+  the last block and kept until its backward, whose gradients are reduced at once.
 - With Gloo, hooks wait for every collective.
 """
 
@@ -20,10 +22,9 @@ import numpy as np
 
 from shardwise.predict.configurations import Bools, Floats
 from shardwise.predict.program.blocks import Group, identity, neighbour
-from shardwise.predict.program.events import ROOT, Alloc, Event, Instant, Message
+from shardwise.predict.program.events import NOTHING, ROOT, Alloc, Cost, Event, Instant, Message
 from shardwise.predict.program.placement import Placement, only
-from shardwise.predict.program.prices import NoPrices
-from shardwise.predict.program.sizes import MicroBatch, Sizes, largest_gradient
+from shardwise.predict.program.sizes import MicroBatch, Sizes
 from shardwise.units.unit import Unit
 
 
@@ -32,8 +33,8 @@ class Fsdp(Placement):
     prefetch, whether an integer reshard is set, and whether there is anything to shard over.
     """
 
-    def __init__(self, sizes: Sizes, prices: NoPrices, scatter_stream: str = "shard") -> None:
-        super().__init__(sizes, prices)
+    def __init__(self, sizes: Sizes, *, waits: bool = False, scatter_stream: str = "shard") -> None:
+        super().__init__(sizes, waits=waits)
         c = self.c
         self.prefetch, self.forward_prefetch = int(c.prefetch[0]), int(c.forward_prefetch[0])
         self.scatter_stream = scatter_stream
@@ -43,6 +44,11 @@ class Fsdp(Placement):
         self.alone = bool(c.shard[0] == 1)
         self.moves: Bools = c.offload if self.alone else self.every
         self.integer = bool(c.reshard_group[0] > 0)
+        self._gathered: dict[int, Floats] = {}
+        self.embedding, self.head, self.root = self.units.parts_of_root
+        if not c.split_root[0]:
+            nothing = Unit(name="nothing", parameters=())
+            self.embedding, self.head, self.root = nothing, nothing, self.units.root
         # Gradients stay whole from micro-batch to micro-batch, in the reduce dtype.
         self.sums_whole = (c.accumulate > 1) & ~c.shard_sync_every
         # Of an element of a sharded gradient between two micro-batches.
@@ -92,12 +98,15 @@ class Fsdp(Placement):
 
     def _scattered_before(self, index: int) -> Unit | None:
         """The unit whose reduce-scatter comes before that of `index`, if there is one."""
-        return next((unit for unit in self.units.blocks[index + 1 :] if unit.trained), None)
+        later = (*self.units.blocks[index + 1 :], self.head)
+        return next((unit for unit in later if unit.trained), None)
 
     # ---- bytes --------------------------------------------------------------------------------
 
     def gathered(self, unit: Unit) -> Floats:
-        return self.s.elements(unit) * self.c.param_bytes
+        if id(unit) not in self._gathered:
+            self._gathered[id(unit)] = self.s.elements(unit) * self.c.param_bytes
+        return self._gathered[id(unit)]
 
     def buffer(self, unit: Unit | None) -> Floats:
         """The flat buffer a unit is gathered into."""
@@ -111,47 +120,87 @@ class Fsdp(Placement):
 
     def begin(self, m: MicroBatch) -> Iterator[Event]:
         gathers = self.gathers(m)
-        yield from self._gather(self.units.root, ROOT, gathers)
-        yield from self._copy_out(self.units.root, ROOT, gathers)
-        yield Alloc("unsharded_parameters", self.gathered(self.units.root) * gathers)
-        if not self.p.waits:
+        yield from self._gather(self.root, ROOT, gathers)
+        yield from self._copy_out(self.root, ROOT, gathers)
+        yield Alloc("unsharded_parameters", self.gathered(self.root) * gathers)
+        yield from self._look_up(m)
+        if not self.waits:
             for index in range(min(1 + self.forward_prefetch, len(self.units.blocks))):
                 yield from self._gather(self.units.blocks[index], index, gathers)
+
+    def _look_up(self, m: MicroBatch) -> Iterator[Event]:
+        """The embedding's own unit: gathered for each forward, unless it stays gathered."""
+        unit, gathers = self.embedding, self._looked_up(m)
+        if not unit.parameters:
+            return
+        yield from self._gather(unit, ROOT, gathers)
+        yield from self._copy_out(unit, ROOT, gathers)
+        yield Alloc("unsharded_parameters", (self.gathered(unit) + self.buffer(unit)) * gathers)
+        yield Instant((Alloc("activations", self.s.boundary),))
+        yield Alloc("unsharded_parameters", -self.gathered(unit) * self.c.reshard_forward)
+
+    def _looked_up(self, m: MicroBatch) -> Bools:
+        return self.gathers(m) | self.c.reshard_forward
 
     def block_forward(self, m: MicroBatch, group: Group) -> Iterator[Event]:
         unit, index, c = group.unit, group.place, self.c
         gathers, reshards = self.gathers(m), c.reshard_forward
-        if self.p.waits:
+        if self.waits:
             yield from self._gather(unit, index, gathers)
         yield from self._copy_out(unit, index, gathers)
         ahead = neighbour(self.units, index + 1 + self.forward_prefetch)
-        if ahead is not None and not self.p.waits:
+        if ahead is not None and not self.waits:
             yield from self._gather(ahead, index + 1 + self.forward_prefetch, gathers)
+        if index == len(self.units.blocks) - 1 and not self.waits:
+            yield from self._gather(self.head, ROOT, gathers)
         yield Alloc("unsharded_parameters", (self.gathered(unit) + self.buffer(unit)) * gathers)
-        # Copied out while the buffer of the unit before is still there.
-        yield Instant((Alloc("activations", self.s.boundary),))
-        before = self.buffer(neighbour(self.units, index - 1))
-        yield Alloc("unsharded_parameters", -before * gathers)
-        yield from self.forward_of_blocks(group)
+        # Copied out while the buffer of the unit before is still there. What is not sharded along
+        # its first dimension is copied twice.
+        again = Alloc("unsharded_parameters", self.s.rearranged(unit) * c.param_bytes * gathers)
+        yield Instant((again, Alloc("activations", self.s.boundary)))
+        yield self._buffer_freed(m, index)
+        yield from self.once(("forward", id(group)), lambda: self._forward_of_blocks(group))
         left = self.smaller_shard(unit) if self.integer else 0.0
         yield Alloc("unsharded_parameters", (left - self.gathered(unit)) * reshards)
 
+    def _forward_of_blocks(self, group: Group) -> Iterator[Event]:
+        for number, block in enumerate(group.unit.blocks):
+            yield from self.forward_of(block, group.recomputed > number)
+        yield self.compute("forward", group.place, Cost("forward", (group.unit,)))
+
+    def _buffer_freed(self, m: MicroBatch, index: int) -> Event:
+        """The flat buffer of the unit before `index`, when that one has been copied out."""
+        if index == 0:
+            return Alloc("unsharded_parameters", -self.buffer(self.embedding) * self._looked_up(m))
+        before = self.buffer(neighbour(self.units, index - 1))
+        return Alloc("unsharded_parameters", -before * self.gathers(m))
+
     def head_begins(self, m: MicroBatch) -> Iterator[Event]:
-        yield from ()
+        if not self.head.parameters:
+            return
+        gathers = self.gathers(m)
+        if self.waits:
+            yield from self._gather(self.head, ROOT, gathers)
+        yield from self._copy_out(self.head, ROOT, gathers)
+        held = self.gathered(self.head) + self.buffer(self.head)
+        yield Alloc("unsharded_parameters", held * gathers)
+        yield Instant((Alloc("activations", self.s.boundary),))
+        yield self._buffer_freed(m, len(self.units.blocks))
 
     def model_returned(self, m: MicroBatch) -> Iterator[Event]:
-        last = self.buffer(neighbour(self.units, len(self.units.blocks) - 1))
-        yield Alloc("unsharded_parameters", -last * self.gathers(m))
+        if self.head.parameters:
+            yield Alloc("unsharded_parameters", -self.buffer(self.head) * self.gathers(m))
+        else:
+            yield self._buffer_freed(m, len(self.units.blocks))
 
     def _gather(self, unit: Unit, index: int, rows: Bools) -> Iterator[Event]:
-        seconds = self.p.gather(unit)
-        yield from self._all_gather(unit, index, seconds, "shard", rows)
+        yield from self._all_gather(unit, index, Cost("gather", (unit,)), "shard", rows)
 
     def _all_gather(
         self,
         unit: Unit,
         index: int,
-        seconds: Floats,
+        cost: Cost,
         axis: str,
         rows: Bools,
         queue: str = "gathered",
@@ -161,15 +210,15 @@ class Fsdp(Placement):
             return
         message = None if self.alone else Message(axis, self.gathered(unit).astype(np.int64))
         yield from self.collective(
-            "shard", "all-gather", index, seconds, message,
+            "shard", "all-gather", index, cost, message,
             after=("compute",), give=queue, only=only(rows),
         )  # fmt: skip
 
     def _copy_out(self, unit: Unit, index: int, rows: Bools) -> Iterator[Event]:
         if not (rows & self.moves).any() or not unit.parameters:
             return
-        seconds = np.zeros(self.rows) if self.alone else self.p.copy_out(unit)
-        yield self.copy("copy out", index, seconds, take="gathered", only=only(rows & self.moves))
+        cost = NOTHING if self.alone else Cost("copy_out", (unit,))
+        yield self.copy("copy out", index, cost, take="gathered", only=only(rows & self.moves))
 
     # ---- backward -----------------------------------------------------------------------------
 
@@ -181,16 +230,22 @@ class Fsdp(Placement):
     def _gather_again(self, index: int) -> Iterator[Event]:
         unit = self.units.blocks[index]
         axis = "reshard" if self.integer else "shard"
-        seconds = self.p.gather_again(unit)
+        cost = Cost("gather_again", (unit,))
         # A unit that is gathered ahead and then has no backward is gathered for nothing.
         queue = "gathered" if self.has_backward(index) else ""
-        yield from self._all_gather(unit, index, seconds, axis, self.c.reshard_forward, queue)
+        yield from self._all_gather(unit, index, cost, axis, self.c.reshard_forward, queue)
 
     def head_gradients(self, m: MicroBatch, made: float) -> tuple[Alloc, ...]:
-        return (Alloc("unsharded_gradients", self._new_gradients(m, self.units.root, made)),)
+        unit = self.head if self.head.parameters else self.root
+        return (Alloc("unsharded_gradients", self._new_gradients(m, unit, made)),)
 
     def head_done(self, m: MicroBatch) -> Iterator[Event]:
-        yield Alloc("unsharded_gradients", self._head_gradients(m))
+        if self.head.parameters:
+            yield Alloc("unsharded_parameters", -self.gathered(self.head) * self.reshards(m))
+            boundary = Alloc("activations", self.s.boundary)
+            yield from self._reduction(m, self.head, ROOT, None, boundary)
+        else:
+            yield Alloc("unsharded_gradients", self._head_gradients(m))
         if self._first_trained == len(self.units.blocks):
             yield Alloc("unsharded_parameters", self._gathered_for_nothing())
 
@@ -210,13 +265,15 @@ class Fsdp(Placement):
         # gathered from the unit's own larger shard, which is dropped when all is copied out.
         shard = self.smaller_shard(unit) if self.integer else np.zeros(self.rows)
         yield Alloc("unsharded_parameters", self.gathered(unit) * regathers - shard)
-        copying = Alloc("unsharded_parameters", self.buffer(unit) * regathers + shard)
-        yield Instant((copying, boundary))
+        again = self.s.rearranged(unit) * self.c.param_bytes
+        copying = (self.buffer(unit) + again) * regathers + shard
+        yield Instant((Alloc("unsharded_parameters", copying), boundary))
         ahead = self._buffers_ahead(index)
         yield Alloc("unsharded_parameters", ahead)
         if index == self._first_trained:
             yield Alloc("unsharded_parameters", self._gathered_for_nothing())
-        yield from self._backward_of_blocks(m, group)
+        key = ("backward", id(group), m.first)
+        yield from self.once(key, lambda: self._backward_of_blocks(m, group))
         resharded = self.gathered(unit) * self.reshards(m)
         yield Alloc("unsharded_parameters", -resharded)
         yield from self._reduction(m, unit, index, self._scattered_before(index), boundary)
@@ -260,23 +317,27 @@ class Fsdp(Placement):
                 fresh = self._new_gradients(m, group.unit, made)
                 yield Instant((Alloc("activations", working), Alloc("unsharded_gradients", fresh)))
             made_before += float(block.trained_numel)
-        seconds = self.p.backward(group.unit, group.recomputed)
-        yield self.compute("backward", group.place, seconds, self.beside)
+        cost = Cost("backward", (group.unit, group.recomputed))
+        yield self.compute("backward", group.place, cost, self.beside)
 
     def last_backward(self, m: MicroBatch) -> Iterator[Event]:
-        root, c = self.units.root, self.c
+        c = self.c
         # A tied table receives the embedding's gradient beside the head's, and autograd adds the
         # two into a third.
         embedding = (self.units.embedding_gradient_elements + self.s.tied) * c.param_bytes
         boundary = Alloc("activations", self.s.boundary)
         yield Instant((Alloc("unsharded_gradients", embedding), boundary))
-        yield Alloc("unsharded_gradients", -self._head_gradients(m))
-        yield Alloc("unsharded_parameters", -self.gathered(root) * self.reshards(m))
+        if not self.head.parameters:
+            yield Alloc("unsharded_gradients", -self._head_gradients(m))
+        yield Alloc("unsharded_parameters", -self.gathered(self.root) * self.reshards(m))
         before = self._scattered_before(ROOT)
-        yield from self._reduction(m, root, ROOT, before)
-        last = root if root.trained else before
-        if last is not None:
-            yield Alloc("reduce_buffers", -self._scatter_input(m, last))
+        kept = self.gathered(self.embedding) * ~c.reshard_forward * self.reshards(m)
+        for unit in (self.root, self.embedding):
+            yield from self._reduction(m, unit, ROOT, before)
+            before = unit if unit.trained else before
+        yield Alloc("unsharded_parameters", -kept)
+        if before is not None:
+            yield Alloc("reduce_buffers", -self._scatter_input(m, before))
         yield Alloc("reduce_buffers", -self._all_reduce_input(m, self.s.all_trained))
         yield Alloc("unsharded_parameters", -self._gathered_for_nothing())
 
@@ -298,7 +359,9 @@ class Fsdp(Placement):
         given = self._scatter_input(m, unit)
         kept = self._accumulated(m, unit)
         own = size * c.param_bytes * (~self.sums_whole | m.first)
-        copying = np.where(scatters, own, kept + largest_gradient(unit) * c.param_bytes)
+        # Gradients that are not sharded along their first dimension are copied before that.
+        own = own + self.s.last_rearranged(unit) * c.param_bytes
+        copying = np.where(scatters, own, kept + unit.largest_gradient * c.param_bytes)
         yield Alloc("reduce_buffers", given - (self._scatter_input(m, before) if before else 0.0))
         yield Instant((Alloc("unsharded_gradients", copying), *alive))
         yield Alloc("gradients", self._gradient_change(m, unit))
@@ -307,7 +370,7 @@ class Fsdp(Placement):
         # Added to what earlier micro-batches left, a new shard exists beside the old one.
         added = scatters & c.shard_sync_every & (not m.first)
         beside = size / c.shard * c.reduce_bytes * added
-        held = float(unit.trained[-1].numel) * c.param_bytes * scatters
+        held = self.s.held_while_scattered(unit) * c.param_bytes * scatters
         held_on = Alloc("unsharded_gradients", held)
         yield Instant((held_on, Alloc("reduce_buffers", beside), *alive))
         yield from self._collectives(m, unit, index)
@@ -315,20 +378,20 @@ class Fsdp(Placement):
     def _collectives(self, m: MicroBatch, unit: Unit, index: int) -> Iterator[Event]:
         scatters = self.scatters(m) & self.moves
         if scatters.any():
-            copied = np.zeros(self.rows) if self.alone else self.p.copy_in(unit)
+            copied = NOTHING if self.alone else Cost("copy_in", (unit,))
             how = {"only": only(scatters)}
             yield self.copy("copy in", index, copied, after=("scattered",), **how)
             size = (self.s.trained(unit) * self.c.reduce_bytes).astype(np.int64)
             message = None if self.alone else Message("shard", size)
             yield from self.collective(
-                self.scatter_stream, "reduce-scatter", index, self.p.scatter(unit), message,
+                self.scatter_stream, "reduce-scatter", index, Cost("scatter", (unit,)), message,
                 after=("compute",), mark="scattered", **how,
             )  # fmt: skip
         reduces = self.reduces(m)
         if reduces.any():
             shard = self.s.trained(unit) // self.c.shard * self.c.reduce_bytes
             yield from self.collective(
-                "replicate", "all-reduce", index, self.p.all_reduce(unit),
+                "replicate", "all-reduce", index, Cost("all_reduce", (unit,)),
                 Message("replicate", shard.astype(np.int64)),
                 after=("compute", "scattered"), only=only(reduces),
             )  # fmt: skip
@@ -369,7 +432,7 @@ class Fsdp(Placement):
     def _new_gradients(self, m: MicroBatch, unit: Unit, made: float) -> Floats:
         """Bytes of the gradients autograd has made of `unit` and not handed on."""
         elsewhere = np.minimum(made, self.s.trained(unit))
-        in_place = min(largest_gradient(unit), made)
+        in_place = min(unit.largest_gradient, made)
         return np.where(self._added_in_place(m), in_place, elsewhere) * self.c.param_bytes
 
     def _head_gradients(self, m: MicroBatch) -> Floats:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from shardwise.predict.configurations import Bools, Floats
+from shardwise.predict.configurations import Bools, Ints
 from shardwise.predict.program.blocks import Group
-from shardwise.predict.program.events import Alloc, Event, Instant, Message, Run, Wait, Work
-from shardwise.predict.program.prices import NoPrices
+from shardwise.predict.program.events import Alloc, Cost, Event, Instant, Message, Run, Wait, Work
 from shardwise.predict.program.sizes import MicroBatch, Sizes
+from shardwise.units.unit import Unit
 
 
 class Placement:
@@ -19,10 +19,16 @@ class Placement:
     # Streams whose collectives slow a block's backward.
     beside: tuple[str, ...] = ("shard", "replicate")
 
-    def __init__(self, sizes: Sizes, prices: NoPrices) -> None:
-        self.s, self.p, self.c, self.units = sizes, prices, sizes.c, sizes.units
+    def __init__(self, sizes: Sizes, *, waits: bool = False) -> None:
+        """With `waits`, hooks wait for each collective, as they do with Gloo."""
+        self.s, self.c, self.units, self.waits = sizes, sizes.c, sizes.units, waits
         self.rows = len(sizes.c)
         self.every: Bools = np.ones(self.rows, dtype=np.bool_)
+        self._emitted: dict[tuple[object, ...], Sequence[Event]] = {}
+        self.chunked = bool(sizes.c.loss_chunks[0] > 1)
+        # Of an element of the head's gradient: summed over chunks, and of one chunk.
+        self.head_gradient_bytes: Ints = sizes.c.param_bytes
+        self.chunk_gradient_bytes: Ints = sizes.c.param_bytes
 
     # ---- what each placement says of its own ------------------------------------------------
 
@@ -78,39 +84,31 @@ class Placement:
         yield Alloc("gradients", -self.s.gradient_bytes * ~self.c.offload)
 
     def compute(
-        self, name: str, unit: int, seconds: Floats, beside: tuple[str, ...] = ("shard",)
+        self, name: str, unit: int, cost: Cost, beside: tuple[str, ...] = ("shard",)
     ) -> Run:
-        return Run("compute", "compute", name, unit, seconds, beside=beside)
+        return Run("compute", "compute", name, unit, cost, beside=beside)
 
-    def copy(self, name: str, unit: int, seconds: Floats, **how: object) -> Run:
-        return Run("compute", "copy", name, unit, seconds, **how)  # type: ignore[arg-type]
+    def copy(self, name: str, unit: int, cost: Cost, **how: object) -> Run:
+        return Run("compute", "copy", name, unit, cost, **how)  # type: ignore[arg-type]
 
     def collective(
-        self,
-        stream: str,
-        work: Work,
-        unit: int,
-        seconds: Floats,
-        message: Message | None,
-        **how: object,
+        self, stream: str, work: Work, unit: int, cost: Cost, message: Message | None, **how: object
     ) -> Iterator[Event]:
-        yield Run(stream, work, work, unit, seconds, message=message, **how)  # type: ignore[arg-type]
-        if self.p.waits:
+        yield Run(stream, work, work, unit, cost, message=message, **how)  # type: ignore[arg-type]
+        if self.waits:
             yield Wait("compute", (stream,))
 
-    def forward_of_blocks(self, group: Group, copies: bool = False) -> Iterator[Event]:
-        """Blocks at work, one after the other; each leaves what its backward will read."""
-        for number, block in enumerate(group.unit.blocks):
-            again = group.recomputed > number
-            if copies:
-                yield Alloc("unsharded_parameters", self.copied(float(block.numel)))
-            yield Instant((Alloc("activations", self.s.forward_working(block.stage, again)),))
-            yield Alloc("activations", self.s.kept(block.stage, again))
-        yield self.compute("forward", group.place, self.p.forward(group.unit))
+    def once(self, key: tuple[object, ...], emit: Callable[[], Iterator[Event]]) -> Sequence[Event]:
+        """Events that are the same in several micro-batches."""
+        if key not in self._emitted:
+            self._emitted[key] = tuple(emit())
+        return self._emitted[key]
 
-    def copied(self, elements: float) -> Floats:
-        """Bytes of autocast's copies of a block's weights."""
-        raise NotImplementedError
+    def forward_of(self, block: Unit, again: Bools) -> Iterator[Event]:
+        """A block's forward; it leaves what its backward will read."""
+        working = self.s.forward_working(block.stage, again)
+        yield Instant((Alloc("activations", working),))
+        yield Alloc("activations", self.s.kept(block.stage, again))
 
 
 def only(rows: Bools) -> Bools | None:

@@ -7,73 +7,38 @@ import numpy as np
 from shardwise.predict.compute import backward_s, forward_s, recompute_s
 from shardwise.predict.configurations import Floats, Ints
 from shardwise.predict.network import all_reduce_s, ring_s
+from shardwise.predict.program.events import Cost
 from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.rates import Coefficients, Hardware
 from shardwise.units.unit import Unit
 
 
-class NoPrices:
-    """Everything takes no time: for readers of memory and traffic alone."""
-
-    # FSDP's hooks wait for each collective, as they do with Gloo.
-    waits = False
-    # Seconds lost per second of compute that runs beside a collective.
-    contention: Floats | float = 0.0
-
-    def __init__(self, rows: int) -> None:
-        self._nothing: Floats = np.zeros(rows)
-
-    def forward(self, unit: Unit) -> Floats:
-        return self._nothing
-
-    def backward(self, unit: Unit, recomputed: Ints) -> Floats:
-        """`recomputed` of its blocks, the first ones, run their forward again."""
-        return self._nothing
-
-    def root_backward(self) -> Floats:
-        return self._nothing
-
-    def gather(self, unit: Unit) -> Floats:
-        return self._nothing
-
-    def gather_again(self, unit: Unit) -> Floats:
-        """For the backward, from the group that an integer reshard leaves."""
-        return self._nothing
-
-    def scatter(self, unit: Unit) -> Floats:
-        return self._nothing
-
-    def all_reduce(self, unit: Unit) -> Floats:
-        """Of a unit's sharded gradients, across replicas."""
-        return self._nothing
-
-    def bucket(self, bytes_: int) -> Floats:
-        """The all-reduce of one of DDP's buckets."""
-        return self._nothing
-
-    def copy_out(self, unit: Unit) -> Floats:
-        return self._nothing
-
-    def copy_in(self, unit: Unit) -> Floats:
-        return self._nothing
-
-    def optimizer(self) -> Floats:
-        return self._nothing
-
-
-class Prices(NoPrices):
+class Prices:
     """Seconds on a cluster; each piece of each kind of unit is priced once."""
 
     def __init__(self, sizes: Sizes, hardware: Hardware, k: Coefficients) -> None:
-        super().__init__(len(sizes.c))
         self.s, self.h, self.k = sizes, hardware, k
-        self.waits = hardware.gloo
-        self.contention = k.contention
+        # Seconds lost per second of compute that runs beside a collective.
+        self.contention: Floats | float = k.contention
         # A CPU copies as it computes: at a share of its bandwidth.
-        factor = k.elementwise_factor if hardware.gloo else 1.0
+        factor = k.elementwise_factor if hardware.on_cpu else 1.0
         self.copy_bandwidth = hardware.memory_bandwidth / factor
-        self.hook_s = k.hook_s if hardware.gloo else 0.0
+        self.hook_s = k.hook_s if hardware.on_cpu else 0.0
         self._made: dict[tuple[object, ...], Floats] = {}
+        self._by_cost: dict[int, Floats] = {}
+
+    def of(self, cost: Cost) -> Floats:
+        """Seconds of a piece of the step: what the method of its name says."""
+        found = self._by_cost.get(id(cost))
+        if found is None:
+            key = (cost.piece, *map(id, cost.of))
+            if key not in self._made:
+                self._made[key] = getattr(self, cost.piece)(*cost.of)
+            found = self._by_cost[id(cost)] = self._made[key]
+        return found
+
+    def nothing(self) -> Floats:
+        return np.zeros(len(self.s.c))
 
     def forward(self, unit: Unit) -> Floats:
         """Blocks run one by one, also within a unit."""
@@ -91,8 +56,14 @@ class Prices(NoPrices):
     def root_backward(self) -> Floats:
         return self._stage("backward", self.s.units.root)
 
+    def chunk(self) -> Floats:
+        """Head and loss, forward and backward, of one chunk of the tokens."""
+        stage, tokens = self.s.units.root.stage, self.s.tokens / self.s.chunks
+        forward = forward_s(stage, tokens, self.h, self.k)
+        return forward + backward_s(stage, tokens, self.h, self.k)
+
     def _stage(self, what: str, block: Unit) -> Floats:
-        key = (what, id(block))
+        key = ("stage", what, id(block))
         if key not in self._made:
             stage, tokens = block.stage, self.s.tokens
             if what == "forward":
@@ -107,6 +78,7 @@ class Prices(NoPrices):
         return self._gather(unit, self.s.c.shard)
 
     def gather_again(self, unit: Unit) -> Floats:
+        """For the backward, from the group that an integer reshard leaves."""
         c = self.s.c
         group = np.where(c.reshard_group > 0, c.reshard_group, c.shard)
         return self._gather(unit, group)
@@ -118,7 +90,7 @@ class Prices(NoPrices):
 
     def scatter(self, unit: Unit) -> Floats:
         # Gloo runs a reduce-scatter as an all-reduce.
-        passes, c = 2.0 if self.h.gloo else 1.0, self.s.c
+        passes, c = 2.0 if self.h.on_cpu else 1.0, self.s.c
         message = self.s.trained(unit) * c.reduce_bytes
         moved = passes * ring_s(message, c.shard, self.h, self.k)
         return moved + self._moved_to_host(self.s.trained(unit), c.reduce_bytes)
@@ -129,24 +101,31 @@ class Prices(NoPrices):
         return np.where(c.offload, elements / c.shard * itemsize / self.h.host_link, 0.0)
 
     def all_reduce(self, unit: Unit) -> Floats:
+        """Of a unit's sharded gradients, across replicas."""
         c = self.s.c
         message = self.s.trained(unit) * c.reduce_bytes / c.shard
         return all_reduce_s(message, c.replicate, c.shard, self.h, self.k)
 
-    def bucket(self, bytes_: int) -> Floats:
-        c = self.s.c
-        return all_reduce_s(np.full(len(c), float(bytes_)), c.replicate, c.shard, self.h, self.k)
+    def buckets(self, sizes: tuple[int, ...]) -> Floats:
+        """The all-reduces of some of DDP's buckets, one after the other."""
+        c, total = self.s.c, self.nothing()
+        for size in sizes:
+            message = self.nothing() + size
+            total = total + all_reduce_s(message, c.replicate, c.shard, self.h, self.k)
+        return total
 
     def copy_out(self, unit: Unit) -> Floats:
-        """Read and written once each."""
-        moved = 2.0 * self.s.elements(unit) * self.s.c.param_bytes
+        """Read and written once each; twice what is not sharded along its first dimension."""
+        elements = self.s.elements(unit) + self.s.rearranged(unit)
+        moved = 2.0 * elements * self.s.c.param_bytes
         return moved / self.copy_bandwidth + self.hook_s
 
     def copy_in(self, unit: Unit) -> Floats:
         c = self.s.c
         # A scatter is followed by an all-reduce across replicas.
         hooks = self.hook_s * np.where(c.replicate > 1, 2.0, 1.0)
-        moved = self.s.trained(unit) * (c.param_bytes + c.reduce_bytes)
+        again = 2.0 * self.s.rearranged_trained(unit) * c.param_bytes
+        moved: Floats = self.s.trained(unit) * (c.param_bytes + c.reduce_bytes) + again
         return moved / self.copy_bandwidth + hooks
 
     def optimizer(self) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwise.predict.configurations import Bools, Configurations, Floats, Ints
 from shardwise.spec.strategy import blocks_of_share
-from shardwise.units.unit import ModelUnits, Stage, Unit
+from shardwise.units.unit import ModelUnits, Moment, Stage, Unit
 
 # Token ids and labels, 8 bytes each.
 BATCH_BYTES_PER_TOKEN = 16.0
@@ -32,7 +32,9 @@ class Sizes:
         self.recomputed: Ints = blocks_of_share(c.full_recompute, len(units.single_blocks)).astype(
             np.int64
         )
-        self._degrees, self._row = np.unique(c.shard, return_inverse=True)
+        # An integer reshard works only on what is sharded along its first dimension.
+        along_rows = c.reshard_group > 0
+        self._degrees, self._row = np.unique(2 * c.shard + along_rows, return_inverse=True)
         self._by_degree: dict[tuple[int, str], Floats] = {}
 
     def elements(self, unit: Unit) -> Floats:
@@ -43,11 +45,31 @@ class Sizes:
         """Those of them that have gradients."""
         return self._of(unit, "padded_trained")
 
+    def rearranged(self, unit: Unit) -> Floats:
+        """Elements that are copied once more after a gather."""
+        return self._of(unit, "rearranged")
+
+    def rearranged_trained(self, unit: Unit) -> Floats:
+        """Elements of gradients that are copied once more before a reduce-scatter."""
+        return self._of(unit, "rearranged_trained")
+
+    def last_rearranged(self, unit: Unit) -> Floats:
+        """Elements of the last of these gradients."""
+        return self._of(unit, "last_rearranged")
+
+    def held_while_scattered(self, unit: Unit) -> Floats:
+        """Elements of the gradients that the engine refers to during a reduce-scatter."""
+        return self._of(unit, "held_while_scattered")
+
     def _of(self, unit: Unit, size: str) -> Floats:
         """A size of a unit that depends on the degree of sharding, for each row's degree."""
         key = (id(unit), size)
         if key not in self._by_degree:
-            sizes = [float(getattr(unit, size)(int(degree))) for degree in self._degrees]
+            sizes = []
+            for degree in self._degrees:
+                shard, along_rows = divmod(int(degree), 2)
+                placed = unit.along_rows if along_rows else unit
+                sizes.append(float(getattr(placed, size)(shard)))
             self._by_degree[key] = np.asarray(sizes)[self._row]
         return self._by_degree[key]
 
@@ -86,6 +108,16 @@ class Sizes:
         return batch
 
     @cached_property
+    def chunk_tokens(self) -> Floats:
+        """Tokens of the largest chunk of a chunked loss."""
+        return np.ceil(self.tokens / self.c.loss_chunks)
+
+    @cached_property
+    def chunks(self) -> Ints:
+        """No more chunks than tokens."""
+        return np.minimum(self.c.loss_chunks, self.tokens).astype(np.int64)
+
+    @cached_property
     def boundary(self) -> Floats:
         """The gradient that passes between blocks."""
         boundary: Floats = self.units.boundary_bytes * self.tokens
@@ -100,7 +132,14 @@ class Sizes:
     @cached_property
     def head_elements(self) -> float:
         """Elements of the root whose gradients the head's backward makes."""
-        return max(moment.gradient_elements for moment in self.units.root.stage.backward)
+        return max(moment.gradient_elements for moment in self.head_moments)
+
+    @cached_property
+    def head_moments(self) -> tuple[Moment, ...]:
+        """The backward of head and loss; a traced root's goes on to the embedding."""
+        own = self.tied + sum(p.numel for p in self.units.root.trained if p.after_blocks)
+        moments = self.units.root.stage.backward
+        return tuple(m for m in moments if m.gradient_elements <= own) or moments[:1]
 
     def kept(self, stage: Stage, recomputes: Bools | bool) -> Floats:
         """Bytes a block keeps for its backward."""
@@ -120,8 +159,3 @@ class Sizes:
         """What selective recomputation keeps and the backward never reads."""
         selective = self.c.selective & ~np.asarray(recomputes)
         return np.where(selective, stage.kept["selective"].unread_bytes, 0.0) * self.tokens
-
-
-def largest_gradient(unit: Unit) -> float:
-    """Elements of a unit's largest gradient."""
-    return float(max((parameter.numel for parameter in unit.trained), default=0))

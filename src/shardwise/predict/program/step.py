@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ from shardwise.predict.program.ddp import Replicated
 from shardwise.predict.program.events import (
     ROOT,
     Alloc,
+    Cost,
     Event,
     Instant,
     Phase,
@@ -20,11 +23,11 @@ from shardwise.predict.program.events import (
     Repeat,
     Run,
     Wait,
+    timed,
 )
 from shardwise.predict.program.fsdp import Fsdp
-from shardwise.predict.program.head import head_backward, head_forward
+from shardwise.predict.program.loss import loss_backward, loss_forward
 from shardwise.predict.program.placement import Placement
-from shardwise.predict.program.prices import NoPrices
 from shardwise.predict.program.sizes import MicroBatch, Sizes
 from shardwise.units.unit import ModelUnits
 
@@ -36,104 +39,130 @@ FIRST, MIDDLE, LAST = (
 ONLY = MicroBatch(first=True, final=True)
 
 
-class Shape(NamedTuple):
-    """What decides the order of events; rows that agree on it share a program."""
-
-    sharded: bool
-    accumulates: bool
-    # Of sharded rows.
-    alone: bool = False
-    prefetch: int = 0
-    forward_prefetch: int = 0
-    integer: bool = False
-    # Of replicated rows.
-    ddp: bool = False
-    master_bytes: int = 0
-    bucket_bytes: float = 0.0
-
-
-def shapes(c: Configurations) -> dict[Shape, Ints]:
-    """The rows of each shape."""
+def shapes(c: Configurations) -> list[Ints]:
+    """The rows of each shape: they agree on what decides the order of events."""
     sharded = c.sharded
-    columns = [
+    decides = [
         sharded,
         c.accumulate > 1,
+        c.loss_chunks > 1,
+        # Of sharded rows.
+        sharded & c.split_root,
         sharded & (c.shard == 1),
         np.where(sharded, c.prefetch, 0),
         np.where(sharded, c.forward_prefetch, 0),
         sharded & (c.reshard_group > 0),
+        # Of replicated rows, what their buckets depend on.
         ~sharded & c.ddp,
         np.where(sharded, 0, c.master_bytes),
         np.where(sharded, 0.0, c.bucket_bytes),
     ]
-    table = np.stack([np.asarray(column, dtype=float) for column in columns], axis=1)
+    table = np.stack([np.asarray(column, dtype=float) for column in decides], axis=1)
     found, which = np.unique(table, axis=0, return_inverse=True)
-    return {
-        Shape(
-            sharded=bool(row[0]), accumulates=bool(row[1]), alone=bool(row[2]),
-            prefetch=int(row[3]), forward_prefetch=int(row[4]), integer=bool(row[5]),
-            ddp=bool(row[6]), master_bytes=int(row[7]), bucket_bytes=float(row[8]),
-        ): np.flatnonzero(which.ravel() == number)
-        for number, row in enumerate(found)
-    }  # fmt: skip
+    return [np.flatnonzero(which.ravel() == number) for number in range(len(found))]
 
 
-MakePrices = Callable[[Sizes], NoPrices]
+@dataclass
+class Part:
+    """The rows of one shape, and their program."""
+
+    rows: Ints
+    sizes: Sizes
+    program: Program
+
+    @cached_property
+    def timed(self) -> Program:
+        """Without what only memory is read from."""
+        return timed(self.program)
+
+
+class Steps(NamedTuple):
+    """The programs of rows that share units: one for each shape."""
+
+    units: ModelUnits
+    c: Configurations
+    states: int
+    parts: tuple[Part, ...]
+
+
+def emit_steps(
+    units: ModelUnits, c: Configurations, states: int = 2, *, waits: bool = False
+) -> Steps:
+    parts = []
+    for rows in shapes(c):
+        sizes = Sizes(units, c.take(rows), states)
+        parts.append(Part(rows, sizes, tuple(emit_step(_placed(sizes, waits)))))
+    return Steps(units, c, states, tuple(parts))
 
 
 def step_program(
     units: ModelUnits,
     c: Configurations,
     states: int = 2,
-    make_prices: MakePrices | None = None,
     *,
+    waits: bool = False,
     apart: bool = False,
 ) -> Program:
     """The step of rows of one shape; with `apart` no unit and no micro-batch is joined."""
-    sizes = Sizes(units, c, states)
-    prices = make_prices(sizes) if make_prices else NoPrices(len(c))
-    placed = Fsdp(sizes, prices) if c.sharded[0] else Replicated(sizes, prices)
-    return tuple(emit_step(placed, apart=apart))
+    return tuple(emit_step(_placed(Sizes(units, c, states), waits), apart=apart))
+
+
+def _placed(sizes: Sizes, waits: bool) -> Placement:
+    kind = Fsdp if sizes.c.sharded[0] else Replicated
+    return kind(sizes, waits=waits)
 
 
 def emit_step(placed: Placement, *, apart: bool = False) -> Iterator[Event]:
-    k = placed.c.accumulate
+    k, blocks = placed.c.accumulate, _Blocks.of(placed, apart)
     yield from placed.resting()
     if k[0] == 1:
-        yield from _micro_batch(placed, ONLY, apart)
+        yield from _micro_batch(placed, ONLY, blocks)
     else:
-        yield from _micro_batch(placed, FIRST, apart)
+        yield from _micro_batch(placed, FIRST, blocks)
         if (k > 2).any():
-            middle = tuple(_micro_batch(placed, MIDDLE, apart))
+            middle = tuple(_micro_batch(placed, MIDDLE, blocks))
             yield from middle * int(k[0] - 2) if apart else (Repeat(middle, k - 2),)
-        yield from _micro_batch(placed, LAST, apart)
+        yield from _micro_batch(placed, LAST, blocks)
     yield from _optimizer(placed)
 
 
-def _micro_batch(placed: Placement, m: MicroBatch, apart: bool) -> Iterator[Event]:
-    units = placed.units
+class _Blocks(NamedTuple):
+    """The groups of equal blocks, the same in every micro-batch."""
 
-    def blocks(
-        emit: Callable[[MicroBatch, Group], Iterator[Event]], reverse: bool
-    ) -> Iterator[Event]:
-        near = placed.backward_neighbours if reverse else placed.forward_neighbours
-        for group in groups(units, placed.s.recomputed, near, reverse=reverse, apart=apart):
-            body = tuple(emit(m, group))
-            yield from body if group.times is None else (Repeat(body, group.times),)
-        if not units.blocks:
-            yield Instant()
+    forward: tuple[Group, ...]
+    backward: tuple[Group, ...]
 
+    @classmethod
+    def of(cls, placed: Placement, apart: bool) -> _Blocks:
+        found = placed.units, placed.s.recomputed
+        return cls(
+            tuple(groups(*found, placed.forward_neighbours, apart=apart)),
+            tuple(groups(*found, placed.backward_neighbours, reverse=True, apart=apart)),
+        )
+
+
+def _micro_batch(placed: Placement, m: MicroBatch, blocks: _Blocks) -> Iterator[Event]:
     yield from placed.begin(m)
     yield Phase("forward")
-    yield from blocks(placed.block_forward, reverse=False)
+    yield from _repeated(m, blocks.forward, placed.block_forward)
     yield Phase("end of forward")
-    yield from head_forward(placed, m)
+    yield from loss_forward(placed, m)
     yield Phase("loss backward")
-    yield from head_backward(placed, m)
+    yield from loss_backward(placed, m)
     yield Phase("steady backward")
-    yield from blocks(placed.block_backward, reverse=True)
+    yield from _repeated(m, blocks.backward, placed.block_backward)
     yield Phase("last backward")
     yield from placed.last_backward(m)
+
+
+def _repeated(
+    m: MicroBatch, found: tuple[Group, ...], emit: Callable[[MicroBatch, Group], Iterator[Event]]
+) -> Iterator[Event]:
+    for group in found:
+        body = tuple(emit(m, group))
+        yield from body if group.times is None else (Repeat(body, group.times),)
+    if not found:
+        yield Instant()
 
 
 def _optimizer(placed: Placement) -> Iterator[Event]:
@@ -142,5 +171,5 @@ def _optimizer(placed: Placement) -> Iterator[Event]:
     yield Alloc("other", -placed.s.batch)
     yield Instant()
     yield Wait("compute", ("shard", "replicate", "scattered"))
-    yield Run("compute", "optimizer", "optimizer step", ROOT, placed.p.optimizer())
+    yield Run("compute", "optimizer", "optimizer step", ROOT, Cost("optimizer"))
     yield from placed.gradients_dropped()

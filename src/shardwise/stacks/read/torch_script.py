@@ -17,6 +17,8 @@ _ACCUMULATE = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumu
 _SEQ_LEN = ("seq_len", "seq_length", "sequence_length", "block_size", "max_seq_len",
             "max_seq_length", "context_length")  # fmt: skip
 _MICRO_BATCH = ("micro_batch", "micro_batch_size")
+# In scripts that `shardwise export` wrote.
+_LOSS_CHUNKS = ("loss_chunks",)
 _OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd", "Lion": "lion"}
 # What torch takes where the script says nothing.
 _DEFAULTS = {
@@ -273,6 +275,10 @@ def _loop(script: Script, reading: Reading) -> None:
     if any(call.origin in ("torch.compile", "") for call in script.calls("compile")):
         reading.strategy["compile"] = True
         reading.note("torch.compile becomes compile = true, block by block.")
+    found = _number(script, _LOSS_CHUNKS)
+    if found and 2 <= found[1] <= 2**20:
+        reading.strategy |= {"loss": "chunked", "loss_chunks": found[1]}
+        reading.note(f"{found[0]} = {found[1]} becomes loss = chunked.")
     found = _number(script, _SEQ_LEN)
     if found:
         reading.job["seq_len"] = found[1]

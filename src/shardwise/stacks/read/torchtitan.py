@@ -37,6 +37,10 @@ def read(script: Script) -> Imported:
     )
     for call in script.calls("CompileConfig"):
         reading.strategy["compile"] = call.get("enable") is True
+    for call in script.calls("Config"):
+        if call.origin.split(".")[-2:-1] == ["ChunkedLossWrapper"]:
+            reading.strategy["loss"] = "chunked"
+            reading.strategy["loss_chunks"] = _count(call, "num_chunks", 8, reading)
     return reading.done()
 
 

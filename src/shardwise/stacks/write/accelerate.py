@@ -10,7 +10,13 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.read.accelerate import REPLICATE, SHARD, read
-from shardwise.stacks.write.differences import Comparison, Rule, compare, recompute_all_or_none
+from shardwise.stacks.write.differences import (
+    Comparison,
+    Rule,
+    compare,
+    padded_experts,
+    recompute_all_or_none,
+)
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 
 NAME = "accelerate.yaml"
@@ -70,7 +76,8 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
 
     table = _table(run)
     found = _compared(run, table)
-    unsupported = (*found.unsupported, *_other_differences(run, table))
+    experts = padded_experts(run, found.applied, "accelerate")
+    unsupported = (*found.unsupported, *experts, *_other_differences(run, table))
     text = yaml.safe_dump(table, sort_keys=False)
     command = _command(run, target.name(NAME))
     return Exported(NAME, text, unsupported, command, found.applied, tuple(found.in_script))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.units.decoder import decoder_units
 
 # Fields without effect where nothing is sharded, or where a step has one micro-batch.
 _OF_SHARDING = ("reshard_after_forward", "reshard_after_backward", "prefetch", "forward_prefetch",
-                "blocks_per_unit")  # fmt: skip
+                "blocks_per_unit", "split_root")  # fmt: skip
 _OF_ACCUMULATION = ("grad_sync", "reshard_after_backward")
 
 
@@ -19,6 +21,10 @@ class Rule(NamedTuple):
 
     fields: tuple[str, ...]
     sentence: str
+
+
+# Of stacks whose file has no loss.
+PLAIN_LOSS = Rule(("loss", "loss_chunks"), "all logits of a micro-batch are in memory at once")
 
 
 class Comparison(NamedTuple):
@@ -71,7 +77,11 @@ def _told(differing: dict[str, object], there: Strategy, rules: Iterable[Rule]) 
     left = dict(differing)
     values = {name: _shown(getattr(there, name)) for name in Strategy.model_fields}
     said = []
-    for rule in (*rules, *(Rule((name,), f"the stack uses {{{name}}}") for name in differing)):
+    for rule in (
+        *rules,
+        PLAIN_LOSS,
+        *(Rule((name,), f"the stack uses {{{name}}}") for name in differing),
+    ):
         fields = [name for name in rule.fields if name in left]
         if fields:
             ours = ", ".join(f"{name} = {_shown(left.pop(name))}" for name in fields)
@@ -82,12 +92,16 @@ def _told(differing: dict[str, object], there: Strategy, rules: Iterable[Rule]) 
 def without_effect(strategy: Strategy) -> set[str]:
     """Fields that change nothing in a run of this strategy."""
     found = {"within_node"}
+    if strategy.loss == "plain":
+        found |= {"loss_chunks"}
     if strategy.accumulate == 1:
         found |= {*_OF_ACCUMULATION}
     if strategy.sharded:
         found |= {"ddp_bucket_mib"}
     else:
         found |= {*_OF_SHARDING}
+    if strategy.loss == "plain":
+        found |= {"loss_chunks"}
     if strategy.kind == "single":
         found |= {"reduce_dtype", "grad_sync", "ddp_bucket_mib"}
     return found
@@ -99,6 +113,21 @@ def _same(name: str, ours: object, theirs: object) -> bool:
         named = {0.0: "none", 1.0: "full"}
         ours, theirs = named.get(ours, ours), named.get(theirs, theirs)  # type: ignore[call-overload]
     return ours == theirs
+
+
+def padded_experts(run: RunSpec, applied: Strategy, who: str) -> list[str]:
+    """The sentence about experts that a stack pads, because it shards them along their rows."""
+    model, shard = run.model, applied.mesh.shard
+    if not isinstance(model, ModelSpec) or not model.experts or not applied.sharded:
+        return []
+    blocks = decoder_units(model, run.job.seq_len).blocks
+    if not any(block.rearranged(shard) for block in blocks):
+        return []
+    padded = -(-model.experts // shard) * shard
+    return [
+        f"Experts: {who} shards dimension 0 of every tensor, which pads the {model.experts} "
+        f"experts of a layer to {padded}. Shardwise divides each expert instead."
+    ]
 
 
 def recompute_all_or_none(strategy: Strategy) -> str:

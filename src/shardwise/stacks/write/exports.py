@@ -16,6 +16,10 @@ STACKS = (
     *("accelerate", "trainer", "deepspeed", "torchtitan", "lightning", "python"),
     *("slurm", "kubernetes"),
 )
+# Those that shard every tensor along dimension 0, which pads stacked experts. The others do not:
+# torchtitan uses dimension 1 where there are fewer experts than devices, DeepSpeed divides
+# flattened tensors, and the scripts for Lightning and plain torch do what Shardwise does.
+_ALONG_ROWS = ("accelerate", "trainer")
 
 
 def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
@@ -28,6 +32,11 @@ def applied_strategy(run: RunSpec, stack: str) -> Strategy:
     """The strategy of a run as a stack runs it; the same strategy where it can run all of them."""
     applied = getattr(_module(stack), "applied", None)
     return run.strategy if applied is None else applied(run)
+
+
+def shards_along_rows(stack: str) -> bool:
+    """Whether a stack pads what Shardwise shards along another dimension than the first."""
+    return stack in _ALONG_ROWS
 
 
 def _module(stack: str) -> Any:

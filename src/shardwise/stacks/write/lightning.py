@@ -5,12 +5,13 @@ from __future__ import annotations
 from textwrap import indent
 
 from shardwise.spec.lookup import ModuleRef
-from shardwise.spec.run import RunSpec
+from shardwise.spec.run import RunSpec, check_loss
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import CheckpointSettings, TrainSettings
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.python import foreign, loop, model
 from shardwise.stacks.write.python.data import data_pieces, data_settings, knows_vocabulary
+from shardwise.stacks.write.python.loss import chunked_call, chunked_pieces, chunks_loss
 from shardwise.stacks.write.python.parallel import parallel_pieces
 from shardwise.stacks.write.python.piece import Piece, assemble, lines
 from shardwise.stacks.write.python.settings import (
@@ -38,11 +39,13 @@ _LOGGERS = {
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
     """FSDP2 through ModelParallelStrategy, which leaves the sharding to the module."""
+    check_loss(run)
     written = model.can_be_written(run)
     constants = model.model_settings(run) if written else foreign.foreign_settings(run)
     optimizer, rate, *_ = step_pieces(run, written)
     pieces = [
         settings_piece(run, constants, data_settings(run)),
+        *chunked_pieces(run, written),
         *(model.model_pieces(run) if written else foreign.foreign_pieces(run)),
         *([] if knows_vocabulary(run) else [Piece(foreign.VOCABULARY, ("torch:nn",))]),
         *parallel_pieces(run, written),
@@ -62,7 +65,7 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
 
 def applied(run: RunSpec) -> Strategy:
     """The strategy of a run as Lightning runs it: its DDP reduces in the last micro-batch only."""
-    strategy = run.strategy
+    strategy = run.strategy.but(split_root=False)
     return strategy.but(grad_sync="last") if strategy.kind == "ddp" else strategy
 
 
@@ -107,10 +110,7 @@ def _module(run: RunSpec, written: bool) -> Piece:
         "\n",
         "    def training_step(self, ids: torch.Tensor, index: int) -> torch.Tensor:",
         _sync(strategy),
-        f"        logits = {_logits(run, written)}",
-        isinstance(run.model, ModuleRef) and '        logits = getattr(logits, "logits", logits)',
-        f"        logits = {'logits' if strategy.param_dtype == 'fp64' else 'logits.float()'}",
-        "        loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())",
+        indent(_loss(run, written), " " * 8),
         '        self.log("loss", loss, prog_bar=True, sync_dist=True)',
         "        return loss",
         "\n",
@@ -127,10 +127,22 @@ def _module(run: RunSpec, written: bool) -> Piece:
 """,
     )
     used = ["torch", "lightning.pytorch:LightningModule", _DATA + "DataLoader", *imports]
-    used.append("torch.nn.functional:cross_entropy")
+    if not chunks_loss(run):
+        used.append("torch.nn.functional:cross_entropy")
     if changes:
         used.append("torch.optim.lr_scheduler:LambdaLR")
     return Piece(code, tuple(used))
+
+
+def _loss(run: RunSpec, written: bool) -> str:
+    if chunks_loss(run):
+        return f"loss = {chunked_call(written, 'self.model')} / (MICRO_BATCH * SEQ_LEN)"
+    return lines(
+        f"logits = {_logits(run, written)}",
+        isinstance(run.model, ModuleRef) and 'logits = getattr(logits, "logits", logits)',
+        f"logits = {'logits' if run.strategy.param_dtype == 'fp64' else 'logits.float()'}",
+        "loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())",
+    )
 
 
 def _logits(run: RunSpec, written: bool) -> str:

@@ -49,6 +49,7 @@ _RULES = (
     Rule(("reduce_dtype",), "torchtitan reduces gradients in {reduce_dtype}; more bytes move"),
     Rule(("master_dtype",), "torchtitan keeps master weights in {master_dtype}"),
     Rule(("ddp_bucket_mib",), "gradients are all-reduced unit by unit, not in buckets"),
+    Rule(("loss_chunks",), "chunks must divide the sequence; torchtitan uses {loss_chunks}"),
 )
 
 
@@ -92,18 +93,21 @@ def _command(run: RunSpec, target: Target) -> str:
 
 def _written(run: RunSpec, train: TrainSettings, data: DataSettings) -> str:
     body, imports = write_model(run.model)
+    strategy = run.strategy
     return _FILE.format(
         title=comment(f"{run.model.name} on {run.cluster}: {run.strategy}"),
         version=VERSION,
         imports=imports,
         model=body,
         assets=repr(_assets(run, data)),
+        losses="CrossEntropyLoss" if strategy.loss == "plain" else _LOSSES,
+        loss=_PLAIN if strategy.loss == "plain" else _CHUNKED.format(chunks=_chunks(run)),
         optimizer=_optimizer(run, train),
         schedule=_call("LRSchedulersContainer.Config", _schedule(train)),
         training=_call("TrainingConfig", _training(run, train)),
-        parallelism=_call("ParallelismConfig", _parallelism(run.strategy)),
-        recompute=_recompute(run.strategy),
-        compile=_call("CompileConfig", {"enable": run.strategy.compile, "components": ["model"]}),
+        parallelism=_call("ParallelismConfig", _parallelism(strategy)),
+        recompute=_recompute(strategy),
+        compile=_call("CompileConfig", {"enable": strategy.compile, "components": ["model"]}),
         checkpoint=_call("CheckpointManager.Config", _checkpoint(run, train.checkpoint)),
         metrics=_call("MetricsProcessor.Config", _metrics(train)),
         seed=train.seed,
@@ -114,7 +118,7 @@ _FILE = """\
 # For torchtitan {version}: {title}
 
 from torchtitan.components.checkpoint import CheckpointManager
-from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.loss import {losses}
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import (
     LRSchedulersContainer,
@@ -139,8 +143,7 @@ def run() -> Trainer.Config:
         hf_assets_path={assets},
         # Change it: a data set that torchtitan knows, or one of your own.
         dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
-        # All logits at once, as planned; ChunkedLossWrapper around it takes less memory.
-        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),
+        {loss},
         optimizer={optimizer},
         lr_scheduler={schedule},
         training={training},
@@ -152,6 +155,24 @@ def run() -> Trainer.Config:
         debug=DebugConfig(seed={seed}),
     )
 """
+
+
+_LOSSES = "ChunkedLossWrapper, CrossEntropyLoss"
+_PLAIN = """\
+# All logits at once, as planned; ChunkedLossWrapper around it takes less memory.
+        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec))"""
+_CHUNKED = """\
+loss=ChunkedLossWrapper.Config(
+            num_chunks={chunks},
+            loss_fn=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),
+        )"""
+
+
+def _chunks(run: RunSpec) -> int:
+    """The fewest chunks, at least as many as planned, that divide a sequence."""
+    length = run.job.seq_len
+    wanted = min(run.strategy.loss_chunks, length)
+    return next(count for count in range(wanted, length + 1) if length % count == 0)
 
 
 def _call(name: str, arguments: dict[str, Any]) -> str:

@@ -12,7 +12,13 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
 from shardwise.stacks.read.trainer import read
-from shardwise.stacks.write.differences import Comparison, Rule, compare, recompute_all_or_none
+from shardwise.stacks.write.differences import (
+    Comparison,
+    Rule,
+    compare,
+    padded_experts,
+    recompute_all_or_none,
+)
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.torchrun import script_command
 from shardwise.stacks.write.trackers import trackers_of
@@ -45,6 +51,11 @@ _RULES = (
     Rule(("blocks_per_unit",), "every block is one FSDP unit"),
     Rule(("ddp_bucket_mib",), "set ddp_bucket_cap_mb to a whole number of MiB"),
     Rule(("recompute",), "the Trainer recomputes every block or none: recompute {recompute}"),
+    Rule(
+        ("loss", "loss_chunks"),
+        "all logits of a micro-batch are in memory at once; on GPUs, use_liger_kernel avoids that "
+        "with another fused loss",
+    ),
 )
 _ON_CPUS = Rule(
     ("kind", "shard", "replicate", "offload", "reshard_after_forward", "reduce_dtype"),
@@ -63,7 +74,8 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     """JSON that `HfArgumentParser((TrainingArguments,)).parse_json_file` takes."""
     table = _table(run)
     found = _compared(run, table)
-    unsupported = (*found.unsupported, *_other_differences(run))
+    experts = padded_experts(run, found.applied, "the Trainer")
+    unsupported = (*found.unsupported, *experts, *_other_differences(run))
     text = json.dumps(table, indent=2) + "\n"
     command = script_command(run, f"train.py {target.name(NAME)}")
     return Exported(NAME, text, unsupported, command, found.applied, _in_script(run, found))

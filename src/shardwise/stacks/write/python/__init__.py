@@ -7,11 +7,13 @@ the run needs. Its losses equal those of `shardwise train` bit by bit.
 from __future__ import annotations
 
 from shardwise.spec.lookup import ModuleRef
-from shardwise.spec.run import RunSpec
+from shardwise.spec.run import RunSpec, check_loss
+from shardwise.spec.strategy import Strategy
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.python import foreign, model
 from shardwise.stacks.write.python.data import data_pieces, data_settings, knows_vocabulary
 from shardwise.stacks.write.python.loop import loop_pieces
+from shardwise.stacks.write.python.loss import chunked_pieces
 from shardwise.stacks.write.python.parallel import parallel_pieces
 from shardwise.stacks.write.python.piece import Piece, assemble
 from shardwise.stacks.write.python.settings import plain_name, settings_piece, train_of
@@ -24,10 +26,13 @@ NAME = "train.py"
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
     """The script of a run whose strategy is resolved."""
+    check_loss(run)
+    given, run = run, run._replace(strategy=applied(run))
     written = model.can_be_written(run)
     constants = model.model_settings(run) if written else foreign.foreign_settings(run)
     pieces = [
         settings_piece(run, constants, data_settings(run)),
+        *chunked_pieces(run, written),
         *(model.model_pieces(run) if written else foreign.foreign_pieces(run)),
         *([] if knows_vocabulary(run) else [Piece(foreign.VOCABULARY, ("torch:nn",))]),
         *parallel_pieces(run, written),
@@ -37,7 +42,13 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     ]
     command = script_command(run, target.name(NAME))
     text = assemble(_description(run, written, command), pieces)
-    return Exported(NAME, text, unsupported_by_script(run, written), command, run.strategy)
+    unsupported = unsupported_by_script(given, written)
+    return Exported(NAME, text, unsupported, command, run.strategy)
+
+
+def applied(run: RunSpec) -> Strategy:
+    """The strategy as the script runs it: embedding and head stay in the root's unit."""
+    return run.strategy.but(split_root=False)
 
 
 def _description(run: RunSpec, written: bool, command: str) -> str:

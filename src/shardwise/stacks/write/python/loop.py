@@ -8,6 +8,7 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.write.python import foreign
 from shardwise.stacks.write.python.data import knows_vocabulary
+from shardwise.stacks.write.python.loss import chunks_loss
 from shardwise.stacks.write.python.parallel import needs_preparing
 from shardwise.stacks.write.python.piece import Piece, lines
 from shardwise.stacks.write.python.settings import logged_always, on_cpu, torch_dtype, train_of
@@ -149,6 +150,7 @@ def build_model(run: RunSpec, written: bool) -> tuple[str, tuple[str, ...]]:
         f"    with torch.device({place}):",
         f"        model = {made}",
         not knows_vocabulary(run) and "    vocab = vocabulary(model)",
+        chunks_loss(run) and not written and "    compute_loss_in_chunks(model)",
         not strategy.sharded and written and "    initialize(model)",
         not strategy.sharded
         and not written

@@ -12,6 +12,7 @@ from pathlib import Path
 from shardwise.spec.huggingface import config_table, to_config
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
+from shardwise.stacks.write.python.loss import chunks_loss
 from shardwise.stacks.write.python.piece import Piece, lines
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -91,7 +92,7 @@ def model_pieces(run: RunSpec) -> list[Piece]:
         Piece(_attention(model, biased), ("torch.nn.functional:scaled_dot_product_attention",)),
         _mlp(str(config.get("hidden_act", "silu")), biased["mlp"]),
         Piece(BLOCK),
-        _transformer(model),
+        _transformer(model, chunks_loss(run)),
         _initialize(run, any(biased.values())),
     ]
 
@@ -186,13 +187,23 @@ class Block(nn.Module):
 """
 
 
-def _transformer(model: ModelSpec) -> Piece:
+def _transformer(model: ModelSpec, chunks_loss: bool) -> Piece:
     tied = model.tied
-    head = "linear(x, self.model.embed_tokens.weight)" if tied else "self.lm_head(x)"
+    weight = "self.model.embed_tokens.weight" if tied else "self.lm_head.weight"
+    result = f"return linear(x, {weight})" if tied else "return self.lm_head(x)"
+    arguments = "self, ids: torch.Tensor"
+    imports = ["torch.nn.functional:linear"] if tied else []
+    if chunks_loss:
+        arguments += ", targets: torch.Tensor"
+        result = lines(
+            f"weight = {weight}",
+            "        return ChunkedLoss.apply(partial(linear, weight=weight), x, targets, weight)",
+        )
+        imports = ["torch.nn.functional:linear", "functools:partial"]
     code = lines(
         '''
 class Transformer(nn.Module):
-    """Tokens to logits. Parameters are named as in checkpoints of Hugging Face."""
+    """RESULT. Parameters are named as in checkpoints of Hugging Face."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,20 +214,20 @@ class Transformer(nn.Module):
                 "norm": RMSNorm(HIDDEN),
             }
         )
-''',
+'''.replace("RESULT", "Tokens to their summed loss" if chunks_loss else "Tokens to logits"),
         not tied and "        self.lm_head = nn.Linear(HIDDEN, VOCAB, bias=False)",
         f"""
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward({arguments}) -> torch.Tensor:
         x = self.model.embed_tokens(ids)
         cos, sin = rotary_tables(x)
         for block in self.model.layers:
             x = block(x, cos, sin)
         x = self.model.norm(x)
-        return {head}
+        {result}
 """,
     )
-    return Piece(code, ("torch.nn.functional:linear",) if tied else ())
+    return Piece(code, tuple(imports))
 
 
 def _initialize(run: RunSpec, biases: bool) -> Piece:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.write.python import foreign
 from shardwise.stacks.write.python.piece import Piece, lines
 from shardwise.stacks.write.python.settings import on_cpu, torch_dtype
+from shardwise.units.decoder import decoder_units
 
 
 def parallel_pieces(run: RunSpec, written: bool) -> list[Piece]:
@@ -69,7 +71,8 @@ def _change_imports(strategy: Strategy) -> tuple[str, ...]:
 
 def _sharded(run: RunSpec, written: bool) -> Piece:
     strategy = run.strategy
-    policy, imports = _policy(strategy, on_cpu(run))
+    places = _places(run)
+    policy, imports = _policy(strategy, on_cpu(run), places)
     several = strategy.blocks_per_unit > 1
     prefetch = strategy.prefetch != 1 or strategy.forward_prefetch > 0
     fills = written or foreign.fills(run)
@@ -78,6 +81,7 @@ def _sharded(run: RunSpec, written: bool) -> Piece:
         f'    """{_summary(strategy)}"""',
         f"    blocks = {_blocks(run, written)}",
         _change_blocks(run),
+        places and _PLACEMENT,
         policy,
         fills and not written and "    initialize = Initializer(model, device)",
         prefetch and several and "    units = []",
@@ -150,7 +154,31 @@ def _prefetch(strategy: Strategy, several: bool) -> str:
     )
 
 
-def _policy(strategy: Strategy, cpu: bool) -> tuple[str, tuple[str, ...]]:
+def _places(run: RunSpec) -> bool:
+    """Whether a parameter is sharded along another dimension than the first."""
+    strategy, model = run.strategy, run.model
+    if not isinstance(strategy.reshard_after_forward, bool):
+        return False
+    if not isinstance(model, ModelSpec):
+        # Its tensors are known only where it is built.
+        return True
+    units = decoder_units(model, run.job.seq_len).units
+    return any(unit.rearranged(strategy.mesh.shard) for unit in units)
+
+
+_PLACEMENT = '''
+
+    shards = mesh["shard"].size()
+
+    def place(parameter: nn.Parameter) -> Shard:
+        """Stacked experts are divided along the first dimension that needs no padding."""
+        even = [dim for dim, size in enumerate(parameter.shape) if size % shards == 0]
+        return Shard(even[0] if even and parameter.ndim > 2 else 0)
+
+'''
+
+
+def _policy(strategy: Strategy, cpu: bool, places: bool) -> tuple[str, tuple[str, ...]]:
     dtypes = [strategy.param_dtype, strategy.reduce_dtype, strategy.master_dtype]
     param, reduce, master = dtypes
     given = {
@@ -163,7 +191,9 @@ def _policy(strategy: Strategy, cpu: bool) -> tuple[str, tuple[str, ...]]:
         imports.append("torch.distributed.fsdp:MixedPrecisionPolicy")
     if strategy.offload:
         imports.append("torch.distributed.fsdp:CPUOffloadPolicy")
-    if not words and not strategy.offload:
+    if places:
+        imports.append("torch.distributed.tensor:Shard")
+    if not words and not strategy.offload and not places:
         return '    settings = {"mesh": mesh}', tuple(imports)
     pinned = "pin_memory=False" if cpu else ""
     return lines(
@@ -171,6 +201,7 @@ def _policy(strategy: Strategy, cpu: bool) -> tuple[str, tuple[str, ...]]:
         '        "mesh": mesh,',
         words and f'        "mp_policy": MixedPrecisionPolicy({words}),',
         strategy.offload and f'        "offload_policy": CPUOffloadPolicy({pinned}),',
+        places and '        "shard_placement_fn": place,',
         "    }",
     ), tuple(imports)
 

@@ -132,6 +132,8 @@ def _plan(run: RunSpec) -> dict[str, object]:
         values["BUCKET_MIB"] = strategy.ddp_bucket_mib
     if isinstance(strategy.recompute, float) and 0 < strategy.recompute < 1:
         values["RECOMPUTE_SHARE"] = strategy.recompute
+    if strategy.loss == "chunked":
+        values["LOSS_CHUNKS"] = strategy.loss_chunks
     return values
 
 

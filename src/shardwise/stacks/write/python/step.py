@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
+from shardwise.stacks.write.python.loss import loss_piece
 from shardwise.stacks.write.python.piece import Piece, lines
-from shardwise.stacks.write.python.settings import on_cpu, torch_dtype, train_of
+from shardwise.stacks.write.python.settings import train_of
 
 
 def step_pieces(run: RunSpec, written: bool) -> list[Piece]:
     """Code that defines the functions, in the order of their use."""
-    return [_optimizer(run), _rate(run), _loss(run, written), _norm(run), _save(run)]
+    return [_optimizer(run), _rate(run), loss_piece(run, written), _norm(run), _save(run)]
 
 
 def changes_rate(run: RunSpec) -> bool:
@@ -74,29 +74,6 @@ def _rate(run: RunSpec) -> Piece:
         not cosine and "    return LEARNING_RATE",
     )
     return Piece(code, ("math",) if cosine else ())
-
-
-def _loss(run: RunSpec, written: bool) -> Piece:
-    strategy = run.strategy
-    logits = "model(ids[:, :-1])" if written else "model(input_ids=ids[:, :-1]).logits"
-    unwrap = ""
-    if isinstance(run.model, ModuleRef):
-        logits = "model(ids[:, :-1])"
-        unwrap = '    logits = getattr(logits, "logits", logits)'
-    assign = f"    logits = {logits}"
-    if strategy.autocast:
-        kind = "cpu" if on_cpu(run) else "cuda"
-        dtype = torch_dtype(strategy.param_dtype)
-        assign = f'    with torch.autocast("{kind}", dtype={dtype}):\n    {assign}'
-    logits = "logits" if strategy.param_dtype == "fp64" else "logits.float()"
-    code = lines(
-        "def loss_sum(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:",
-        '    """The loss of a micro-batch, summed over its tokens."""',
-        assign,
-        unwrap,
-        f'    return cross_entropy({logits}.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")',
-    )
-    return Piece(code, ("torch", "torch:nn", "torch.nn.functional:cross_entropy"))
 
 
 def _norm(run: RunSpec) -> Piece:

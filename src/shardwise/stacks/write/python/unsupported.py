@@ -13,6 +13,8 @@ def unsupported_by_script(run: RunSpec, written: bool) -> tuple[str, ...]:
     """One sentence for each setting of the run that the script does not support."""
     train = train_of(run)
     found = [*_model(run, written), *_data(run)]
+    if run.strategy.split_root:
+        found.append("split_root = true: embedding and head are gathered with the root, all step.")
     if train.device == "auto" and not on_cpu(run):
         found.append('train.device = "auto": the script uses CUDA and does not fall back to CPUs.')
     if train.checkpoint.save:

@@ -1,0 +1,217 @@
+"""Every private name of torch that Shardwise uses, each with its reason.
+
+Torch may change these names in any release. Nothing else in Shardwise accesses one, so this is the
+file to check for a new release. It imports no other module of Shardwise, and at the top only what
+`import torch` loads.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+# Fake tensors: a module runs on them without data, as it would on its device. Tensors on the meta
+# device take other paths, such as another attention.
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.autograd import profiler
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
+
+# A dispatch mode sees every operation of a step. It is documented, but in a private module.
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# All tensors in the nested arguments of an operation. Torch has no public module for it.
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.checkpoint.planner import SavePlan
+    from torch.distributed.elastic.agent.server.api import (
+        RunResult,
+        SimpleElasticAgent,
+        Worker,
+        WorkerGroup,
+        WorkerSpec,
+    )
+    from torch.distributed.elastic.multiprocessing import LogsSpecs
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+__all__ = [
+    "DataDependentOutputException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "TorchDispatchMode",
+    "tree_leaves",
+]
+
+# ---- operations ----------------------------------------------------------------------------------
+
+# Collectives as FSDP2 and DTensor dispatch them. Torch has no public counter of collectives.
+ALL_GATHER = torch.ops.c10d._allgather_base_.default
+REDUCE_SCATTER = torch.ops.c10d._reduce_scatter_base_.default
+FUNCTIONAL_ALL_REDUCE = torch.ops._c10d_functional.all_reduce.default
+# Operations whose FLOPs and bytes the recorder counts. Their only names are those of aten.
+CAST = torch.ops.aten._to_copy.default
+CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+GROUPED_MATMUL = torch.ops.aten._grouped_mm
+# A part of the names of all fused attention operations.
+ATTENTION = "_scaled_dot_product"
+
+
+def is_mutable(operation: Any) -> bool:
+    """Whether an operation writes to one of its inputs. Only the schema says so for all of them."""
+    return bool(operation._schema.is_mutable)
+
+
+def group_by_name(name: GroupName) -> dist.ProcessGroup:
+    """The process group of a functional collective, which passes the name of its group."""
+    return _resolve_process_group(name)
+
+
+# ---- tensors and modules -------------------------------------------------------------------------
+
+# Parts of parameter names that torch.compile, activation checkpointing and FSDP1 add.
+WRAPPER_PREFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
+def storage_id(storage: torch.UntypedStorage) -> int:
+    """The identity of a storage while it is alive; FSDP changes its data pointer."""
+    return int(storage._cdata)
+
+
+def local_tensor(tensor: DTensor) -> torch.Tensor:
+    """The local shard, without an operation; `to_local` dispatches one, which a mode would see."""
+    return tensor._local_tensor
+
+
+def parameter_reset(module: nn.Module) -> Any:
+    """The method that initialises a module; it is private in torch's own attention."""
+    return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+
+
+def is_profiling() -> bool:
+    """Whether a profiler records. `record_function` takes microseconds even without one."""
+    return profiler._is_profiler_enabled
+
+
+# ---- FSDP2 ---------------------------------------------------------------------------------------
+# `fully_shard` has no public way to read how a module was sharded.
+
+
+def fsdp_groups(module: FSDPModule) -> list[Any]:
+    """The groups of parameters that are gathered when this module runs."""
+    return list(module._get_fsdp_state()._fsdp_param_groups)
+
+
+def chooses_reshard(module: FSDPModule) -> bool:
+    """Whether reshard_after_forward was not set: FSDP2 decides in the first forward."""
+    return bool(module._get_fsdp_state()._auto_reshard_after_forward)
+
+
+def reshards_after_forward(group: Any) -> bool | int:
+    """Whether a group reshards after forward; an integer is the smaller group's size."""
+    if not group._reshard_after_forward:
+        return False
+    if group._use_post_forward_mesh:
+        return int(group.post_forward_mesh_info.shard_mesh_size)
+    return True
+
+
+def unsharded_parameter(parameter: Any) -> tuple[str, tuple[int, ...]]:
+    """Name and full shape of a parameter of an FSDP group."""
+    return parameter._param_fqn or "", tuple(parameter._orig_size)
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+def save_planner(name: str, check: Callable[[Metadata], None]) -> DefaultSavePlanner:
+    """A planner that caches its plan under `name` and validates it with `check`.
+
+    Torch caches plans by class name for the whole process, and compares the pieces of a tensor
+    pair by pair: a quarter of an hour for a 70B model on 4,096 ranks. Both are private methods.
+    """
+    from torch.distributed.checkpoint.default_planner import (
+        DefaultSavePlanner,
+        create_default_global_save_plan,
+    )
+
+    class Planner(DefaultSavePlanner):
+        def __init__(self) -> None:
+            super().__init__(flatten_state_dict=False, enable_plan_caching=True)
+            self._cached_plans_key = name
+
+        def _create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+            plan, metadata = create_default_global_save_plan(self._dedup_save_plans(all_plans))
+            check(metadata)
+            return plan, metadata
+
+    return Planner()
+
+
+# ---- torch elastic -------------------------------------------------------------------------------
+
+
+class AgentHooks(Protocol):
+    """Called by the elastic agent while it starts, polls and restarts the workers of a machine."""
+
+    def before_rendezvous(self) -> None: ...
+
+    def before_start(self) -> None: ...
+
+    def after_start(self, processes: Iterable[int]) -> None: ...
+
+    def waits_for_first_failure(self, workers: list[Worker]) -> bool:
+        """Whether the agent should not see a failure yet."""
+
+    def all_healthy(self) -> None: ...
+
+    def before_restart(self) -> None:
+        """Raise an exception to end instead; the workers are stopped in either case."""
+
+
+def elastic_agent(spec: WorkerSpec, logs: LogsSpecs, hooks: AgentHooks) -> SimpleElasticAgent:
+    """Torch's agent for local processes, which calls `hooks` and stops workers with SIGKILL.
+
+    The methods to override are documented, but have private names.
+    """
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    class Agent(LocalElasticAgent):
+        def _rendezvous(self, worker_group: WorkerGroup) -> None:
+            hooks.before_rendezvous()
+            super()._rendezvous(worker_group)
+
+        def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+            hooks.before_start()
+            started: dict[int, Any] = super()._start_workers(worker_group)
+            hooks.after_start(started.values())
+            return started
+
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            if hooks.waits_for_first_failure(worker_group.workers):
+                return RunResult(state=WorkerState.HEALTHY)
+            result: RunResult = super()._monitor_workers(worker_group)
+            if result.state == WorkerState.HEALTHY:
+                hooks.all_healthy()
+            return result
+
+        def _restart_workers(self, worker_group: WorkerGroup) -> None:
+            try:
+                hooks.before_restart()
+            finally:
+                self._stop_workers(worker_group)
+            super()._restart_workers(worker_group)
+
+        def _stop_workers(self, worker_group: WorkerGroup) -> None:
+            # A rank that waits for a lost peer, or is stopped, responds to no other signal.
+            self._shutdown(signal.SIGKILL)
+
+    return Agent(spec=spec, logs_specs=logs, exit_barrier_timeout=60)

@@ -1,0 +1,255 @@
+"""Rules about the source: devices and private names of torch in one place, no import cycles."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+FILES = sorted((SOURCE / "shardwise").rglob("*.py"))
+TREES = {str(file.relative_to(SOURCE / "shardwise")): ast.parse(file.read_text()) for file in FILES}
+
+# ---- devices -------------------------------------------------------------------------------------
+
+DEVICE = re.compile(r"(?<![a-z])(cuda|nccl|gloo|xpu|xccl|npu|hccl)", re.IGNORECASE)
+# Files and folders that name devices and backends, and why.
+MAY_NAME_DEVICES = {
+    "engine/": "applies strategies to devices; device.py holds what differs between them",
+    "observe/": "reads traces and memory snapshots of GPUs, on machines without one",
+    "stacks/": "reads and writes the files of other stacks, which name devices",
+    "spec/train.py": "the values of train.device in run.toml",
+    "report/verdicts.py": "advice about recorded runs: environment variables and profiler settings",
+    "report/memory.py": "advice about memory snapshots: a setting of the CUDA allocator",
+}
+
+
+def words_in_code(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Identifiers and string constants; neither docstrings nor help texts of commands."""
+    skipped = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) or (isinstance(node, ast.keyword) and node.arg == "help")
+        for part in ast.walk(node.value)
+        if isinstance(part, ast.Constant) and (not isinstance(node, ast.Expr) or part is node.value)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        # Every node keeps its identifiers and constants in fields that are strings.
+        for _, value in ast.iter_fields(node):
+            for word in value if isinstance(value, list) else [value]:
+                if isinstance(word, str):
+                    yield getattr(node, "lineno", 0), word
+
+
+def test_the_words_are_identifiers_and_strings() -> None:
+    source = '"""cuda"""\nimport a.nccl as b\nc.xpu(gloo, help="hccl")\nd = f"{c}:npu"  # cuda'
+    found = {word for _, word in words_in_code(ast.parse(source)) if DEVICE.search(word)}
+    assert found == {"a.nccl", "xpu", "gloo", ":npu"}
+
+
+def test_only_the_engine_names_devices_and_backends() -> None:
+    found = {
+        f"{file}:{line} {word}"
+        for file, tree in TREES.items()
+        if not file.startswith(tuple(MAY_NAME_DEVICES))
+        for line, word in words_in_code(tree)
+        if DEVICE.search(word)
+    }
+    assert not found, "use shardwise.engine.device, or say why not in MAY_NAME_DEVICES"
+
+
+@pytest.mark.parametrize("allowed", list(MAY_NAME_DEVICES))
+def test_every_exception_is_needed(allowed: str) -> None:
+    trees = [tree for file, tree in TREES.items() if file.startswith(allowed)]
+    assert any(DEVICE.search(word) for tree in trees for _, word in words_in_code(tree))
+
+
+# ---- private names of torch ----------------------------------------------------------------------
+
+PRIVATE_NAMES = "engine/torch_private.py"
+# Private by their name, but not of torch.
+NOT_OF_TORCH = {
+    "_replace", "_asdict", "_make", "_fields",  # documented methods of named tuples
+    "_exit",  # os
+    "_init_weights", "_attn_implementation",  # transformers
+}  # fmt: skip
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__") and name not in NOT_OF_TORCH
+
+
+def own_names(tree: ast.AST) -> set[str]:
+    """Functions, classes and attributes that a file defines itself."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                names.add(node.attr)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names
+
+
+def private_imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{one.name}" for one in node.names]
+        elif isinstance(node, ast.Import):
+            names = [one.name for one in node.names]
+        for name in names:
+            first, *rest = name.split(".")
+            if first == "torch" and any(map(is_private, rest)):
+                yield name
+
+
+def private_attributes(tree: ast.AST) -> Iterator[str]:
+    """Private attributes of objects that the file does not define, read or by `getattr`."""
+    own = own_names(tree)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                continue
+            case ast.Attribute(attr=name) if name not in own:
+                pass
+            case ast.Call(
+                func=ast.Name(id="getattr" | "hasattr" | "setattr"),
+                args=[_, ast.Constant(value=str(name)), *_],
+            ):
+                pass
+            case _:
+                continue
+        if is_private(name):
+            yield ast.unparse(node)
+
+
+def inherited_names(tree: ast.AST) -> Iterator[str]:
+    """Private names that a subclass of a class of torch shares with it."""
+    origin = {
+        one.asname or one.name: (node.module, one.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
+        for one in node.names
+        if node.module.startswith(("torch", "shardwise.engine.torch_private"))
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        used = {n.name for n in node.body if isinstance(n, ast.FunctionDef)} | {
+            n.attr
+            for n in ast.walk(node)
+            if isinstance(n, ast.Attribute)
+            and isinstance(n.value, ast.Name)
+            and n.value.id == "self"
+        }
+        for base in node.bases:
+            if not isinstance(base, ast.Name) or base.id not in origin:
+                continue
+            module, name = origin[base.id]
+            parents = inspect.getmro(getattr(importlib.import_module(module), name))[:-1]
+            text = "".join(
+                inspect.getsource(p) for p in parents if p.__module__.startswith("torch")
+            )
+            for one in filter(is_private, used):
+                if re.search(rf"\b{one}\b", text):
+                    yield f"{node.name}.{one}"
+
+
+def test_private_names_of_torch_are_in_one_file() -> None:
+    found = [
+        f"{file}: {name}"
+        for file, tree in TREES.items()
+        if file != PRIVATE_NAMES
+        for names in (private_imports, private_attributes, inherited_names)
+        for name in names(tree)
+    ]
+    assert not found, f"move these to {PRIVATE_NAMES}, with their reason"
+
+
+def test_private_names_are_detected() -> None:
+    source = """
+import torch._dynamo
+from torch.utils._pytree import tree_leaves
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.nn import Module
+torch.ops._c10d_functional, getattr(x, "_local_tensor"), x._replace, x.__name__
+class Own(Module):
+    def one(self):
+        self._mine, self._parameters = 1, {}
+"""
+    tree = ast.parse(source)
+    assert len(list(private_imports(tree))) == 3
+    assert list(private_attributes(tree)) == [
+        "torch.ops._c10d_functional",
+        "getattr(x, '_local_tensor')",
+    ]
+    assert list(inherited_names(tree)) == ["Own._parameters"]
+
+
+# ---- imports -------------------------------------------------------------------------------------
+
+
+def module_name(file: str) -> str:
+    return ".".join(("shardwise", *Path(file).with_suffix("").parts)).removesuffix(".__init__")
+
+
+MODULES = {module_name(file): tree for file, tree in TREES.items()}
+
+
+def imports_of(module: str, body: list[ast.stmt]) -> Iterator[str]:
+    """Modules of Shardwise that are imported when `module` is; not those for type checkers."""
+    for node in body:
+        if isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            for one in node.names:
+                inner = f"{node.module}.{one.name}"
+                yield inner if inner in MODULES else node.module
+        elif isinstance(node, ast.Import):
+            yield from (one.name for one in node.names if one.name in MODULES)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+            yield from imports_of(module, [*node.body, *node.orelse])
+        elif isinstance(node, ast.Try):
+            handled = [one for handler in node.handlers for one in handler.body]
+            yield from imports_of(module, [*node.body, *handled, *node.orelse, *node.finalbody])
+
+
+IMPORTS = {module: set(imports_of(module, tree.body)) for module, tree in MODULES.items()}
+
+
+def test_imports_have_no_cycle() -> None:
+    try:
+        TopologicalSorter(IMPORTS).prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("module", ["device", "torch_private"])
+def test_what_every_layer_may_use_imports_nothing_of_shardwise(module: str) -> None:
+    assert not IMPORTS[f"shardwise.engine.{module}"]
+
+
+# ---- functions -----------------------------------------------------------------------------------
+
+LONGEST = 60
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{file} {node.name}"
+        for file, tree in TREES.items()
+        if file.startswith(("predict/", "planning/", "engine/"))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.end_lineno
+        if node.end_lineno - node.lineno + 1 >= LONGEST
+    }
+    assert not long
