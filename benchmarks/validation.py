@@ -231,7 +231,7 @@ def predict(rows: list[Row], coefficients: dict[str, Coefficients]) -> np.ndarra
     for alike in _alike(tuple(rows)):
         k = Coefficients(*np.asarray([coefficients[family] for family in alike.families]).T)
         prices = _Seconds(Prices(alike.sizes, alike.hardware, k), alike)
-        steps = schedule(alike.program, len(alike.rows), prices)
+        steps = schedule(alike.program, (len(alike.rows),), prices)
         found[alike.rows] = alike.tokens / steps.step_s
     return found
 
@@ -280,7 +280,7 @@ def _emitted(row: Row) -> Emitted:
         return tuple(found)
 
     program = numbered(step_program(row.units, row.columns))
-    return Emitted(program, costs, Sizes(row.units, row.columns, 2))
+    return Emitted(program, costs, Sizes(row.units, row.columns, "adamw"))
 
 
 class Column:

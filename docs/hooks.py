@@ -9,10 +9,10 @@ from typing import Any
 from make.commands import commands_page
 from make.fields import fields_table, keys_table, profile_schema
 from make.schema import run_schema
-from make.tables import mfu_table, public_names, regimes_table, traffic_table
+from make.tables import card_table, mfu_table, public_names, regimes_table, traffic_table
 from mkdocs.structure.files import File, Files
 
-MARK = re.compile(r"<!-- (fields|keys|commands|names|traffic|mfu|regimes)(?:: (.+?))? -->")
+MARK = re.compile(r"<!-- (fields|keys|commands|names|traffic|mfu|regimes|cards)(?:: (.+?))? -->")
 MAKERS = {
     "fields": fields_table,
     "keys": keys_table,
@@ -21,6 +21,7 @@ MAKERS = {
     "traffic": traffic_table,
     "mfu": mfu_table,
     "regimes": regimes_table,
+    "cards": card_table,
 }
 
 

@@ -43,6 +43,12 @@ def covering(factors: Factors, possible: Callable[[Chosen], bool]) -> list[Chose
     return cases
 
 
+def name_of(factors: Factors, case: Chosen) -> str:
+    """What a case has other than the first value of each factor."""
+    others = [name for name, values in factors.items() if case[name] != values[0]]
+    return " ".join(f"{name}={case[name]}" for name in others) or "defaults"
+
+
 def can_occur(factors: Factors, possible: Callable[[Chosen], bool], pair: Pair) -> bool:
     """Whether any case at all can hold the pair."""
     one, i, other, j = pair

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from make.fields import DRAFT, FILLED, meaning, plain
 from make.values import schema_of
+from shardwise.spec.adapter import Adapter
 from shardwise.spec.calibration import Calibration
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.job import Job
@@ -23,7 +24,7 @@ from shardwise.spec.train import (
 )
 
 RECORDS: tuple[type[BaseModel], ...] = (
-    *(ModelSpec, ClusterSpec, DeviceSpec, Calibration, Job, Strategy),
+    *(ModelSpec, Adapter, ClusterSpec, DeviceSpec, Calibration, Job, Strategy),
     *(TrainSettings, ProfileSettings, CheckpointSettings, RestartSettings, DataSettings),
 )
 # What a section may be beside its table, and what fields take beside their type: readers turn
@@ -34,6 +35,8 @@ _WORDS = {
     "ClusterSpec.device": _TEXT,
     "TrainSettings.checkpoint": {"type": "boolean"},
     "DataSettings.path": _TEXT,
+    "Adapter.targets": _TEXT,
+    "Adapter.train": _TEXT,
 }
 _STARTS = {"preset": _TEXT, "config": _TEXT, "pretrained": _TEXT, "factory": _TEXT}
 
@@ -50,6 +53,7 @@ def run_schema() -> dict[str, Any]:
     }
     sections = {
         "model": {"anyOf": [_TEXT, {"$ref": "#/$defs/ModelSpec"}, started]},
+        "adapter": {"anyOf": [_TEXT, {"$ref": "#/$defs/Adapter"}]},
         "cluster": {"anyOf": [_TEXT, {"$ref": "#/$defs/ClusterSpec"}]},
         "job": {"$ref": "#/$defs/Job"},
         "strategy": {"anyOf": [_TEXT, {"$ref": "#/$defs/Strategy"}]},

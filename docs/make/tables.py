@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import shardwise
 from shardwise.api import describe_run, estimate_run
 from shardwise.predict import closed_form
@@ -122,3 +124,55 @@ def regimes_table(device: str, devices: str, seq_len: str, *shapes: str) -> str:
         cells = [f"{one:.0%}" if one < 1 else "none" for one in ceilings]
         lines.append(f"| {name} | {tokens:,.0f} | {hides:,.0f} Gbps | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+# What the table of cards asks for: a model, how it is trained, and a sequence length.
+CARD_MODELS = ("mistral-7b", "llama-3.1-8b", "qwen2.5-14b", "qwen2.5-32b", "llama-3.1-70b")
+CARD_TRAINING = {"full": None, "LoRA": "lora:16", "QLoRA": "qlora:16"}
+CARD_LENGTHS = (2048, 8192)
+CARDS = ("RTX-4090", "L40S", "H100-SXM", "H200-SXM")
+
+
+def card_table() -> str:
+    """The memory that one sequence takes on one card of each size, by model and training.
+
+    Everything is recomputed and the loss is chunked: the least that one card can do.
+    """
+    rows = [
+        f"| model | training | sequence | needs on one card | {' | '.join(CARDS)} |",
+        "|---" * (4 + len(CARDS)) + "|",
+    ]
+    for model, (name, adapter) in product(CARD_MODELS, CARD_TRAINING.items()):
+        rows += [_card_row(model, name, adapter, seq_len) for seq_len in CARD_LENGTHS]
+    return "\n".join(rows)
+
+
+def _card_row(model: str, training: str, adapter: str | None, seq_len: int) -> str:
+    cells, needed = [], ""
+    for card in CARDS:
+        number, needed = _cards_needed(model, card, adapter, seq_len)
+        cells.append({None: "more than 8", 1: "fits"}.get(number, f"{number} cards"))
+    return f"| `{model}` | {training} | {seq_len:,} | {needed} | {' | '.join(cells)} |"
+
+
+def _cards_needed(
+    model: str, card: str, adapter: str | None, seq_len: int
+) -> tuple[int | None, str]:
+    """The fewest cards of one machine, and what a single one would need."""
+    alone = ""
+    for number in (1, 2, 4, 8):
+        strategy = "single" if number == 1 else "zero3"
+        run = describe_run(
+            model,
+            f"{number}x{card}",
+            strategy,
+            seq_len=seq_len,
+            adapter=adapter,
+            recompute="full",
+            loss="chunked",
+        )
+        memory = estimate_run(run).known_memory
+        alone = alone or f"{memory.needed_bytes / 2**30:,.1f} GiB"
+        if memory.fits:
+            return number, alone
+    return None, alone

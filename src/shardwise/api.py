@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from shardwise.predict.estimate import price
+from shardwise.spec.adapter import Adapter, read_adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import Model, ModuleRef, find_cluster, find_model, read_toml
@@ -325,6 +326,7 @@ def describe_run(
     global_batch: int | str | None = None,
     optimizer: str | None = None,
     precision: str | None = None,
+    adapter: str | Adapter | None = None,
     **settings: object,
 ) -> RunSpec:
     """Combine names, a run.toml and single settings into a resolved run.
@@ -348,6 +350,9 @@ def describe_run(
             chosen_model = find_model(model) if isinstance(model, str) else model
             if not isinstance(chosen_model, Model):
                 raise SpecError(f"model: expected a name, path or ModelSpec, not {model!r}")
+    with problems.collect():
+        if adapter is not None and chosen_model is not None:
+            chosen_model = chosen_model.but(adapter=read_adapter(adapter))
     with problems.collect():
         if cluster is not None:
             chosen_cluster = find_cluster(cluster) if isinstance(cluster, str) else cluster

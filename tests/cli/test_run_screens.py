@@ -31,7 +31,8 @@ from shardwise.report.train import TrainScreen
 from shardwise.spec.calibration import Calibration
 from shardwise.spec.run import RunSpec, read_run
 from shardwise.step import MemoryProfile, TimeProfile
-from shardwise.train.doctor import Check
+from shardwise.train.check import Check
+from shardwise.train.packing import DataStatistics
 from shardwise.train.run import Result
 from tests.checkpoint.ours import write_ours
 from tests.command import refusal
@@ -73,6 +74,19 @@ def test_a_training_from_start_to_end(run: RunSpec, capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     # The memory of this machine.
     assert_screen("train", re.sub(r"of [\d.]+ GiB per", "of 8.00 GiB per", text))
+
+
+def test_a_training_on_chat_examples(run: RunSpec, capsys: pytest.CaptureFixture[str]) -> None:
+    data = DataStatistics(
+        examples=52_002, tokens=6_310_000, loss_tokens=3_155_000, median=98, p95=301, longest=2_104,
+        cut=12, dropped=3, sequences=6_200, seq_len=1024, filled=0.987, packing=True,
+    )  # fmt: skip
+    screen = TrainScreen()
+    screen.started(run, estimate_run(run), Path("runs/it"), None, data)
+    screen.logged(40, VALUES)
+    text = capsys.readouterr().out
+    # The memory of this machine.
+    assert_screen("train-chat", re.sub(r"of [\d.]+ GiB per", "of 8.00 GiB per", text))
 
 
 def test_a_training_that_a_signal_stops(run: RunSpec, capsys: pytest.CaptureFixture[str]) -> None:

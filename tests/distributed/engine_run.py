@@ -14,8 +14,12 @@ from shardwise.engine.ledger import LiveBytes
 from shardwise.engine.loss import loss_of
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
+from shardwise.engine.torch_private import plain_tensors
 from shardwise.spec import ModelSpec, Strategy
-from shardwise.train.optimizer import clear_gradients
+from shardwise.spec.train import TrainSettings
+from shardwise.train.optimizer import clear_gradients, make_optimizer
+from shardwise.units.adapted import adapt
+from shardwise.units.module import TORCH_DTYPES
 from tests.units.reduced import build
 
 
@@ -42,10 +46,18 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     strategy = Strategy.model_validate(case["strategy"])
     torch.manual_seed(0)
     built = build(spec, device="cpu", attention="sdpa")
+    built.to(TORCH_DTYPES[strategy.master_dtype])
     freeze(built, case.get("frozen", ()))
+    if spec.adapter is not None:
+        adapt(built, spec.adapter)
     module = parallelize(built, strategy)
     trained = [p for p in module.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=True)
+    name = case.get("optimizer", "adamw")
+    optimizer = (
+        torch.optim.AdamW(trained, lr=1e-3, fused=True)
+        if name == "adamw"
+        else make_optimizer(module, name, TrainSettings(learning_rate=1e-3))
+    )
     ids = torch.randint(0, spec.vocab, (strategy.micro_batch, case["seq_len"]))
     # Lazy initialisation and optimizer states; DDP then makes its buckets anew.
     for _ in range(2 if strategy.kind == "ddp" else 1):
@@ -65,14 +77,15 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         # DDP's buckets outlive steps, and are first seen in one that is followed.
         peak = measured_peak(counted_step, strategy.kind == "ddp", enough)
     states = [
-        local(v)
+        plain
         for state in optimizer.state.values()
         for v in state.values()
         if isinstance(v, torch.Tensor) and v.numel() > 1
+        for plain in plain_tensors(v)
     ]
     return {
         "collectives": {f"{op}/{size}": tuple(n) for (op, size), n in counter.counts.items()},
-        "parameter_bytes": sum(local(p).nbytes for p in module.parameters()),
+        "parameter_bytes": sum(one.nbytes for p in module.parameters() for one in plain_tensors(p)),
         "optimizer_bytes": sum(s.nbytes for s in states),
         "peak_bytes": peak,
     }

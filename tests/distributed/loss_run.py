@@ -14,7 +14,7 @@ from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch, remember
 from shardwise.spec import ModelSpec, Strategy
 from tests.distributed.engine_run import measured_peak
-from tests.distributed.parity_run import full
+from tests.distributed.parity_run import gradients_of
 from tests.units.reduced import build
 
 SEQUENCES, SEQ_LEN = 3, 17
@@ -65,12 +65,7 @@ def step(case: dict[str, Any], loss: str) -> tuple[float, dict[str, torch.Tensor
         total += part.detach()
     if size > 1:
         torch.distributed.all_reduce(total)
-    gradients = {
-        name.removeprefix("module."): full(p.grad)
-        for name, p in module.named_parameters()
-        if p.grad is not None
-    }
-    return float(total) / size, gradients
+    return float(total) / size, gradients_of(module)
 
 
 def compare(case: dict[str, Any]) -> dict[str, float]:

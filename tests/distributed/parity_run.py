@@ -23,6 +23,15 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The whole gradients, by the names that parameters have without DDP."""
+    return {
+        name.removeprefix("module."): full(p.grad)
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+
+
 def train(case: dict[str, Any]) -> list[float]:
     """Every parameter after the last step, in one list; empty on ranks other than 0."""
     spec = ModelSpec.model_validate(case["model"])

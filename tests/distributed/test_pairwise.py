@@ -6,6 +6,7 @@ predicted to the byte and its peak memory within 3 %.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from shardwise.spec import Strategy
 from shardwise.spec.record import SpecError
 from tests.distributed.workers import Workers
-from tests.pairwise import Chosen, all_pairs, can_occur, covering
+from tests.pairwise import Chosen, all_pairs, can_occur, covering, name_of
 from tests.units.reduced import reduced
 
 pytest.importorskip("torch")
@@ -69,11 +70,7 @@ def strategy_of(case: Chosen) -> Strategy:
 CASES = covering(FACTORS, possible)
 
 
-def name_of(case: Chosen) -> str:
-    return " ".join(f"{name}={value}" for name, value in case.items() if value != FACTORS[name][0])
-
-
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=partial(name_of, FACTORS))
 def test_the_engine_does_what_is_predicted(case: Chosen, workers: Workers) -> None:
     assert_agrees(workers, MODELS[case["model"]], strategy_of(case), SEQ_LEN)
 

@@ -6,13 +6,14 @@ their own, several blocks to a unit with a part of them recomputed, and parts of
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from shardwise.spec import ModelSpec, Strategy
 from tests.distributed.workers import Workers
-from tests.pairwise import Chosen, covering
+from tests.pairwise import Chosen, covering, name_of
 from tests.units.reduced import reduced
 
 pytest.importorskip("torch")
@@ -68,16 +69,10 @@ MORE = [
 ]
 
 
-def name_of(case: Chosen) -> str:
-    return " ".join(
-        f"{name}={case[name]}" for name, values in FACTORS.items() if case[name] != values[0]
-    )
-
-
 @pytest.mark.parametrize(
     "case",
     [*CASES, *(pytest.param(case, marks=pytest.mark.nightly) for case in MORE)],
-    ids=name_of,
+    ids=partial(name_of, FACTORS),
 )
 def test_the_engine_does_what_is_predicted(case: Chosen, workers: Workers) -> None:
     shard, replicate = case["layout"]

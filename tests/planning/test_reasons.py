@@ -39,6 +39,7 @@ from shardwise.planning.reasons import (
     ShorterFits,
     SingleDevice,
     Slack,
+    SmallerStates,
     StatesFit,
     StepBatch,
 )
@@ -197,6 +198,13 @@ def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
             assert gain == pytest.approx(compiled.tokens_per_s / winner.tokens_per_s - 1, abs=1e-9)
             assert saved == pytest.approx(winner.needed_bytes - compiled.needed_bytes)
             assert share_words(gain) in words
+        case SmallerStates(optimizer=optimizer, saved_bytes=saved, needed_bytes=needed):
+            job = plan.problem.job.but(optimizer=optimizer)
+            other = price_one(plan.problem._replace(job=job), plan.units, winner.strategy)
+            assert needed == pytest.approx(other.needed_bytes)
+            assert saved == pytest.approx(winner.needed_bytes - needed)
+            assert saved > 0
+            assert f"--optimizer {optimizer}" in words
         case LowPrecisionReduce(dtype=dtype, gain=gain):
             low = again(plan, winner.strategy.but(reduce_dtype=dtype))
             assert gain == pytest.approx(low.tokens_per_s / winner.tokens_per_s - 1, abs=1e-9)
@@ -213,6 +221,7 @@ NO_FIT = (
     Padding,
     RiskyAlternative,
     ShorterFits,
+    SmallerStates,
 )
 CHECKS = (check_layout, check_compared, check_batch, check_limits)
 

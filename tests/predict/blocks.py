@@ -160,7 +160,7 @@ def configurations(seconds: Seconds, r: Rules) -> Configurations:
 
 def emitted(seconds: Seconds, r: Rules) -> Program:
     """The program of rows that share a shape."""
-    sizes = Sizes(units_of(seconds), configurations(seconds, r), 2)
+    sizes = Sizes(units_of(seconds), configurations(seconds, r), "adamw")
     waits = bool(np.asarray(r["waits"]).all())
     placed: Placement
     if sizes.c.sharded[0]:
@@ -182,7 +182,7 @@ def simulate(seconds: Seconds, r: Rules) -> Times:
             if len(chosen):
                 some = {name: column[chosen] for name, column in seconds.items()}
                 obeyed = {name: np.asarray(column)[chosen] for name, column in r.items()}
-                times = schedule(emitted(some, obeyed), len(chosen), Given(some, obeyed))
+                times = schedule(emitted(some, obeyed), (len(chosen),), Given(some, obeyed))
                 found[:, chosen] = [getattr(times, name) for name in names]
     return Times(**dict(zip(names, found, strict=True)))
 

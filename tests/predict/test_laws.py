@@ -206,7 +206,7 @@ def seconds_of(
     units: ModelUnits, c: Configurations, hardware: Hardware, k: Coefficients
 ) -> Seconds:
     """The priced pieces of sharded rows."""
-    p = Prices(Sizes(units, c, 2), hardware, k)
+    p = Prices(Sizes(units, c, "adamw"), hardware, k)
     recomputed, root, found = p.s.recomputed, units.root, {}
     found["backward"] = np.stack(
         [p.backward(b, (recomputed > i).astype(int)) for i, b in enumerate(units.blocks)], axis=1
@@ -231,9 +231,9 @@ def timed(
 
 def apart(units: ModelUnits, c: Configurations, hardware: Hardware, k: Coefficients) -> Times:
     """With a communicator of their own for reductions."""
-    sizes = Sizes(units, c, 2)
+    sizes = Sizes(units, c, "adamw")
     placed = Fsdp(sizes, scatter_stream="scatter")
-    return schedule(tuple(emit_step(placed)), len(c), Prices(sizes, hardware, k))
+    return schedule(tuple(emit_step(placed)), (len(c),), Prices(sizes, hardware, k))
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
@@ -482,7 +482,7 @@ def test_the_terms_sum_to_the_step(
     at most."""
     units, c = run
     cluster = find_cluster(f"2x8x{device}@{gigabits}Gbps")
-    times = predict_time(units, c, cluster, "bf16", 2)
+    times = predict_time(units, c, cluster, "bf16", "adamw")
     k, hardware = coefficients_for(cluster), hardware_of(cluster, "bf16")
     assert times is not None
     assert k is not None

@@ -19,6 +19,8 @@ CASES: list[dict[str, Any]] = [
     {"strategy": "zero1", "accumulate": 2, "recompute": 0.5},
     {"strategy": "hsdp", "accumulate": 2},
     {"strategy": "ddp", "recompute": "selective"},
+    {"strategy": "ddp", "loss": "chunked", "accumulate": 3},
+    {"strategy": "zero3", "loss": "chunked", "loss_chunks": 5, "split_root": False},
     {"strategy": "zero3", "prefetch": 2, "blocks_per_unit": 4, "forward_prefetch": 1},
 ]
 

@@ -213,7 +213,7 @@ def test_skipping_is_exact_under_contention_too(
 ) -> None:
     d, r = columns([(row[0], {**row[1], "contention": contention})])
     program, prices = emitted(d, r), Given(d, r)
-    quick, slow = schedule(program, 1, prices), schedule(unrolled(program), 1, prices)
+    quick, slow = schedule(program, (1,), prices), schedule(unrolled(program), (1,), prices)
     for term in fields(Times):
         one, other = getattr(quick, term.name)[0], getattr(slow, term.name)[0]
         assert one == pytest.approx(other, rel=1e-9, abs=1e-9 * slow.step_s[0])

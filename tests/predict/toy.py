@@ -8,6 +8,7 @@ from shardwise.predict.configurations import Configurations
 from shardwise.predict.memory import Memory, predict_memory
 from shardwise.predict.traffic import predict_traffic
 from shardwise.spec import Strategy
+from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.strategy import parse_strategy
 from shardwise.units.unit import ModelUnits, Parameter, Unit
 
@@ -30,5 +31,5 @@ def traffic(units: ModelUnits, strategy: Strategy) -> dict[tuple[str, str], tupl
     return {(c.op, c.group): (int(c.calls[0]), int(c.bytes[0])) for c in found}
 
 
-def memory(units: ModelUnits, strategy: Strategy, states: int = 2) -> Memory:
-    return predict_memory(units, Configurations.of([strategy]), states)
+def memory(units: ModelUnits, strategy: Strategy, optimizer: Optimizer = "adamw") -> Memory:
+    return predict_memory(units, Configurations.of([strategy]), optimizer)

@@ -118,6 +118,36 @@ def test_screens_of_export(stack: str, run: Path) -> None:
     assert_screen(f"export-{stack}", done.stderr)
 
 
+FINE_TUNING = {"trl": "sft.yaml", "axolotl": "lora.yaml", "llama-factory": "lf.yaml",
+               "trainer": "lora.py"}  # fmt: skip
+
+
+@pytest.mark.parametrize("stack", FINE_TUNING)
+def test_screens_of_export_with_adapters(stack: str, tmp_path: Path) -> None:
+    """Without the figures, which are those of `estimate`."""
+    (tmp_path / "q.toml").write_text(
+        'adapter = "qlora:16"\n' + RUN.replace('"8x8xH100-SXM@50Gbps"', '"8xH100-SXM"')
+    )
+    done = shardwise("export", "q.toml", "--to", stack, "-o", FINE_TUNING[stack], folder=tmp_path)
+    assert done.returncode == 0
+    _, _, said = done.stderr.partition("\nNot expressible")
+    assert_screen(f"export-{stack}-adapter", f"Not expressible{said}")
+
+
+def test_screen_of_import_with_adapters(tmp_path: Path) -> None:
+    (tmp_path / "q.yaml").write_text(
+        "base_model: meta-llama/Llama-3.1-8B\nadapter: qlora\nload_in_4bit: true\nlora_r: 32\n"
+        "lora_alpha: 16\nlora_target_linear: true\nsequence_len: 4096\nsample_packing: true\n"
+        "micro_batch_size: 2\ngradient_accumulation_steps: 4\nbf16: auto\n"
+        "gradient_checkpointing: true\nlearning_rate: 2e-4\nwarmup_ratio: 0.1\n"
+    )
+    done = shardwise("import", "q.yaml", "--model", "llama-3-8b", "--cluster", "8xH100-SXM",
+                     "-o", "run.toml", folder=tmp_path)  # fmt: skip
+    assert done.returncode == 0
+    assert read_run(tmp_path / "run.toml").adapter is not None
+    assert_screen("import-axolotl", done.stdout + done.stderr)
+
+
 def test_screen_of_import(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "from trl import SFTConfig\nargs = SFTConfig(per_device_train_batch_size=2, "

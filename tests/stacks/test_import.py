@@ -325,7 +325,7 @@ def test_settings_of_the_trainer_without_a_field_are_listed() -> None:
     found = trainer.read(
         {
             "per_device_train_batch_size": 4,
-            "optim": "adafactor",
+            "optim": "lomo",
             "lr_scheduler_type": "polynomial",
             "warmup_ratio": 0.1,
             "num_train_epochs": 3,

@@ -21,13 +21,16 @@ from shardwise.stacks.write.exports import STACKS, applied_strategy, export_run
 from tests.stacks.runs import large
 
 # Stacks whose written file says everything about the strategy that their script does not.
-READ_BACK = ("accelerate", "trainer", "deepspeed", "torchtitan")
+READ_BACK = ("accelerate", "trainer", "deepspeed", "torchtitan", "trl", "axolotl", "llama-factory")
 # Fields that the user's script sets, by stack.
 BY_SCRIPT = {
     "accelerate": {"micro_batch", "accumulate", "recompute"},
     "trainer": {"shard", "replicate"},
     "deepspeed": {"recompute", "compile"},
     "torchtitan": set(),
+    "trl": set(),
+    "axolotl": set(),
+    "llama-factory": {"shard", "replicate"},
 }
 
 PROBLEMS = st.fixed_dictionaries(
@@ -80,7 +83,7 @@ def test_experts_are_priced_as_the_stack_shards_them() -> None:
     here = estimate_run(run).known_memory
     there = {stack: estimate_run(run, stack).known_memory for stack in STACKS}
     padded = {stack for stack, memory in there.items() if memory.terms != here.terms}
-    assert padded == {"accelerate", "trainer"}
+    assert padded == {"accelerate", "trainer", "trl", "axolotl", "llama-factory"}
     # 8 experts of 3 x 14336 x 4096 in 32 layers, once more, over 16 devices in fp32.
     more = there["accelerate"].terms["parameters"] - here.terms["parameters"]
     assert more == 8 * 3 * 14336 * 4096 * 32 * 4 / 16

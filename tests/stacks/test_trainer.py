@@ -160,9 +160,10 @@ def test_a_script_with_an_sft_config_has_the_defaults_of_trl() -> None:
     assert any("dictionary" in sentence for sentence in found.unsupported)
 
 
-def test_peft_is_listed() -> None:
+def test_peft_without_layers_is_listed() -> None:
     found = trainer.read({"per_device_train_batch_size": 2, "use_peft": True})
-    assert any(sentence.startswith("use_peft: ") for sentence in found.unsupported)
+    assert found.adapter["rank"] == 16
+    assert any(s.startswith("lora_target_modules: ") for s in found.unsupported)
 
 
 def test_a_script_that_shards_itself_is_read_as_such() -> None:

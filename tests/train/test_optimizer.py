@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from shardwise.engine.sync import remember
+from shardwise.engine.torch_private import plain_tensors
 from shardwise.spec import Strategy
-from shardwise.spec.job import Optimizer
+from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.train import TrainSettings
-from shardwise.train.optimizer import make_optimizer
+from shardwise.train.optimizer import make_optimizer, set_learning_rate
 
 SETTINGS = TrainSettings(learning_rate=0.1, momentum=0.9, weight_decay=0.01)
 
@@ -57,6 +58,46 @@ def test_updates_equal_those_of_torch(kind: Optimizer, momentum: float) -> None:
 def cancel(optimizer: torch.optim.Optimizer, flag: bool) -> None:
     """Set the flag that fused optimizers read on the device."""
     optimizer.found_inf = torch.tensor(float(flag))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["adamw-8bit", "adamw-4bit", "adamw-fp8", "adafactor"])
+def test_an_update_that_the_host_cancels_changes_nothing(kind: Optimizer) -> None:
+    if kind != "adafactor":
+        pytest.importorskip("torchao")
+    torch.manual_seed(0)
+    model = remember(nn.Linear(64, 64), Strategy(kind="single"))
+    optimizer = make_optimizer(model, kind, SETTINGS)
+    set_gradients(model, 1)
+    optimizer.step()
+
+    def everything() -> list[torch.Tensor]:
+        states = [v for state in optimizer.state.values() for v in state.values()]
+        plain = [one.clone().float() for v in states for one in plain_tensors(v)]
+        return [*(p.detach().clone() for p in model.parameters()), *plain]
+
+    before = everything()
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, float("nan"))
+    cancel(optimizer, True)
+    optimizer.step()
+    for now, then in zip(everything(), before, strict=True):
+        assert torch.equal(now, then)
+    cancel(optimizer, False)
+    set_gradients(model, 2)
+    optimizer.step()
+    assert not torch.equal(everything()[0], before[0])
+
+
+def test_a_learning_rate_reaches_quantised_optimizers() -> None:
+    pytest.importorskip("torchao")
+    model = remember(nn.Linear(64, 64), Strategy(kind="single"))
+    optimizer = make_optimizer(model, "adamw-8bit", SETTINGS)
+    set_learning_rate(optimizer, 0.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    set_gradients(model, 1)
+    optimizer.step()
+    for now, then in zip(model.parameters(), before, strict=True):
+        assert torch.equal(now, then)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "adamw"])

@@ -42,7 +42,7 @@ SHAPES: dict[str, int | None] = {
 
 def step_s(units: ModelUnits, **settings: Any) -> float:
     columns = Configurations.of([resolve("zero3", 8, **settings)])
-    found = predict_time(units, columns, CLUSTER, "bf16", 2)
+    found = predict_time(units, columns, CLUSTER, "bf16", "adamw")
     assert found is not None
     return float(found.step_s[0])
 

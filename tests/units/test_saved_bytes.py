@@ -27,6 +27,17 @@ FAMILIES = [
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
+def built(spec: ModelSpec, device: str = "meta") -> torch.nn.Module:
+    """The module that transformers builds, with the adapters that peft injects."""
+    module = build(spec, device=device, attention="sdpa")
+    if spec.adapter is None:
+        return module
+    pytest.importorskip("peft")
+    from shardwise.units.adapted import adapt
+
+    return adapt(module, spec.adapter)
+
+
 def really_saved(spec: ModelSpec, dtype: str, recompute: str) -> list[float]:
     """Per block, bytes per token of the storages autograd packs, each counted where first seen."""
     from torch.utils.checkpoint import checkpoint
@@ -34,7 +45,7 @@ def really_saved(spec: ModelSpec, dtype: str, recompute: str) -> list[float]:
     from shardwise.units.blocks import find_blocks
 
     torch.manual_seed(0)
-    module = build(spec, device="cpu", attention="sdpa").to(getattr(torch, DTYPES[dtype]))
+    module = built(spec, device="cpu").to(getattr(torch, DTYPES[dtype]))
     fixed = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
     blocks = list(find_blocks(module).values())
     saved = [0] * len(blocks)

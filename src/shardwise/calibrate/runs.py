@@ -12,7 +12,6 @@ from shardwise.predict.configurations import Configurations
 from shardwise.predict.rates import Coefficients, hardware_of
 from shardwise.predict.time import times_of
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.spec.job import OPTIMIZER_STATES
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, read_run
 from shardwise.units.load import load_units
@@ -45,7 +44,7 @@ class Observation(NamedTuple):
                 f"calibrate: {cluster} has no network; append its bandwidth, like @400Gbps"
             )
         columns = Configurations.of([strategy])
-        times = times_of(self.units, columns, hardware, k, OPTIMIZER_STATES[job.optimizer])
+        times = times_of(self.units, columns, hardware, k, job.optimizer)
         optimizer = float(times.optimizer_s[0])
         return Parts(
             float(times.step_s[0]),

@@ -14,7 +14,7 @@ from shardwise.cli.output import JsonOption, print_json
 
 if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec
-    from shardwise.train.doctor import Check
+    from shardwise.train.check import Check
 
 _RESULT = "SHARDWISE_DOCTOR_RESULT"
 
@@ -55,7 +55,7 @@ def doctor(
 def _run_checks(described: RunSpec, file: Path, processes: int) -> list[Check]:
     from shardwise.engine.device import hide_accelerators
     from shardwise.train import launch
-    from shardwise.train.doctor import Check
+    from shardwise.train.check import Check
 
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "checks.json")
@@ -71,7 +71,8 @@ def _run_checks(described: RunSpec, file: Path, processes: int) -> list[Check]:
 
 def _work(described: RunSpec) -> None:
     from shardwise.cli.long import speak_for_all
-    from shardwise.train.doctor import Check, check_running, miniature
+    from shardwise.train.check import Check
+    from shardwise.train.doctor import check_running, miniature
 
     with speak_for_all():
         mini = miniature(described)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwise.cli.options import (
+    AdapterOption,
     ClusterOption,
     CompileOption,
     GlobalBatchOption,
@@ -46,6 +47,7 @@ def estimate(
         str | None, typer.Option(help="none, selective, full, or a share of blocks such as 0.5.")
     ] = None,
     optimizer: OptimizerOption = None,
+    adapter: AdapterOption = None,
     grad_sync: Annotated[
         str | None,
         typer.Option(
@@ -95,6 +97,7 @@ def estimate(
         seq_len=seq_len,
         global_batch=global_batch,
         optimizer=lowered(optimizer),
+        adapter=adapter,
         precision=lowered(precision),
         micro_batch=micro_batch,
         accumulate=accumulate,

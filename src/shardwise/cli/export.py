@@ -21,8 +21,8 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            help="accelerate, trainer (transformers), deepspeed, torchtitan, lightning, python, "
-            "slurm or kubernetes.",
+            help="accelerate, trainer (transformers), trl, axolotl, llama-factory, deepspeed, "
+            "torchtitan, lightning, python, slurm or kubernetes.",
             autocompletion=complete.stacks,
         ),
     ],

@@ -41,9 +41,15 @@ def export_weights(
         typer.Option(help="Convert weights to this dtype.", show_default="as saved"),
     ] = None,
     shard_size: Annotated[str, typer.Option(help="Maximum size of one safetensors file.")] = "5GB",
+    merge: Annotated[
+        bool,
+        typer.Option("--merge", help="Merge the adapters into the base model.", show_default=False),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Export the weights of a run as a folder that Hugging Face transformers loads.
+
+    Of a run with adapters: the adapters in PEFT's format or, with --merge, the merged model.
 
     Verifies every byte as it is read and skips corrupt checkpoints. Exits with 1 if no checkpoint
     is intact; then nothing is written.
@@ -60,13 +66,21 @@ def export_weights(
     from shardwise.checkpoint.export.weights import NotExportedError, check_target, export_first
     from shardwise.report.bytes import bytes_bar
     from shardwise.report.export_weights import print_exported
+    from shardwise.train.rebuild import rebuild
 
     check_target(output.resolve())
     found = _checkpoints(run, step)
     long_command()
     try:
         with bytes_bar(quiet=as_json) as progress:
-            exported = export_first(found, output, dtype.value if dtype else None, most, progress)
+            exported = export_first(
+                found,
+                output,
+                dtype.value if dtype else None,
+                most,
+                progress,
+                rebuild if merge else None,
+            )
     except NotExportedError as error:
         for problem in error.problems:
             typer.echo(f"error: {problem}", err=True)

@@ -15,8 +15,9 @@ def import_(
     file: Annotated[
         Path,
         typer.Argument(
-            help="An accelerate YAML, a DeepSpeed JSON, TrainingArguments or SFTConfig (JSON, YAML "
-            "or script), or a Python script with FSDP or DDP. Scripts are read, never run."
+            help="A YAML of accelerate, TRL, axolotl or LLaMA-Factory, a DeepSpeed JSON, "
+            "TrainingArguments or SFTConfig (JSON, YAML or script), or a Python script with FSDP "
+            "or DDP. Scripts are read, never run."
         ),
     ],
     model: ModelOption = None,

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from shardwise.cli import complete
+from shardwise.spec.optimizer import OPTIMIZERS
 
 ModelOption = Annotated[
     str | None,
@@ -45,8 +46,9 @@ OptimizerOption = Annotated[
     str | None,
     typer.Option(
         "--optimizer",
-        help="adamw, adam, momentum, sgd, or lion (planning only). Default: adamw.",
-        autocompletion=complete.words("adamw", "adam", "lion", "momentum", "sgd"),
+        help="adamw, adam, adamw-8bit, adamw-4bit, adamw-fp8, adafactor, muon, momentum, sgd, or "
+        "lion (planning only). Default: adamw.",
+        autocompletion=complete.words(*OPTIMIZERS),
     ),
 ]
 PrecisionOption = Annotated[
@@ -85,6 +87,15 @@ LossOption = Annotated[
         autocompletion=complete.words("plain", "chunked"),
     ),
 ]
+AdapterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        help="Train LoRA adapters instead of the whole model: lora:16, or lora:16:q_proj,v_proj; "
+        "qlora:16 keeps the frozen weights in 4 bits. Default: everything is trained.",
+        autocompletion=complete.words("lora:16", "qlora:16", "dora:16"),
+    ),
+]
 CompileOption = Annotated[
     bool | None,
     typer.Option("--compile", help="Compile each block with torch.compile. Default: off."),
@@ -94,8 +105,9 @@ StackOption = Annotated[
     typer.Option(
         "--for",
         metavar="STACK",
-        help="Search only what this stack can run: accelerate, trainer, deepspeed, torchtitan, "
-        "lightning, python, slurm or kubernetes. Default: everything Shardwise can run.",
+        help="Search only what this stack can run: accelerate, trainer, trl, axolotl, "
+        "llama-factory, deepspeed, torchtitan, lightning, python, slurm or kubernetes. Default: "
+        "everything Shardwise can run.",
         autocompletion=complete.stacks,
     ),
 ]

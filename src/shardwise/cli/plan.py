@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwise.cli.options import (
+    AdapterOption,
     ClusterOption,
     CompileOption,
     DeadlineOption,
@@ -72,6 +73,7 @@ def plan(
         ),
     ] = False,
     optimizer: OptimizerOption = None,
+    adapter: AdapterOption = None,
     precision: PrecisionOption = None,
     objective: Annotated[
         Goal, typer.Option(help="What to optimise: speed, memory, sequence length or money.")
@@ -120,6 +122,7 @@ def plan(
         seq_len=seq_len,
         global_batch=global_batch,
         optimizer=lowered(optimizer),
+        adapter=adapter,
         precision=lowered(precision),
         loss=lowered(loss),
         compile=compile_,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwise.cli.options import (
+    AdapterOption,
     ClusterOption,
     DeadlineOption,
     GlobalBatchOption,
@@ -80,6 +81,7 @@ def whatif(
     seq_len: SeqLenOption = None,
     global_batch: GlobalBatchOption = None,
     optimizer: OptimizerOption = None,
+    adapter: AdapterOption = None,
     precision: PrecisionOption = None,
     tokens: TokensOption = None,
     price: PriceOption = None,
@@ -131,6 +133,7 @@ def whatif(
         seq_len=seq_len,
         global_batch=global_batch,
         optimizer=lowered(optimizer),
+        adapter=adapter,
         precision=lowered(precision),
         micro_batch=micro_batch,
         recompute=number_or_word(recompute),

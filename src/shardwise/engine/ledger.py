@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from shardwise.engine.torch_private import (
     ALL_GATHER,
     REDUCE_SCATTER,
     FakeTensor,
     TorchDispatchMode,
-    local_tensor,
+    plain_tensors,
     storage_id,
 )
 
@@ -161,21 +160,17 @@ class LiveBytes(TorchDispatchMode):
             self._name([kwargs["out"]], "reduce_buffers")
 
     def _name(self, tensors: Iterable[Any], term: str) -> None:
-        for tensor in tensors:
-            plain = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
-            if isinstance(plain, torch.Tensor) and not plain.is_meta:
+        for plain in _held(tensors):
+            if not plain.is_meta:
                 key = storage_id(plain.untyped_storage())
                 self._term_of[key] = term
                 if term == GATHERED and self._sizes.pop(key, None) is not None:
                     self._refilled[key] = self._alive[key]
 
     def _track(self, leaves: Iterable[Any], storages_by_key: dict[int, weakref.ref[Any]]) -> None:
-        for leaf in leaves:
-            tensor = local_tensor(leaf) if isinstance(leaf, DTensor) else leaf
+        for tensor in _held(leaves):
             # A compiler keeps fake tensors, which have no data.
-            if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
-                continue
-            if tensor.is_meta:
+            if isinstance(tensor, FakeTensor) or tensor.is_meta:
                 continue
             storage = tensor.untyped_storage()
             key = storage_id(storage)
@@ -197,6 +192,16 @@ class LiveBytes(TorchDispatchMode):
         self._sizes.pop(key, None)
         self._refilled.pop(key, None)
         self._term_of.pop(key, None)
+
+
+def _held(leaves: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors with data among `leaves`, on this rank."""
+    for leaf in leaves:
+        # By type(), which is quick: nearly all tensors are plain.
+        if type(leaf) is torch.Tensor or type(leaf) is torch.nn.Parameter:
+            yield leaf
+        elif isinstance(leaf, torch.Tensor):
+            yield from plain_tensors(leaf)
 
 
 def _sum(point: tuple[int, dict[str, int]]) -> int:

@@ -12,23 +12,41 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, pad
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwise.engine.packing import packed_settings
 from shardwise.engine.sync import is_parallel, strategy_of
 from shardwise.spec.record import SpecError
 
 # A label that the loss ignores.
 IGNORED = -100
 
-# From token ids and the id that follows each to the loss, summed over tokens.
-LossSum = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 # From the hidden states of some tokens, (1, tokens, width), to their logits.
 ChunkLogits = Callable[[torch.Tensor], torch.Tensor]
+
+
+class LossSum(Protocol):
+    """From token ids and the id that follows each to the loss, summed over tokens.
+
+    Positions are those of packed examples, which start at 0 for each: see engine/packing.py.
+    """
+
+    def __call__(
+        self, ids: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor: ...
+
+
+class Logits(Protocol):
+    """From token ids to logits."""
+
+    def __call__(
+        self, ids: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor: ...
 
 
 def loss_of(model: nn.Module) -> LossSum:
@@ -41,13 +59,14 @@ def loss_of(model: nn.Module) -> LossSum:
     return functools.partial(_plain_sum, logits_of(model))
 
 
-def logits_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+def logits_of(model: nn.Module) -> Logits:
     """Return a function from token ids to logits, for transformers models and other modules."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     named = "input_ids" in inspect.signature(inner.forward).parameters or hasattr(inner, "config")
 
-    def forward(ids: torch.Tensor) -> torch.Tensor:
-        output = model(input_ids=ids) if named else model(ids)
+    def forward(ids: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        packed = packed_settings(inner, positions)
+        output = model(input_ids=ids, **packed) if named else model(ids, **packed)
         logits = getattr(output, "logits", output)
         if not isinstance(logits, torch.Tensor) or logits.ndim != 3:
             raise TypeError(
@@ -60,14 +79,25 @@ def logits_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _plain_sum(
-    logits: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor, targets: torch.Tensor
+    logits: Logits,
+    ids: torch.Tensor,
+    targets: torch.Tensor,
+    positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
     # One expression, so that no variable keeps the logits alive during the backward pass.
-    return _cross_entropy(logits(ids).flatten(0, 1), targets.flatten())
+    return _cross_entropy(logits(ids, positions).flatten(0, 1), targets.flatten())
 
 
-def _chunked_sum(model: nn.Module, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    loss: torch.Tensor = model(input_ids=ids, shift_labels=targets, num_items_in_batch=1).loss
+def _chunked_sum(
+    model: nn.Module,
+    ids: torch.Tensor,
+    targets: torch.Tensor,
+    positions: torch.Tensor | None = None,
+) -> torch.Tensor:
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    packed = packed_settings(inner, positions)
+    labels = {"shift_labels": targets, "num_items_in_batch": 1}
+    loss: torch.Tensor = model(input_ids=ids, **labels, **packed).loss
     return loss
 
 

@@ -3,21 +3,23 @@
 Each unit is allocated unsharded, initialised and sharded before the next one, so a process holds
 at most its own shards and one unit. All ranks draw the same numbers for a module, from a seed that
 depends on the run's seed and the module's name. So the initial weights do not depend on the number
-of processes or on the units.
+of processes or on the units, nor on adapters: the base of an adapted model is the model without.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
+from shardwise.engine.adapter import FrozenWeights, initialise_adapter
 from shardwise.engine.device import is_accelerator
 from shardwise.engine.torch_private import parameter_reset
 from shardwise.spec.record import SpecError
+from shardwise.units.adapted import adapted_layers, without_adapters
 
 # Initialises the parameters and buffers of one module, not those of its children.
 Fill = Callable[[str, nn.Module], None]
@@ -37,15 +39,33 @@ class Materializer:
         dtype: torch.dtype,
         fill: Fill | None = None,
         seed: int = 0,
+        frozen: FrozenWeights | None = None,
     ) -> None:
         self.device, self.dtype, self.seed = device, dtype, seed
         self.fill = fill or own_initializer(model)
+        self._frozen = frozen or FrozenWeights(model)
         self._names = {id(module): name for name, module in model.named_modules()}
+        with without_adapters([model]):
+            self._names |= {id(module): name for name, module in model.named_modules()}
         # Tied parameters stay one tensor.
         self._allocated: dict[int, torch.Tensor] = {}
 
-    def unit(self, members: Iterable[nn.Module]) -> None:
-        """Allocate and initialise what is still on the meta device in `members`."""
+    def unit(self, members: Sequence[nn.Module]) -> None:
+        """Allocate and initialise what is still on the meta device in `members`.
+
+        Frozen weights are then stored as the model's adapter says.
+        """
+        with without_adapters(members) as base:
+            self._fill(base)
+        for layer in adapted_layers(members):
+            allocated = [self._allocate(part) for part in layer.modules()]
+            if any(allocated):
+                with _seeded(self.seed, self._names[id(layer)], self.device), torch.no_grad():
+                    initialise_adapter(layer)
+                self._check(layer.modules())
+        self._frozen.store(members)
+
+    def _fill(self, members: Iterable[nn.Module]) -> None:
         modules = [module for member in members for module in member.modules()]
         allocated = {id(module) for module in modules if self._allocate(module)}
         if not allocated:

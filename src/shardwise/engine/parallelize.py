@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwise.engine.adapter import FrozenWeights, check_adapter, is_quantised
 from shardwise.engine.device import local_device
 from shardwise.engine.loss import apply_chunked_loss
 from shardwise.engine.materialize import Fill, Materializer, is_meta
@@ -26,6 +27,7 @@ from shardwise.engine.recompute import apply_recompute
 from shardwise.engine.sync import remember
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
+from shardwise.units.adapted import adapter_of
 from shardwise.units.blocks import RootParts, find_blocks, owners, parameter_names, root_parts
 from shardwise.units.module import TORCH_DTYPES
 from shardwise.units.unit import shard_dimension
@@ -46,13 +48,16 @@ def parallelize(
     must be created from the parameters of the returned model.
 
     A model on the meta device is allocated unit by unit on `device`, and initialised by `fill` or
-    by its own initialisers, from `seed`.
+    by its own initialisers, from `seed`. Frozen weights of an adapted model are stored as its
+    adapter says.
     """
     strategy = resolve_for_world(strategy)
+    check_adapter(adapter_of(model), strategy)
     blocks = find_blocks(model)
     device = device or _device(model)
     master = TORCH_DTYPES[strategy.master_dtype]
-    materializer = Materializer(model, device, master, fill, seed)
+    frozen = FrozenWeights(model, strategy.mesh.shard if strategy.sharded else 1)
+    materializer = Materializer(model, device, master, fill, seed, frozen)
     _check_parameters(model, blocks, None if is_meta(model) else master)
     parts = root_parts(model, blocks) if strategy.split_root else None
     if strategy.loss == "chunked":
@@ -66,21 +71,33 @@ def parallelize(
         assert mesh is not None
         _shard(model, list(blocks.values()), parts, strategy, mesh, materializer)
         _check_sharded(model)
+        frozen.finish(model)
         return remember(model, strategy)
-    materializer.unit([model])
+    # Block by block: frozen weights are small once they are stored.
+    for members in (*([block] for block in blocks.values()), [model]):
+        materializer.unit(members)
+    frozen.finish(model)
     _apply_autocast(model, strategy, device)
     if strategy.kind == "ddp":
         mesh = mesh or make_mesh(strategy, device.type)
         assert mesh is not None
-        model = DistributedDataParallel(
-            model,
-            process_group=mesh.get_group(),
-            bucket_cap_mb=strategy.ddp_bucket_mib,
-            # Gradients are views of the buckets: no second copy.
-            gradient_as_bucket_view=True,
-            forward_sync_buffers=False,
-        )
+        model = _replicate(model, strategy, mesh)
     return remember(model, strategy)
+
+
+def _replicate(model: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> nn.Module:
+    adapter = adapter_of(model)
+    return DistributedDataParallel(
+        model,
+        process_group=mesh.get_group(),
+        bucket_cap_mb=strategy.ddp_bucket_mib,
+        # Gradients are views of the buckets: no second copy.
+        gradient_as_bucket_view=True,
+        forward_sync_buffers=False,
+        # Quantised weights cannot be broadcast; they are the same on every rank, as they come
+        # from the same seed or the same files.
+        init_sync=adapter is None or not adapter.quantised,
+    )
 
 
 def _shard(
@@ -93,7 +110,7 @@ def _shard(
 ) -> None:
     settings: dict[str, Any] = {
         "mesh": mesh,
-        "mp_policy": _precision(strategy),
+        "mp_policy": _precision(strategy, model),
         "offload_policy": _offload(strategy, mesh),
         "shard_placement_fn": _placement(strategy),
     }
@@ -128,7 +145,13 @@ def _placement(strategy: Strategy) -> Callable[[nn.Parameter], Shard] | None:
     if not isinstance(strategy.reshard_after_forward, bool):
         return None
     shard = strategy.mesh.shard
-    return lambda parameter: Shard(shard_dimension(parameter.shape, shard))
+
+    def placement(parameter: nn.Parameter) -> Shard:
+        # NF4 tensors can be divided along rows only.
+        rows = is_quantised(parameter)
+        return Shard(0 if rows else shard_dimension(parameter.shape, shard))
+
+    return placement
 
 
 def _apply_autocast(model: nn.Module, strategy: Strategy, device: torch.device) -> None:
@@ -158,13 +181,18 @@ def _set_prefetch(
             )
 
 
-def _precision(strategy: Strategy) -> MixedPrecisionPolicy:
+def _precision(strategy: Strategy, model: nn.Module) -> MixedPrecisionPolicy:
     param, reduce, master = (
         TORCH_DTYPES[dtype]
         for dtype in (strategy.param_dtype, strategy.reduce_dtype, strategy.master_dtype)
     )
+    adapter = adapter_of(model)
+    stored = {p.dtype for p in model.parameters() if p.is_floating_point() and not p.is_meta}
+    if adapter is not None:
+        stored.add(TORCH_DTYPES[adapter.float_dtype])
     return MixedPrecisionPolicy(
-        param_dtype=None if param == master else param,
+        # Frozen weights may be stored in another dtype than trained ones: both are gathered in one.
+        param_dtype=None if {param} == stored | {master} else param,
         reduce_dtype=None if reduce == param == master else reduce,
     )
 
@@ -194,17 +222,20 @@ def _check_parameters(
                 "untie them or move one out of its block"
             )
     dtypes: dict[str, dict[torch.dtype, str]] = {}
+    # Frozen parameters are gathered in a dtype of their own and never reduced.
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, unit in owner.items():
-        dtypes.setdefault(unit, {}).setdefault(model.get_parameter(name).dtype, name)
+        if name in trained:
+            dtypes.setdefault(unit, {}).setdefault(trained[name].dtype, name)
     for unit, first_names in dtypes.items():
         if len(first_names) > 1:
             listed = ", ".join(f"{name} is {dtype}" for dtype, name in first_names.items())
             problems.append(
-                f"model: unit '{unit or 'root'}' mixes dtypes ({listed}); FSDP gathers a unit in "
-                "one dtype: convert its parameters to the same"
+                f"model: unit '{unit or 'root'}' mixes dtypes ({listed}); FSDP reduces a unit in "
+                "one dtype: convert its trained parameters to the same"
             )
     if not problems and master is not None:
-        other = [n for n, p in model.named_parameters() if p.dtype != master]
+        other = [name for name, p in trained.items() if p.dtype != master]
         if other:
             problems.append(
                 f"model: {other[0]} is {model.get_parameter(other[0]).dtype}, but the strategy "

@@ -8,7 +8,7 @@ file to check for a new release. It imports no other module of Shardwise, and at
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     )
     from torch.distributed.elastic.multiprocessing import LogsSpecs
     from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
 
 __all__ = [
     "DataDependentOutputException",
@@ -85,9 +84,23 @@ def storage_id(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
-def local_tensor(tensor: DTensor) -> torch.Tensor:
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The local shard, without an operation; `to_local` dispatches one, which a mode would see."""
-    return tensor._local_tensor
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that hold the data of this rank: those inside a shard, and inside a subclass.
+
+    A quantised tensor is a subclass without data of its own.
+    """
+    tensor = local_tensor(tensor)
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from plain_tensors(getattr(tensor, name))
+    else:
+        yield tensor
 
 
 def parameter_reset(module: nn.Module) -> Any:

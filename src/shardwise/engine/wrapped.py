@@ -5,7 +5,7 @@ Uses the state that `fully_shard` and DDP keep on modules; nothing is run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -47,7 +47,7 @@ def read_strategy(model: nn.Module, **settings: object) -> Strategy:
     groups = list(_groups(model))
     if groups:
         return resolve_for_world(_sharded(groups, settings))
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    dtype = _trained_dtype(p for p in model.parameters() if p.is_floating_point())
     fields: dict[str, object] = {"kind": "single", "master_dtype": _NAMES[dtype]}
     if isinstance(model, DistributedDataParallel) and world()[1] > 1:
         fields["kind"] = "ddp"
@@ -158,5 +158,13 @@ def _groups(model: nn.Module) -> Iterator[_Group]:
 
 
 def _master_dtype(group: Any) -> torch.dtype:
-    dtype: torch.dtype = group.fsdp_params[0].sharded_param.dtype
-    return dtype
+    return _trained_dtype(parameter.sharded_param for parameter in group.fsdp_params)
+
+
+def _trained_dtype(parameters: Iterable[torch.Tensor]) -> torch.dtype:
+    """The dtype of the first trained parameter, or of the first one if all are frozen.
+
+    Frozen weights beside adapters often have another dtype.
+    """
+    known = list(parameters)
+    return next((p.dtype for p in known if p.requires_grad), known[0].dtype)

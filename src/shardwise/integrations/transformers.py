@@ -14,7 +14,7 @@ from transformers import Trainer, TrainerCallback
 
 from shardwise.integrations.watch import StepWatch
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.spec.job import Optimizer
+from shardwise.spec.optimizer import Optimizer
 
 _OPTIMIZERS: dict[str, Optimizer] = {"sgd": "sgd", "lion_32bit": "lion"}
 

@@ -20,8 +20,9 @@ from shardwise.engine.wrapped import (
 )
 from shardwise.predict.estimate import add_traffic, price, traffic_of
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.spec.job import Job, Optimizer
+from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster
+from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy, parse_precision
 from shardwise.step import MemoryProfile, StepProfile

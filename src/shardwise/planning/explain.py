@@ -37,7 +37,8 @@ from shardwise.planning.reasons import (
 )
 from shardwise.planning.rows import Candidate, complexity
 from shardwise.planning.search import HEADROOM_STEP, Found, Search, group_rank
-from shardwise.spec.dtype import DTYPE_BYTES
+from shardwise.predict.configurations import Configurations
+from shardwise.predict.program.sizes import Sizes
 from shardwise.spec.mesh import Mesh
 from shardwise.spec.strategy import Strategy
 
@@ -93,9 +94,9 @@ def _layout(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
         yield SingleDevice()
         return
     if layout.kind == "ddp":
-        numel = search.units.of(winner.strategy).numel
-        each = DTYPE_BYTES[winner.strategy.master_dtype]
-        yield StatesFit(state_bytes=numel * each * (2.0 + search.problem.states))
+        units, columns = search.units.of(winner.strategy), Configurations.of([winner.strategy])
+        sizes = Sizes(units, columns, search.problem.job.optimizer)
+        yield StatesFit(state_bytes=float(sizes.state_bytes[0]))
         sharded = [c for c in found.layouts() if c.strategy.sharded]
         if sharded:
             yield _compared(search, found, "sharded", sharded[0], winner)

@@ -76,10 +76,9 @@ def _network_slack(problem: Problem, units: Units, winner: Candidate) -> float |
     """How many times slower the network may be, to two percent."""
     strategy = winner.strategy
     slower = 1.02 ** np.arange(1, 351)
-    columns = Configurations.of([strategy]).take(np.zeros(len(slower), dtype=np.int64))
-    priced = steps(units.of(strategy), columns, problem)
-    found = times(priced, problem.cluster, strategy.param_dtype, network=1 / slower)
-    longer = found.step_s > winner.step_s * (1 + SLOWDOWN_THRESHOLD)
+    priced = steps(units.of(strategy), Configurations.of([strategy]), problem)
+    found = times(priced, problem.cluster, strategy.param_dtype, networks=1 / slower)
+    longer = found.step_s[:, 0] > winner.step_s * (1 + SLOWDOWN_THRESHOLD)
     return float(slower[longer.argmax()]) if longer.any() else None
 
 

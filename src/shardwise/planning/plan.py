@@ -23,15 +23,19 @@ from shardwise.planning.reasons import (
     Reason,
     RiskyAlternative,
     ShorterFits,
+    SmallerStates,
 )
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import MIN_GAIN, Found, Nearest, Search
 from shardwise.planning.sequence import longest
 from shardwise.planning.space import Space
+from shardwise.predict.configurations import Configurations
 from shardwise.predict.fit import Change, other_parallelism, ways_to_fit
+from shardwise.predict.memory import predict_memory
 from shardwise.predict.rates import coefficients_for, error_interval, hardware_of, is_fitted
 from shardwise.spec.catalogue import coefficient, figure
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.optimizer import SMALLER
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 
@@ -42,6 +46,8 @@ FAST_ENOUGH = 0.9
 CLOSE = 0.05
 # Reducing gradients in low precision is worth a tip from this gain on.
 MIN_REDUCE_GAIN = 0.01
+# States in fewer bits are worth a tip from this share of the needed memory on.
+MIN_SAVED_STATES = 0.05
 # A gain from torch.compile below this is not worth a line.
 MIN_COMPILE_GAIN = 0.01
 
@@ -302,6 +308,7 @@ def _tips(problem: Problem, units: Units, found: Found, winner: Candidate | None
     thousands, rest = divmod(problem.job.seq_len, 1000)
     if not rest and problem.job.seq_len % 1024:
         tips.append(DecimalLength(seq_len=problem.job.seq_len, binary=thousands * 1024))
+    tips += _smaller_states(problem, units, found, winner)
     if winner is None:
         return tips
     strategy = winner.strategy
@@ -311,6 +318,30 @@ def _tips(problem: Problem, units: Units, found: Found, winner: Candidate | None
         if gain > MIN_REDUCE_GAIN:
             tips.append(LowPrecisionReduce(dtype=strategy.param_dtype, gain=gain))
     return [*tips, *_compiled(problem, units, winner)]
+
+
+def _smaller_states(
+    problem: Problem, units: Units, found: Found, winner: Candidate | None
+) -> Iterator[Reason]:
+    """States in fewer bits, where they are most of the peak or no configuration fits."""
+    smaller = SMALLER.get(problem.job.optimizer)
+    if smaller is None or (winner is None and not found.nearest):
+        return
+    nearest = winner or min(found.nearest.values(), key=lambda n: n.needed_bytes)
+    if winner is not None and _largest_term(problem, units, winner.strategy) != "optimizer":
+        return
+    other = problem._replace(job=problem.job.but(optimizer=smaller))
+    needed = price_one(other, units, nearest.strategy).needed_bytes
+    saved = nearest.needed_bytes - needed
+    if saved > MIN_SAVED_STATES * nearest.needed_bytes:
+        fits = winner is None and needed <= found.limit_bytes
+        yield SmallerStates(optimizer=smaller, saved_bytes=saved, needed_bytes=needed, fits=fits)
+
+
+def _largest_term(problem: Problem, units: Units, strategy: Strategy) -> str:
+    columns = Configurations.of([strategy])
+    terms = predict_memory(units.of(strategy), columns, problem.job.optimizer).terms_at_peak()
+    return max(terms, key=lambda term: terms[term])
 
 
 def _compiled(problem: Problem, units: Units, winner: Candidate) -> Iterator[Reason]:

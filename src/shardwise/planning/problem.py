@@ -11,7 +11,7 @@ from shardwise.predict.rates import coefficients_for, hardware_of
 from shardwise.predict.time import Times, steps_on
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DType
-from shardwise.spec.job import OPTIMIZER_STATES, Job
+from shardwise.spec.job import Job
 from shardwise.spec.lookup import Model, ModuleRef
 from shardwise.spec.strategy import Strategy
 from shardwise.units.load import load_units
@@ -27,10 +27,6 @@ class Problem(NamedTuple):
     base: Strategy
     # The stack that trains the model shards every tensor along its first dimension.
     along_rows: bool = False
-
-    @property
-    def states(self) -> int:
-        return OPTIMIZER_STATES[self.job.optimizer]
 
 
 class Units:
@@ -72,7 +68,7 @@ class Units:
 
 def steps(units: ModelUnits, c: Configurations, problem: Problem) -> Steps:
     """The programs of rows, for memory and for times on any network."""
-    return emit_steps(units, c, problem.states, waits=problem.cluster.device.is_cpu)
+    return emit_steps(units, c, problem.job.optimizer, waits=problem.cluster.device.is_cpu)
 
 
 def peaks(priced: Steps, problem: Problem) -> tuple[Floats, Floats]:
@@ -83,16 +79,17 @@ def peaks(priced: Steps, problem: Problem) -> tuple[Floats, Floats]:
 
 
 def times(
-    priced: Steps, cluster: ClusterSpec, dtype: DType, network: Floats | None = None
+    priced: Steps, cluster: ClusterSpec, dtype: DType, networks: Floats | None = None
 ) -> Times:
     """Seconds of every row of a cluster whose rates are known.
 
-    `network` says by row how many times as fast the slowest way between devices is.
+    `networks` are several to price at once: how many times as fast the slowest way between devices
+    is in each of them.
     """
     k, hardware = coefficients_for(cluster), hardware_of(cluster, dtype)
     assert k is not None, "checked before the search"
     assert hardware is not None, "checked before the search"
-    if network is not None:
+    if networks is not None:
         way = "network_bandwidth" if cluster.nodes > 1 else "link_bandwidth"
-        hardware = hardware._replace(**{way: getattr(hardware, way) * network})
+        hardware = hardware._replace(**{way: getattr(hardware, way) * networks[:, None]})
     return steps_on(priced, hardware, k)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from shardwise.planning.layout import Layout
 from shardwise.predict.fit import Parallelism
+from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.strategy import Strategy
 from shardwise.step import Bottleneck
 
@@ -282,6 +283,17 @@ class LowPrecisionReduce(Reason):
 
     dtype: str
     gain: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallerStates(Reason):
+    """What an optimizer with states of fewer bits would save, and what is needed then."""
+
+    optimizer: Optimizer
+    saved_bytes: float
+    needed_bytes: float
+    # Whether it makes the configuration fit, where none does.
+    fits: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
@@ -264,8 +264,8 @@ class Search:
             if alike:
                 self._price_placements(alike, first)
         self._price_each(self._more_batches(sizes, first))
-        self._price_each(self._variants(self._fastest()))
-        self._price_each(self._prefetched(self._fastest()))
+        self._price_each(self._variants())
+        self._price_each(self._prefetched())
         return self._found(self.table)
 
     def _found(self, table: Table) -> Found:
@@ -355,20 +355,16 @@ class Search:
     def on_networks(self, factors: Floats) -> list[Found]:
         """The contenders on networks so many times as fast as the cluster's."""
         tables = [self._empty_table() for _ in factors]
-        for rows, peak, needed in self._contenders:
-            count, strategy = len(needed), rows.strategies[0]
-            columns = rows.columns.take(np.tile(np.arange(count), len(factors)))
-            network = np.repeat(factors, count)
-            priced = steps(self.units.of(strategy), columns, self.problem)
-            found = times(priced, self.problem.cluster, strategy.param_dtype, network)
+        for kept in self._contenders:
+            dtype = kept.rows.strategies[0].param_dtype
+            found = times(kept.steps, self.problem.cluster, dtype, factors)
             for index, table in enumerate(tables):
-                part = np.arange(index * count, (index + 1) * count)
-                table.add(rows, peak, needed, found.take(part))
+                table.add(kept.rows, kept.peak_bytes, kept.needed_bytes, found.take(index))
         return [self._found(table) for table in tables]
 
     @cached_property
-    def _contenders(self) -> list[tuple[Rows, Floats, Floats]]:
-        """The fastest of each layout and policy that fits, with peaks; a set for all alike."""
+    def _contenders(self) -> list[_Kept]:
+        """The fastest of each layout and policy that fits; a set for all alike."""
         columns = self.table.columns
         best: dict[tuple[int, Recompute], int] = {}
         for index in np.flatnonzero(columns.needed_bytes <= self.limit).tolist():
@@ -379,14 +375,17 @@ class Search:
         for index in best.values():
             candidate = self.table.candidate(index)
             alike.setdefault(_shape(candidate.strategy), []).append(candidate)
-        return [
-            (
-                Rows.each([c.strategy for c in group]),
-                np.asarray([c.peak_bytes for c in group]),
-                np.asarray([c.needed_bytes for c in group]),
-            )
-            for group in alike.values()
-        ]
+        return [self._emitted(group) for group in alike.values()]
+
+    def _emitted(self, alike: Sequence[Candidate]) -> _Kept:
+        rows = Rows.each([c.strategy for c in alike])
+        return _Kept(
+            rows,
+            np.asarray([c.peak_bytes for c in alike]),
+            np.asarray([c.needed_bytes for c in alike]),
+            steps(self.units.of(rows.strategies[0]), rows.columns, self.problem),
+            np.arange(len(alike)),
+        )
 
     def _more_batches(self, sizes: Sequence[Batch], first: Sequence[Batch]) -> Iterable[Strategy]:
         """The fastest placements with the micro-batches up to the next one of the first pass."""
@@ -411,43 +410,48 @@ class Search:
             for size in between(sizes, low, high, MICRO_BATCHES_BETWEEN):
                 yield strategy.but(micro_batch=size.micro_batch, accumulate=size.accumulate)
 
-    def _fastest(self) -> list[Candidate]:
-        """Of what fits, and of what nearly does: less prefetch may let it."""
-        found: list[Candidate] = []
+    def _fastest(self, low: float, high: float, most: int) -> list[Strategy]:
+        """Of what takes more than `low` and at most `high` times the usable memory."""
         needed, speed = self.table.columns.needed_bytes, self.table.columns.tokens_per_s
-        nearly = (needed > self.limit) & (needed <= self.limit * 1.1)
-        for eligible in (needed <= self.limit, nearly):
-            rows = np.flatnonzero(eligible)
-            order = np.argsort(-speed[rows], kind="stable")[:REFINED]
-            found += [self.table.candidate(int(row)) for row in rows[order]]
-        if not self.fitting:
-            smallest = np.argsort(needed, kind="stable")[:REFINED]
-            found += [self.table.candidate(int(row)) for row in smallest]
-        return found
+        rows = np.flatnonzero((needed > self.limit * low) & (needed <= self.limit * high))
+        order = np.argsort(-speed[rows], kind="stable")[:most]
+        return [self.table.candidate(int(row)).strategy for row in rows[order]]
 
-    def _variants(self, candidates: Iterable[Candidate]) -> Iterable[Strategy]:
+    def _smallest(self) -> list[Strategy]:
+        order = np.argsort(self.table.columns.needed_bytes, kind="stable")[:REFINED]
+        return [self.table.candidate(int(row)).strategy for row in order]
+
+    def _variants(self) -> Iterator[Strategy]:
+        """What is fast with more prefetch or larger units, which may make it faster; what nearly
+        fits also with less, which may let it.
+        """
         space = self.space
-        tried = set()
-        for candidate in candidates:
-            strategy = candidate.strategy
+        usual = min(space.prefetch, key=lambda depth: abs(depth - 1))
+        more = [depth for depth in space.prefetch if depth >= usual]
+        less = [depth for depth in space.prefetch if depth <= usual]
+        nearly = self._fastest(1.0, 1.1, REFINED) if self.fitting else self._smallest()
+        fast = [*self._fastest(0.0, 1.0, REFINED), *nearly]
+        yield from self._changed(fast, more, space.blocks_per_unit)
+        yield from self._changed(nearly, less, space.blocks_per_unit[:1])
+
+    def _changed(
+        self, strategies: Iterable[Strategy], prefetch: Sequence[int], blocks: Sequence[int]
+    ) -> Iterator[Strategy]:
+        for strategy in strategies:
             if not strategy.sharded or strategy.shard == 1:
                 continue
-            dtypes = space.reduce_dtypes or (strategy.reduce_dtype,)
-            for prefetch, blocks, dtype in product(space.prefetch, space.blocks_per_unit, dtypes):
-                changed = strategy.but(
-                    prefetch=prefetch, blocks_per_unit=blocks, reduce_dtype=dtype
-                )
-                key = tuple(changed.__dict__.values())
-                if key not in tried and changed != strategy and space.allowed(changed):
-                    tried.add(key)
+            dtypes = self.space.reduce_dtypes or (strategy.reduce_dtype,)
+            for depth, size, dtype in product(prefetch, blocks, dtypes):
+                changed = strategy.but(prefetch=depth, blocks_per_unit=size, reduce_dtype=dtype)
+                if changed != strategy and self.space.allows(changed):
                     yield changed
 
-    def _prefetched(self, candidates: Sequence[Candidate]) -> Iterable[Strategy]:
+    def _prefetched(self) -> Iterator[Strategy]:
         """The fastest with the other prefetches in the forward, which bring the least."""
-        for candidate, forward in product(candidates[:PREFETCHED], self.space.forward_prefetch):
-            strategy = candidate.strategy
+        fastest = self._fastest(0.0, 1.0, PREFETCHED)
+        for strategy, forward in product(fastest, self.space.forward_prefetch):
             changed = strategy.but(forward_prefetch=forward)
-            if strategy.sharded and changed != strategy and self.space.allowed(changed):
+            if strategy.sharded and changed != strategy and self.space.allows(changed):
                 yield changed
 
 

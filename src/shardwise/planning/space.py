@@ -18,10 +18,6 @@ RECOMPUTE: tuple[Recompute, ...] = (
 )
 
 
-def _anything(strategy: Strategy) -> bool:
-    return True
-
-
 def _unchanged(strategy: Strategy) -> Strategy:
     return strategy
 
@@ -43,10 +39,13 @@ class Space(NamedTuple):
     reduce_dtypes: tuple[str, ...] = ()
     offload: bool = False
     # Whether a resolved strategy may be chosen. A stack that cannot express a strategy refuses it
-    # here; the micro-batch plays no part.
-    allowed: Callable[[Strategy], bool] = _anything
+    # here; the micro-batch plays no part. None allows all.
+    allowed: Callable[[Strategy], bool] | None = None
     # A resolved strategy as the stack runs it; layouts are tried in that form.
     applied: Callable[[Strategy], Strategy] = _unchanged
+
+    def allows(self, strategy: Strategy) -> bool:
+        return self.allowed is None or self.allowed(strategy)
 
     @property
     def for_stack(self) -> bool:

@@ -15,7 +15,7 @@ from shardwise.predict.traffic import predict_traffic
 from shardwise.predict.work import MFU_CONVENTION, predict_work
 from shardwise.spec.catalogue import coefficient
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
-from shardwise.spec.job import OPTIMIZER_STATES, Job
+from shardwise.spec.job import Job
 from shardwise.spec.strategy import Strategy
 from shardwise.step import (
     Bottleneck,
@@ -41,7 +41,7 @@ def price(
     """Predict one step of a resolved strategy."""
     grouped = units.grouped(strategy.blocks_per_unit)
     columns = Configurations.of([strategy])
-    memory = predict_memory(grouped, columns, OPTIMIZER_STATES[job.optimizer])
+    memory = predict_memory(grouped, columns, job.optimizer)
     work = predict_work(grouped, columns)
     done = WorkProfile(
         tokens=round(float(work.tokens[0])),
@@ -49,16 +49,16 @@ def price(
         hardware_flops=float(work.hardware_flops[0]),
         convention=MFU_CONVENTION,
     )
-    states, dtype = OPTIMIZER_STATES[job.optimizer], strategy.param_dtype
-    times = predict_time(grouped, columns, cluster, dtype, states)
+    optimizer, dtype = job.optimizer, strategy.param_dtype
+    times = predict_time(grouped, columns, cluster, dtype, optimizer)
     # A second race, only where the first one waits.
     without_latency = times
     if times is not None and _waits(times):
-        without_latency = predict_time(grouped, columns, cluster, dtype, states, latency=False)
+        without_latency = predict_time(grouped, columns, cluster, dtype, optimizer, latency=False)
     weighed = _memory_profile(memory, cluster.device)
     return StepProfile(
         provenance=Provenance(kind="predicted", shardwise=__version__, origin=origin),
-        model={"name": units.name, "parameters": units.numel},
+        model=_described(units),
         cluster={
             "name": str(cluster),
             "device": cluster.device.name,
@@ -74,6 +74,13 @@ def price(
         work=done,
         **_timed(times, without_latency, done, cluster, strategy, weighed),
     )
+
+
+def _described(units: ModelUnits) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": units.name, "parameters": units.numel}
+    if units.trained_numel != units.numel:
+        described["trained_parameters"] = units.trained_numel
+    return described
 
 
 def traffic_of(units: ModelUnits, strategy: Strategy) -> tuple[CollectiveProfile, ...]:

@@ -9,8 +9,9 @@ from shardwise.predict.configurations import Configurations
 from shardwise.predict.estimate import needed_bytes, verdict
 from shardwise.predict.memory import predict_memory
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.spec.job import OPTIMIZER_STATES, Job
+from shardwise.spec.job import Job
 from shardwise.spec.lookup import Model
+from shardwise.spec.optimizer import SMALLER
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.step import StepProfile, Verdict
@@ -110,8 +111,8 @@ def ways_to_fit(
             if typed is not None and (applied is not None or typed.strategy == wanted):
                 yield typed._replace(strategy=runs(typed.strategy))
 
-    def judged(wanted: Verdict, ways: Iterable[_Tried]) -> list[Change]:
-        return _those_that_are(wanted, units_of, ways, cluster, job)
+    def judged(wanted: Verdict, ways: Iterable[_Tried], of: Job = job) -> list[Change]:
+        return _those_that_are(wanted, units_of, ways, cluster, of)
 
     own = _resolved(strategy, {}, cluster, job)
     unfit = own is not None and judged("does not fit", [_Tried("", runs(own))])
@@ -121,10 +122,13 @@ def ways_to_fit(
         for changes in _candidates(strategy, cluster, chunked)
     )
     here = [way for way in tried((s for s in resolved if s), cluster) if way.options]
+    alike = [*tried([own] if own else [], cluster), *here]
     for wanted in ("fits", "at risk") if unfit else ("fits",):
         fitting = _useful(judged(wanted, dict.fromkeys(here)))
         free = [way for way in fitting if not way.host_bytes]
-        # Offload is slow and asks for host memory: only when nothing else does.
+        # Smaller states change the arithmetic and offload is slow: only when nothing else fits.
+        if not free and not applied:
+            fitting = [*judged(wanted, *_with_smaller_states(alike, job))[:1], *fitting]
         ways = (free or fitting)[:MOST_WAYS]
         if len(ways) < MOST_WAYS:
             for recompute in dict.fromkeys((strategy.recompute, "full")):
@@ -137,6 +141,17 @@ def ways_to_fit(
         if ways:
             return ways
     return []
+
+
+def _with_smaller_states(ways: Iterable[_Tried], job: Job) -> tuple[list[_Tried], Job]:
+    """The same with optimizer states in fewer bits, and the job they then are for."""
+    smaller = SMALLER.get(job.optimizer)
+    if smaller is None:
+        return [], job
+    option = f"--optimizer {smaller}"
+    kept = [way for way in dict.fromkeys(ways) if not way.strategy.offload]
+    made = [way._replace(options=f"{option} {way.options}".strip()) for way in kept]
+    return made, job.but(optimizer=smaller)
 
 
 def _useful(ways: list[Change]) -> list[Change]:
@@ -239,7 +254,7 @@ def _those_that_are(
         memory = predict_memory(
             units_of(strategies[0]).grouped(blocks),
             Configurations.of(strategies),
-            OPTIMIZER_STATES[job.optimizer],
+            job.optimizer,
         )
         figures = zip(memory.peak_bytes, memory.host_bytes, memory.pooled_bytes, strict=True)
         for index, sizes in zip(indices, figures, strict=True):

@@ -26,6 +26,7 @@ from shardwise.predict.program.events import (
 )
 from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.program.step import Steps, emit_steps
+from shardwise.spec.optimizer import Optimizer
 from shardwise.units.unit import ModelUnits
 
 Ledger = dict[str, Floats]
@@ -77,15 +78,15 @@ class Memory:
 
 
 def predict_memory(
-    units: ModelUnits, c: Configurations, optimizer_states: int = 2, *, by_term: bool = True
+    units: ModelUnits, c: Configurations, optimizer: Optimizer = "adamw", *, by_term: bool = True
 ) -> Memory:
-    """Memory of each configuration; `optimizer_states` tensors per parameter are kept.
+    """Memory of each configuration, with the states of an optimizer.
 
     Counted are tensors. What a kernel or a communication library needs for itself while it runs
     is not: NCCL's buffers lie outside torch's allocator, Gloo copies on threads of its own.
     Not `by_term`, only gradients are told from the rest.
     """
-    return memory_of(emit_steps(units, c, optimizer_states), by_term=by_term)
+    return memory_of(emit_steps(units, c, optimizer), by_term=by_term)
 
 
 def memory_of(steps: Steps, *, by_term: bool = True) -> Memory:
@@ -96,15 +97,15 @@ def memory_of(steps: Steps, *, by_term: bool = True) -> Memory:
     for part in steps.parts:
         found[:, :, part.rows] = peaks(part.program, len(part.rows), lines)
     names = list(dict.fromkeys(lines.values()))
-    sizes = Sizes(units, c, steps.states)
+    sizes = Sizes(units, c, steps.optimizer)
     kinds = {id(unit): unit for unit in units.units}.values()
-    largest = np.maximum.reduce([sizes.elements(unit) for unit in kinds]) * c.param_bytes
+    largest = np.maximum.reduce([sizes.gathered_bytes(unit) for unit in kinds])
     return Memory(
         phases={
             phase: dict(zip(names, ledger, strict=True))
             for phase, ledger in zip(PHASES, found, strict=True)
         },
-        host_bytes=np.where(c.offload, sizes.host_bytes, 0.0),
+        host_bytes=np.where(c.offload, sizes.state_bytes, 0.0),
         streams=c.sharded & (c.shard > 1),
         gather_bytes=largest,
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from shardwise.predict.configurations import Floats, Ints
+import numpy as np
+
+from shardwise.predict.configurations import Floats
 from shardwise.spec.catalogue import coefficient, figure, step_coefficients
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.dtype import DType
@@ -60,7 +62,7 @@ class Bandwidths(NamedTuple):
 class Hardware(NamedTuple):
     """What a price needs to know of a cluster; rates in bytes or FLOP per second.
 
-    Links may differ by row: then one pass prices the same configurations on several networks.
+    Links may be a column of several networks: then one pass prices all configurations on each.
     """
 
     peak_flops: float
@@ -80,14 +82,10 @@ class Hardware(NamedTuple):
     # Where the cluster's own collectives were measured, they hold instead of coefficients.
     measured: Bandwidths | None = None
 
-    def take(self, rows: Ints) -> Hardware:
-        """The same for some of the rows."""
-        links = {
-            name: getattr(self, name)[rows]
-            for name in ("link_bandwidth", "network_bandwidth")
-            if not isinstance(getattr(self, name), (int, float))
-        }
-        return self._replace(**links)
+    @property
+    def networks(self) -> tuple[int, ...]:
+        """The shape of what differs by network: nothing, or their number."""
+        return np.broadcast(self.link_bandwidth, self.network_bandwidth).shape[:-1]
 
 
 def fitted_family(device: DeviceSpec) -> str | None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from shardwise.predict.configurations import Configurations
-from shardwise.predict.program.events import ROOT, Alloc, Instant, Run, Wait
+from shardwise.predict.program.events import ROOT, Alloc, Event, Instant, Program, Repeat, Run, Wait
 from shardwise.predict.program.prices import Prices
 from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.program.step import step_program
 from shardwise.predict.rates import coefficients_for, hardware_of
 from shardwise.predict.time import Streams
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.spec.job import OPTIMIZER_STATES, Job
+from shardwise.spec.job import Job
 from shardwise.spec.strategy import Strategy
 from shardwise.timeline.spans import Kind, Timeline, TimelineBuilder
 from shardwise.units.unit import ModelUnits
@@ -38,17 +39,16 @@ def replay(
     if k is None or hardware is None:
         return None
     grouped = units.grouped(strategy.blocks_per_unit)
-    states = OPTIMIZER_STATES[job.optimizer]
     columns = Configurations.of([strategy])
-    program = step_program(grouped, columns, states, waits=hardware.on_cpu, apart=True)
-    prices = Prices(Sizes(grouped, columns, states), hardware, k)
-    streams, builder = Streams(program, 1, prices), TimelineBuilder()
+    program = step_program(grouped, columns, job.optimizer, waits=hardware.on_cpu, apart=True)
+    prices = Prices(Sizes(grouped, columns, job.optimizer), hardware, k)
+    streams, builder = Streams(program, (1,), prices), TimelineBuilder()
     for lane in _KINDS:
         builder.lane(lane)
     # The largest instant of whatever the compute stream does, from when that begins.
     largest: dict[float, float] = {}
     alive = 0.0
-    for event in program:
+    for event in _unrolled(program):
         if isinstance(event, Run):
             start, end = (float(edge[0]) for edge in streams.run(event))
             if end > start:
@@ -71,3 +71,13 @@ def replay(
         memory_ns=np.asarray([round(when * 1e9) for when in largest], dtype=np.int64),
         memory_bytes=np.asarray([round(size) for size in largest.values()], dtype=np.int64),
     )
+
+
+def _unrolled(program: Program) -> Iterator[Event]:
+    """The events of a single row, each as often as it happens."""
+    for event in program:
+        if isinstance(event, Repeat):
+            for _ in range(int(event.times[0])):
+                yield from _unrolled(event.body)
+        else:
+            yield event

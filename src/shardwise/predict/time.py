@@ -30,12 +30,16 @@ from shardwise.predict.program.step import Steps, emit_steps
 from shardwise.predict.rates import Coefficients, Hardware, coefficients_for, hardware_of
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DType
+from shardwise.spec.optimizer import Optimizer
 from shardwise.units.unit import ModelUnits
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Times:
-    """Seconds per row; compute, copies, exposed communication and optimizer sum to the step."""
+    """Seconds per row; compute, copies, exposed communication and optimizer sum to the step.
+
+    On several networks each has rows of its own, along the first axis.
+    """
 
     step_s: Floats
     compute_s: Floats
@@ -44,9 +48,9 @@ class Times:
     optimizer_s: Floats
     communication_s: Floats
 
-    def take(self, rows: Ints) -> Times:
-        """These rows, in this order."""
-        return Times(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+    def take(self, which: Ints | int) -> Times:
+        """These rows, in this order; or those on one of several networks."""
+        return Times(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
 
 
 def predict_time(
@@ -54,7 +58,7 @@ def predict_time(
     c: Configurations,
     cluster: ClusterSpec,
     dtype: DType,
-    states: int,
+    optimizer: Optimizer,
     *,
     latency: bool = True,
 ) -> Times | None:
@@ -67,23 +71,27 @@ def predict_time(
         return None
     if not latency:
         k = k._replace(hop_latency_s=0.0, network_latency_s=0.0)
-    return times_of(units, c, hardware, k, states)
+    return times_of(units, c, hardware, k, optimizer)
 
 
 def times_of(
-    units: ModelUnits, c: Configurations, hardware: Hardware, k: Coefficients, states: int = 2
+    units: ModelUnits,
+    c: Configurations,
+    hardware: Hardware,
+    k: Coefficients,
+    optimizer: Optimizer = "adamw",
 ) -> Times:
     """Times of rows on hardware with these coefficients."""
-    return steps_on(emit_steps(units, c, states, waits=hardware.on_cpu), hardware, k)
+    return steps_on(emit_steps(units, c, optimizer, waits=hardware.on_cpu), hardware, k)
 
 
 def steps_on(steps: Steps, hardware: Hardware, k: Coefficients) -> Times:
     """The same of programs that are there already."""
-    found: Floats = np.empty((len(fields(Times)), len(steps.c)))
+    found: Floats = np.empty((len(fields(Times)), *hardware.networks, len(steps.c)))
     for part in steps.parts:
-        prices = Prices(part.sizes, hardware.take(part.rows), k)
-        times = schedule(part.timed, len(part.rows), prices)
-        found[:, part.rows] = [getattr(times, f.name) for f in fields(Times)]
+        shape = *hardware.networks, len(part.rows)
+        times = schedule(part.timed, shape, Prices(part.sizes, hardware, k))
+        found[..., part.rows] = [getattr(times, f.name) for f in fields(Times)]
     return Times(**{f.name: column for f, column in zip(fields(Times), found, strict=True)})
 
 
@@ -95,9 +103,9 @@ class Priced(Protocol):
     def of(self, cost: Cost) -> Floats: ...
 
 
-def schedule(program: Program, rows: int, prices: Priced) -> Times:
-    """Play a program."""
-    streams = Streams(program, rows, prices)
+def schedule(program: Program, shape: tuple[int, ...], prices: Priced) -> Times:
+    """Play a program: for so many rows, or for each of several networks so many."""
+    streams = Streams(program, shape, prices)
     streams.play(program)
     spent = streams.spent
     step, optimizer = streams.free("compute").copy(), spent("optimizer")
@@ -119,7 +127,7 @@ _SPENT = ("compute", "copy", "optimizer", "communication")
 class Streams:
     """When each stream is free and each mark was set, and how much was spent on what."""
 
-    def __init__(self, program: Program, rows: int, prices: Priced) -> None:
+    def __init__(self, program: Program, shape: tuple[int, ...], prices: Priced) -> None:
         self.prices, self.contention = prices, prices.contention
         names = ["compute", *_registers(program)]
         self.index = {name: number for number, name in enumerate(dict.fromkeys(names))}
@@ -128,7 +136,7 @@ class Streams:
             self.index[f"spent on {work}"] = len(self.index)
         self.spending = {work: self.index[f"spent on {work}"] for work in _SPENT[:3]}
         self.spending |= dict.fromkeys(COMMUNICATION, self.index["spent on communication"])
-        self.at: Floats = np.zeros((len(self.index), rows))
+        self.at: Floats = np.zeros((len(self.index), *shape))
         self.queued: dict[str, int] = {}
 
     def free(self, name: str) -> Floats:
@@ -214,7 +222,7 @@ class Streams:
         return taken
 
     def _repeat(self, event: Repeat) -> None:
-        left = event.times.copy()
+        left = np.broadcast_to(event.times, self.at.shape[1:]).copy()
         changed: Floats | None = None
         queued = dict(self.queued)
         while left.any():
@@ -226,6 +234,8 @@ class Streams:
                 np.copyto(self.at, before, where=~playing)
             last, changed = changed, self.at - before
             left = left - playing
+            if not left.any():
+                return
             settled = (left > 0) & self._settled(before, changed, last)
             if settled.any():
                 self.at += changed * np.where(settled, left, 0)

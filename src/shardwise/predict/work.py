@@ -12,8 +12,9 @@ from shardwise.units.unit import ModelUnits
 
 # Said wherever a number depends on it.
 MFU_CONVENTION = (
-    "3 x forward FLOPs (matmuls and full attention scores, embedding lookup excluded) over the "
-    "dense peak of the compute dtype; recomputation not counted"
+    "FLOPs of forward and backward (3 x forward where all is trained; matmuls and full attention "
+    "scores, embedding lookup excluded) over the dense peak of the compute dtype; recomputation "
+    "not counted"
 )
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from shardwise.report.screen import plain_table, screen
 
 if TYPE_CHECKING:
-    from shardwise.train.doctor import Check
+    from shardwise.train.check import Check
 
 _MARKS = {True: ("ok", "green"), False: ("FAIL", "bold red"), None: ("skip", "yellow")}
 

@@ -10,13 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwise.predict.rates import is_fitted
+from shardwise.report.adapter import adapter_words
 from shardwise.report.memory_words import profile_memory_words, shortfall_words, show_memory
 from shardwise.report.screen import COLOURS, bar, option, plain_table, screen
-from shardwise.report.strategy import compile_words, run_words
+from shardwise.report.strategy import arithmetic_words, compile_words, run_words
 from shardwise.report.words import TERMS, VERDICTS, parallelism_words
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DTYPE_BYTES
 from shardwise.spec.lookup import Model
+from shardwise.spec.optimizer import LOW_BIT
 from shardwise.spec.quantity import GIB, show_count, show_gb, show_seconds
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
@@ -39,11 +41,16 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
         + Text(f", {profile.provenance.kind}")
     )
     out.print(run_words(run), style="dim")
+    if run.adapter is not None:
+        trained = profile.model.get("trained_parameters", 0)
+        out.print(adapter_words(run.adapter, trained, profile.model["parameters"]))
     if run.cluster.device.peak and run.cluster.device.peak_flops(strategy.param_dtype) is None:
         out.print(
             f"Note: {run.cluster.device.name} has no fast {strategy.param_dtype}. Try --precision "
             "fp16 or fp32."
         )
+    for note in arithmetic_words(strategy, run.job.optimizer):
+        out.print(note)
     out.print()
     out.print(_headline(profile))
     if memory.verdict == "does not fit":
@@ -51,7 +58,7 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
             out.print(sentence)
     out.print(profile_memory_words(memory))
     out.print()
-    out.print(_memory_table(profile, strategy))
+    out.print(_memory_table(profile, run))
     wasted = padding_share(profile)
     if wasted > 0.02:
         out.print(
@@ -117,7 +124,7 @@ def _shortfall(profile: StepProfile, strategy: Strategy) -> Iterator[str]:
         )
 
 
-def _memory_table(profile: StepProfile, strategy: Strategy) -> Table:
+def _memory_table(profile: StepProfile, run: RunSpec) -> Table:
     memory = profile.known_memory
     assert memory.capacity_bytes is not None
     unit, factor = ("GiB", GIB) if memory.peak_allocated_bytes >= GIB else ("MiB", 2**20)
@@ -129,7 +136,7 @@ def _memory_table(profile: StepProfile, strategy: Strategy) -> Table:
         # What rounds to nothing says nothing; the sum below still holds it.
         if size / factor >= 0.005:
             share = _bar(size / memory.capacity_bytes)
-            table.add_row(_label(term, strategy), f"{size / factor:,.2f}", share)
+            table.add_row(_label(term, run), f"{size / factor:,.2f}", share)
     peak = memory.peak_allocated_bytes
     table.add_row(
         Text("total", style="bold"),
@@ -139,12 +146,13 @@ def _memory_table(profile: StepProfile, strategy: Strategy) -> Table:
     return table
 
 
-def _label(term: str, strategy: Strategy) -> str:
+def _label(term: str, run: RunSpec) -> str:
+    strategy, optimizer, adapter = run.strategy, run.job.optimizer, run.adapter
     share = f"1/{strategy.shard} of all, " if (strategy.shard or 1) > 1 else ""
     detail = {
-        "parameters": f"{share}{strategy.master_dtype}",
+        "parameters": f"{share}{adapter.base if adapter else strategy.master_dtype}",
         "gradients": f"{share}{strategy.master_dtype}",
-        "optimizer": f"{share}{strategy.master_dtype}",
+        "optimizer": f"{share}{optimizer if optimizer in LOW_BIT else strategy.master_dtype}",
         "unsharded_parameters": strategy.param_dtype,
         "reduce_buffers": strategy.reduce_dtype,
     }.get(term)

@@ -23,7 +23,10 @@ def _lines(exported: ExportedWeights) -> list[str]:
         f"Exported step {exported.step:,}: {exported.tensors:,} tensors, "
         f"{show_gb(exported.bytes)}, {' and '.join(exported.dtypes)}, in {named}",
     ]
-    if exported.no_config:
+    if exported.adapter:
+        lines.append(f"Written to {exported.folder}")
+        lines.append(f"Load with: PeftModel.from_pretrained(base_model, {exported.folder!r})")
+    elif exported.no_config:
         lines.append(f"Written to {exported.folder}, without config.json: {exported.no_config}")
     else:
         lines.append(f"Written to {exported.folder}")

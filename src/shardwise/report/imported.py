@@ -13,7 +13,13 @@ def imported_toml(imported: Imported, name: str, run: RunSpec | None) -> str:
         return f"{comments}\n{write_run(run)}"
     import tomli_w
 
-    found = {"strategy": imported.strategy, "job": imported.job, "train": imported.train}
+    found = {
+        "adapter": imported.adapter,
+        "strategy": imported.strategy,
+        "job": imported.job,
+        "train": imported.train,
+        "data": imported.data,
+    }
     return f"{comments}\n{tomli_w.dumps({key: table for key, table in found.items() if table})}"
 
 

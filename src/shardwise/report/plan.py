@@ -8,6 +8,7 @@ from rich.text import Text
 from shardwise.planning.plan import CLOSE, Baseline, Plan
 from shardwise.planning.reasons import LeastMemory, OtherParallelism, RiskyAlternative, StepBatch
 from shardwise.planning.rows import Candidate
+from shardwise.report.adapter import adapter_words
 from shardwise.report.estimate import not_compared, print_ways
 from shardwise.report.memory_words import memory_words, shortfall_words, show_memory
 from shardwise.report.money import (
@@ -26,6 +27,7 @@ from shardwise.report.reasons import (
 )
 from shardwise.report.screen import bullet, option, screen
 from shardwise.report.strategy import (
+    arithmetic_words,
     batch_words,
     compile_words,
     configuration_words,
@@ -53,6 +55,9 @@ def print_plan(plan: Plan, *, top: int, written: str | None, command: str | None
         Text(problem.model.name, style="bold")
         + Text(f" on {problem.cluster}, sequence length {problem.job.seq_len:,}, predicted")
     )
+    if problem.model.adapter is not None:
+        units = plan.units.of(problem.base.but(blocks_per_unit=1))
+        out.print(adapter_words(problem.model.adapter, units.trained_numel, units.numel))
     if plan.aim:
         out.print(reason_words(plan.aim, plan.units.blocks))
     if plan.size_choice:
@@ -105,6 +110,8 @@ def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
         out.print(cost)
     if not plan.fitted:
         out.print(not_compared(cluster).strip())
+    for note in arithmetic_words(winner.strategy, plan.problem.job.optimizer):
+        out.print(note)
     compiled = compile_words(winner.strategy, plan.problem.model, cluster)
     if compiled:
         out.print(compiled)

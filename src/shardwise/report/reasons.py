@@ -36,6 +36,7 @@ from shardwise.planning.reasons import (
     ShorterFits,
     SingleDevice,
     Slack,
+    SmallerStates,
     StatesFit,
     StepBatch,
 )
@@ -54,7 +55,7 @@ from shardwise.report.strategy import (
     layout_words,
     unusual_settings,
 )
-from shardwise.report.words import parallelism_words, percent
+from shardwise.report.words import parallelism_words, percent, signed_percent
 from shardwise.spec.quantity import show_count, show_seconds, write_rate
 from shardwise.spec.strategy import Strategy, show_recompute
 
@@ -248,7 +249,7 @@ def _step_batch(reason: StepBatch, blocks: int | None) -> str:
     if reason.asked and reason.tokens != reason.asked:
         return (
             f"Global batch {reason.tokens:,} tokens instead of {reason.asked:,} "
-            f"({reason.deviation:+.1%}): divides evenly ({made})."
+            f"({signed_percent(reason.deviation, 1)}): divides evenly ({made})."
         )
     return f"Tokens per step: {reason.tokens:,} ({made})."
 
@@ -351,6 +352,15 @@ def _low_precision_reduce(reason: LowPrecisionReduce, blocks: int | None) -> str
     )
 
 
+def _smaller_states(reason: SmallerStates, blocks: int | None) -> str:
+    saved, needed = show_memory(reason.saved_bytes), show_memory(reason.needed_bytes)
+    fits = " and fit" if reason.fits else ""
+    return (
+        f"{reason.optimizer} would need {saved} less ({needed}){fits}, but changes the arithmetic: "
+        f"states are rounded to 8 bits. --optimizer {reason.optimizer}."
+    )
+
+
 def _compile_gain(reason: CompileGain, blocks: int | None) -> str:
     saved = reason.saved_bytes
     memory = f", {show_memory(saved)} less memory" if saved >= MIN_SAVED_BYTES else ""
@@ -433,6 +443,7 @@ _WORDS: dict[type[Reason], Callable[[Any, int | None], str]] = {
     BeyondPositions: _beyond_positions,
     DecimalLength: _decimal_length,
     LowPrecisionReduce: _low_precision_reduce,
+    SmallerStates: _smaller_states,
     CompileGain: _compile_gain,
     FitsOffloaded: _offloaded,
     ShorterFits: _shorter_fits,
@@ -449,9 +460,9 @@ def rule_words(plan: Plan) -> str:
     assert winner is not None
     rule = (
         f"Rule: the fastest wins; one that leaves less than {percent(HEADROOM)} of usable memory "
-        f"free must be more than {percent(TIGHT_GAIN, 1)} faster. Within {percent(TIE)}, more free "
-        f"memory wins (by over {percent(HEADROOM_STEP)} of usable), then the simpler, then the "
-        "smaller group of whole nodes."
+        f"free must be more than {percent(TIGHT_GAIN, 1)} faster than all that leave more. Within "
+        f"{percent(TIE)}, more free memory wins (by over {percent(HEADROOM_STEP)} of usable), then "
+        "the simpler, then the smaller group of whole nodes."
     )
     asked = plan.problem.job.global_batch
     if asked and any(tokens(c.strategy) != tokens(winner.strategy) for c in plan.layouts):

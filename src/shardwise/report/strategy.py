@@ -6,9 +6,13 @@ Sentences name a layout ("ZeRO-3 in groups of 8"); tables show the shorthand tha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shardwise.spec.catalogue import figure
 from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.dtype import DTYPE_BYTES
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.optimizer import LOW_BIT, Optimizer
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Kind, Strategy, show_recompute
 from shardwise.step import StepProfile
@@ -104,6 +108,21 @@ def compile_words(strategy: Strategy, model: object, cluster: ClusterSpec) -> st
         return "torch.compile: its effect on time is that of the calibrated runs."
     runs = round(figure("compiled_runs"))
     return f"torch.compile: its effect on time is fitted on {runs} published runs."
+
+
+def arithmetic_words(strategy: Strategy, optimizer: Optimizer) -> Iterator[str]:
+    """What changes the arithmetic of updates, compared with fp32 parameters and states."""
+    master = strategy.master_dtype
+    if DTYPE_BYTES[master] < 4:
+        yield (
+            f"Master weights in {master} change the arithmetic: updates are rounded to {master}, "
+            "and small ones are lost."
+        )
+    if optimizer in LOW_BIT:
+        yield (
+            f"{optimizer} changes the arithmetic: states are rounded to {LOW_BIT[optimizer].bits} "
+            f"bits in blocks of {LOW_BIT[optimizer].block}."
+        )
 
 
 def blocks_of(model: object) -> int | None:

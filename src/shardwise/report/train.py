@@ -19,6 +19,7 @@ from shardwise.step import StepProfile
 
 if TYPE_CHECKING:
     from shardwise.checkpoint.dcp.load import Loaded
+    from shardwise.train.packing import DataStatistics
     from shardwise.train.run import Result
 
 
@@ -33,9 +34,15 @@ class TrainScreen:
         self._resume_command = resume_command
         self._bar: Progress | None = None
         self._total = 0
+        self._unit = "tokens/s"
 
     def started(
-        self, run: RunSpec, predicted: StepProfile, folder: Path, loaded: Loaded | None
+        self,
+        run: RunSpec,
+        predicted: StepProfile,
+        folder: Path,
+        loaded: Loaded | None,
+        data: DataStatistics | None = None,
     ) -> None:
         out = self._out
         assert run.train is not None
@@ -60,6 +67,9 @@ class TrainScreen:
             f"Predicted peak memory: {_size(memory.peak_allocated_bytes)} of "
             f"{show_gib(memory.capacity_bytes)} per {'process' if is_cpu else 'GPU'}"
         )
+        for line in data_lines(data) if data is not None else []:
+            out.print(line)
+        self._unit = "tokens/s" if data is None else "loss tokens/s"
         out.print(f"Run folder: {folder}", soft_wrap=True)
         out.print()
         if out.is_terminal:
@@ -78,7 +88,7 @@ class TrainScreen:
 
     def logged(self, step: int, values: Mapping[str, float]) -> None:
         rate = values.get("tokens_per_s")
-        speed = f"{rate:,.0f} tokens/s" if rate else ""
+        speed = f"{rate:,.0f} {self._unit}" if rate else ""
         if self._bar is not None:
             numbers = f"loss {values['loss']:.4f}  {speed}"
             self._bar.update(self._task, completed=step, numbers=numbers)
@@ -112,6 +122,24 @@ class TrainScreen:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def data_lines(data: DataStatistics) -> list[str]:
+    """The lengths of chat examples and how they fill sequences."""
+    counted = data.loss_tokens / data.tokens
+    lines = [
+        f"Data: {data.examples:,} examples, {data.tokens:,} tokens; {data.loss_tokens:,} count for "
+        f"the loss ({counted:.0%})",
+        f"Tokens per example: median {data.median:,}, 95th percentile {data.p95:,}, longest "
+        f"{data.longest:,}",
+        f"{'Packed' if data.packing else 'Padded'}: {data.sequences:,} sequences, "
+        f"{data.filled:.1%} full (sequence length {data.seq_len:,})",
+    ]
+    if data.cut:
+        lines.append(f"Cut: {data.cut:,} examples longer than {data.seq_len + 1:,} tokens")
+    if data.dropped:
+        lines.append(f"Dropped: {data.dropped:,} examples without a token that counts")
+    return lines
 
 
 def _stopped(result: Result, resume_command: str) -> str:

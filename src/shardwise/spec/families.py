@@ -123,3 +123,44 @@ BLOCKS: Mapping[str, Blocks] = {
     "opt": Blocks("OPTDecoderLayer", "model.decoder.layers"),
     "gpt_neox": Blocks("GPTNeoXLayer", "gpt_neox.layers"),
 }
+
+
+# Names of the linear layers of a block in transformers, by those the formulas use.
+_LINEARS: Mapping[str, str] = {
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.qkv": "self_attn.qkv_proj",
+    "attention.out": "self_attn.o_proj",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+    "mlp.gate_up": "mlp.gate_up_proj",
+}
+_OTHER_LINEARS: Mapping[str, Mapping[str, str]] = {
+    "gpt2": {
+        "attention.qkv": "attn.c_attn",
+        "attention.out": "attn.c_proj",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+    },
+    "mpt": {
+        "attention.qkv": "attn.Wqkv",
+        "attention.out": "attn.out_proj",
+        "mlp.up": "ffn.up_proj",
+        "mlp.down": "ffn.down_proj",
+    },
+    "phi": {"attention.out": "self_attn.dense", "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
+    "opt": {"attention.out": "self_attn.out_proj", "mlp.up": "fc1", "mlp.down": "fc2"},
+    "gpt_neox": {
+        "attention.qkv": "attention.query_key_value",
+        "attention.out": "attention.dense",
+        "mlp.up": "mlp.dense_h_to_4h",
+        "mlp.down": "mlp.dense_4h_to_h",
+    },
+}
+
+
+def linear_names(family: str) -> Mapping[str, str]:
+    """What transformers calls the linear layers of a family's blocks."""
+    return {**_LINEARS, **_OTHER_LINEARS.get(family, {})}

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
+from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.quantity import Count
 from shardwise.spec.record import Record, SpecError
 from shardwise.spec.strategy import Strategy
-
-Optimizer = Literal["adamw", "adam", "sgd", "momentum", "lion"]
-
-# Tensors of the size of the parameters that an optimizer keeps between steps.
-OPTIMIZER_STATES: dict[Optimizer, int] = {
-    "adamw": 2,
-    "adam": 2,
-    "lion": 1,
-    "momentum": 1,
-    "sgd": 0,
-}
 
 
 class Job(Record):

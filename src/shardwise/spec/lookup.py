@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.spec import catalogue
+from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec, parse_cluster
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import Record, SpecError
@@ -19,6 +20,7 @@ class ModuleRef(Record):
     """A model that only code can describe: `package.module:factory` returns an nn.Module."""
 
     factory: str
+    adapter: Adapter | None = None
 
     @property
     def name(self) -> str:
@@ -30,6 +32,7 @@ class ConfigRef(Record):
 
     config: str
     pretrained: bool = False
+    adapter: Adapter | None = None
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, StrictBool, model_validator
 
+from shardwise.spec.adapter import Adapter
 from shardwise.spec.families import FAMILIES
 from shardwise.spec.quantity import Count
 from shardwise.spec.record import Record, SpecError, did_you_mean
@@ -77,6 +78,8 @@ class ModelSpec(Record):
     # from the weights beside it.
     config: str | None = None
     pretrained: StrictBool = False
+    # What of it is trained; all of it where nothing is said.
+    adapter: Adapter | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwise.spec import catalogue
+from shardwise.spec.adapter import Adapter, read_adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import (
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from shardwise.spec.train import DataSettings, TrainSettings
 
 DEFAULT_SEQ_LEN = 4096
-SECTIONS = ("model", "cluster", "job", "strategy", "train", "data")
+SECTIONS = ("model", "adapter", "cluster", "job", "strategy", "train", "data")
 
 
 _STARTS = ("preset", "config", "pretrained", "factory")
@@ -44,6 +45,11 @@ class RunSpec(NamedTuple):
     # Absent until asked for: planning needs neither.
     train: TrainSettings | None = None
     data: DataSettings | None = None
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """What of the model is trained, if that is not all of it."""
+        return self.model.adapter
 
     def resolved(self) -> RunSpec:
         """The same run with every default of the strategy decided for the cluster."""
@@ -83,6 +89,7 @@ def run_from_dict(data: dict[str, Any], base: Path | None = None) -> RunSpec:
     parts: dict[str, Any] = {}
     readers: dict[str, Callable[[Any], object]] = {
         "model": lambda section: _model(section, base),
+        "adapter": read_adapter,
         "cluster": lambda section: _cluster(section, base),
         "job": lambda section: Job.read(_table(section, "job"), where="job"),
         "strategy": _strategy,
@@ -96,6 +103,8 @@ def run_from_dict(data: dict[str, Any], base: Path | None = None) -> RunSpec:
             elif name in ("model", "cluster"):
                 raise SpecError(f"{name}: section is required")
     problems.raise_if_any()
+    if "adapter" in parts:
+        parts["model"] = parts["model"].but(adapter=parts.pop("adapter"))
     parts.setdefault("job", Job(seq_len=default_seq_len(parts["model"])))
     parts.setdefault("strategy", default_strategy(parts["cluster"]))
     if loss is not None:
@@ -220,4 +229,5 @@ def run_table(run: RunSpec) -> dict[str, Any]:
         for name, part in parts.items()
         if part is not None
     }
+    data["model"].pop("adapter", None)
     return {**data, "cluster": cluster_table(run.cluster)}

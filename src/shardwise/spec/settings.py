@@ -11,8 +11,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, cast
 
+from shardwise.spec.adapter import Adapter
 from shardwise.spec.dtype import DType
-from shardwise.spec.job import Optimizer
+from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import did_you_mean
 from shardwise.spec.strategy import GradSync, Loss
 
@@ -65,12 +66,15 @@ class PlanSettings(JobSettings, FixedSettings, total=False):
     """Keywords of `plan`: the job and the dtypes. Everything else is searched."""
 
     precision: Precision | None
+    # Such as "lora:16".
+    adapter: str | Adapter | None
 
 
 class RunSettings(JobSettings, StrategySettings, total=False):
     """Keywords of `estimate`: one complete configuration."""
 
     precision: Precision | None
+    adapter: str | Adapter | None
 
 
 class _Annotation(str):

@@ -158,7 +158,7 @@ class DataSettings(Record):
     """The `[data]` section: local files, your own iterable, or synthetic tokens.
 
     - `path`: one or more files or folders of `.txt`, `.jsonl` or `.parquet`, relative to the
-      run.toml.
+      run.toml. A `.jsonl` holds text, or chat and instruction examples.
     - `source = "package.module:function"`: called with (rank, world); returns an iterable of
       micro-batches, tensors of token ids of shape (micro_batch, seq_len + 1).
     - neither: synthetic tokens.
@@ -170,6 +170,14 @@ class DataSettings(Record):
     tokenizer: str = "bytes"
     # The key or column with the text in jsonl and parquet.
     text_key: str = "text"
+    # "chat": examples with messages, or with a prompt and a completion. "auto": chat where the
+    # first record of a jsonl has those and no text.
+    format: Literal["auto", "text", "chat"] = "auto"
+    # Tokens of chat examples that count for the loss: those of the assistant, or all.
+    loss_on: Literal["answers", "all"] = "answers"
+    # Put several chat examples into one sequence; no example attends to another. Without it, each
+    # is padded to seq_len.
+    packing: StrictBool = True
     # The folder for tokenized shards, relative to the working directory.
     cache: str = ".shardwise-cache"
     shuffle: StrictBool = True

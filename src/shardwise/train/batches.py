@@ -12,20 +12,33 @@ import torch
 from shardwise.engine.loss import IGNORED
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import DataSettings
+from shardwise.train.chat import is_chat
 from shardwise.train.order import samples_at
-from shardwise.train.tokenize import tokenized
+from shardwise.train.packing import DataStatistics, Sequences
+from shardwise.train.tokenize import find_files, tokenized
 
 
 class MicroBatch(NamedTuple):
-    """Token ids and, for each, the id that follows it."""
+    """Token ids and, for each, the id that follows it.
+
+    Positions are those of packed examples, each from 0 on; None where a sequence is one example.
+    """
 
     inputs: torch.Tensor
     targets: torch.Tensor
+    positions: torch.Tensor | None = None
 
     @property
     def tokens(self) -> int:
         """How many predictions the loss counts."""
         return int((self.targets != IGNORED).sum())
+
+    def to(self, device: torch.device) -> MicroBatch:
+        return MicroBatch(
+            self.inputs.to(device, non_blocking=True),
+            self.targets.to(device, non_blocking=True),
+            None if self.positions is None else self.positions.to(device, non_blocking=True),
+        )
 
 
 class Layout(NamedTuple):
@@ -59,6 +72,8 @@ class Batches(Protocol):
     """The source of micro-batches. Fewer than needed means that the data has ended."""
 
     layout: Layout
+    # Of chat examples only.
+    statistics: DataStatistics | None
 
     def seek(self, step: int, sequence: int) -> None:
         """Continue after `step` completed steps and `sequence` sequences of all ranks."""
@@ -71,6 +86,8 @@ class Batches(Protocol):
 
 class _RandomAccess:
     """Batches that are a function of their position."""
+
+    statistics: DataStatistics | None = None
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -93,12 +110,7 @@ class TokenBatches(_RandomAccess):
                 f"data.path: has {len(self._tokens):,} tokens, less than one sequence of "
                 f"{layout.seq_len:,}; reduce job.seq_len or add more text"
             )
-        tokenizer_vocab = int(self._tokens.about["vocab"])
-        if vocab is not None and tokenizer_vocab > vocab:
-            raise SpecError(
-                f"data.tokenizer: has {tokenizer_vocab:,} tokens but the model has {vocab:,}; set "
-                f"model.vocab = {tokenizer_vocab} or use the model's own tokenizer"
-            )
+        _check_vocab(int(self._tokens.about["vocab"]), vocab)
 
     def at(self, step: int) -> list[MicroBatch]:
         seq_len = self.layout.seq_len
@@ -106,6 +118,31 @@ class TokenBatches(_RandomAccess):
         samples = samples_at(rows.ravel(), self._count, self._seed, self._shuffle)
         tokens = [self._tokens.read(int(s) * seq_len, seq_len + 1) for s in samples]
         return [_split(torch.from_numpy(part)) for part in np.split(np.stack(tokens), len(rows))]
+
+
+class ExampleBatches(_RandomAccess):
+    """Sequences of chat examples, packed or padded, in the same kind of order as text."""
+
+    def __init__(self, data: DataSettings, layout: Layout, vocab: int | None, seed: int) -> None:
+        super().__init__(layout)
+        self._sequences = Sequences(data, layout.seq_len)
+        self.statistics = self._sequences.statistics
+        self._seed, self._shuffle, self._packing = seed, data.shuffle, data.packing
+        _check_vocab(self._sequences.vocab, vocab)
+
+    def at(self, step: int) -> list[MicroBatch]:
+        rows = self.layout.positions(step)
+        samples = samples_at(rows.ravel(), len(self._sequences), self._seed, self._shuffle)
+        return [self._micro_batch(part) for part in np.split(samples, len(rows))]
+
+    def _micro_batch(self, samples: np.ndarray[Any, np.dtype[np.int64]]) -> MicroBatch:
+        read = [self._sequences.read(int(sample)) for sample in samples]
+        inputs, targets, positions = (
+            torch.from_numpy(np.stack(part)) for part in zip(*read, strict=True)
+        )
+        # Padding follows its example, which causal attention hides from it; positions are those
+        # that a model takes by itself.
+        return MicroBatch(inputs, targets, positions if self._packing else None)
 
 
 class SyntheticBatches(_RandomAccess):
@@ -135,6 +172,8 @@ class SyntheticBatches(_RandomAccess):
 
 class IterableBatches:
     """Micro-batches from the user's own iterable for this rank."""
+
+    statistics: DataStatistics | None = None
 
     def __init__(self, source: str, layout: Layout) -> None:
         from shardwise.units.build import find_function
@@ -173,7 +212,24 @@ def make_batches(data: DataSettings, layout: Layout, vocab: int | None, seed: in
         return IterableBatches(data.source, layout)
     if data.synthetic:
         return SyntheticBatches(layout, vocab or 256, seed)
-    return TokenBatches(data, layout, vocab, seed)
+    kind = ExampleBatches if is_chat(data, find_files(data.path)) else TokenBatches
+    return kind(data, layout, vocab, seed)
+
+
+def prepare(data: DataSettings, seq_len: int) -> None:
+    """Write the cache of `data.path`, so that other processes find it."""
+    if is_chat(data, find_files(data.path)):
+        Sequences(data, seq_len)
+    else:
+        tokenized(data)
+
+
+def _check_vocab(tokenizer_vocab: int, vocab: int | None) -> None:
+    if vocab is not None and tokenizer_vocab > vocab:
+        raise SpecError(
+            f"data.tokenizer: has {tokenizer_vocab:,} tokens but the model has {vocab:,}; set "
+            f"model.vocab = {tokenizer_vocab} or use the model's own tokenizer"
+        )
 
 
 def _split(ids: torch.Tensor) -> MicroBatch:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,9 @@ from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Saved
 from shardwise.checkpoint.format.place import Place, name_of
 from shardwise.checkpoint.format.run_folder import place_in
+from shardwise.engine.adapter import base_digest
 from shardwise.engine.mesh import world
+from shardwise.spec.optimizer import LOW_BIT
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, run_table
 from shardwise.train.folder import versions
@@ -62,6 +65,11 @@ def _check_shared(place: Place) -> None:
         )
 
 
+def _shards(run: Mapping[str, Any]) -> int:
+    """The number of shards of each parameter."""
+    return int(run.get("strategy", {}).get("shard") or 1)
+
+
 def _without_folder(value: object) -> object:
     """The names of files without their folders, since files may have moved."""
     if isinstance(value, list | tuple):
@@ -98,6 +106,7 @@ class RunCheckpoints:
             report(loaded=-1)
             return None
         t, manifest = self._training, loaded.manifest
+        state.restore_quantised(t.model, t.optimizer, self._updated)
         t.step = self._saved = self._loaded = manifest.step
         t.batches.seek(manifest.step, manifest.sequences)
         if manifest.world == self._world:
@@ -114,8 +123,11 @@ class RunCheckpoints:
         """The tensors to load into; raises SpecError if the checkpoint does not match."""
         t = self._training
         self._check_order(manifest)
+        self._check_base(manifest)
+        self._check_quantised(manifest)
         state.make_optimizer_state(t.model, t.optimizer, saved.tensors)
-        needed = {**state.updated(t.model, t.optimizer), **state.buffers_of(t.model)}
+        self._updated = state.updated(t.model, t.optimizer)
+        needed = {**self._updated, **state.buffers_of(t.model)}
         for name, tensor in needed.items():
             stored = saved.tensors.get(name)
             if stored is None or stored.shape != tuple(tensor.shape):
@@ -146,6 +158,40 @@ class RunCheckpoints:
                         f"is {now!r} now; set it back, or use another --name"
                     )
 
+    def _check_base(self, manifest: Manifest) -> None:
+        """Raise SpecError if the frozen weights or the adapters are not those of the checkpoint."""
+        before, now = (table.get("adapter") for table in (manifest.run, self._run))
+        if before != now:
+            raise SpecError(
+                f"adapter: was {before} when step {manifest.step} was saved and is {now} now; set "
+                "it back, or use another --name"
+            )
+        if manifest.base != base_digest(self._training.model):
+            raise SpecError(
+                f"model: the frozen weights differ from those that step {manifest.step} of "
+                f"{self._place.url} was trained with; use the same pretrained folder and "
+                "train.seed, or another --name"
+            )
+
+    def _check_quantised(self, manifest: Manifest) -> None:
+        """Raise SpecError if quantised states would have to be quantised anew.
+
+        They are saved by shard: blocks of a shard begin where the shard does.
+        """
+        before, now = (table.get("job", {}).get("optimizer") for table in (manifest.run, self._run))
+        if before != now and (before in LOW_BIT or now in LOW_BIT):
+            raise SpecError(
+                f"job.optimizer: was {before!r} when step {manifest.step} was saved and is {now!r} "
+                "now; set it back, or use another --name"
+            )
+        saved, own = (_shards(table) for table in (manifest.run, self._run))
+        if now in LOW_BIT and saved != own:
+            raise SpecError(
+                f"strategy: step {manifest.step} was saved with parameters in {saved} shards and "
+                f"would resume in {own}; {now} resumes on the same number, so set it back, or use "
+                "another --name"
+            )
+
     def is_due(self, step: int) -> bool:
         settings = self._settings
         if settings.every and step % settings.every == 0:
@@ -164,6 +210,7 @@ class RunCheckpoints:
             sequences=t.batches.layout.sequences_before(t.step),
             run=self._run,
             versions=versions(),
+            base=base_digest(t.model),
         )
         others = {
             **state.buffers_of(t.model),

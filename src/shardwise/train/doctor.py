@@ -7,7 +7,8 @@ batch. The same code shards the full model, so the results apply to it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from shardwise.api import estimate_run, ways_for
+from shardwise.engine.adapter import stored_bytes
 from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.loss import loss_of
 from shardwise.engine.materialize import Materializer
@@ -30,11 +32,15 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
 from shardwise.step import StepProfile, by_operation
+from shardwise.train.adapter_checks import adapter_checks, with_base
 from shardwise.train.admit import check_batch
 from shardwise.train.agree import Agreement
 from shardwise.train.batches import Layout, MicroBatch, SyntheticBatches, make_batches
+from shardwise.train.chat import is_chat
+from shardwise.train.check import Check
 from shardwise.train.loop import global_norm
 from shardwise.train.optimizer import make_optimizer
+from shardwise.train.packing import Sequences
 from shardwise.train.start import this_machine, vocabulary
 from shardwise.train.tokenize import find_files, load_tokenizer, read_texts
 from shardwise.units.blocks import find_blocks, parameter_names
@@ -45,14 +51,6 @@ from shardwise.units.module import TORCH_DTYPES
 MAX_UNREDUCED_PARAMETERS = 50_000_000
 _SEQ_LEN = 32
 _EXACT = 1e-9
-
-
-class Check(NamedTuple):
-    """A check; `passed` is None if it was not run. `detail` says what to change."""
-
-    name: str
-    passed: bool | None
-    detail: str
 
 
 # ---- without processes ----------------------------------------------------------------------
@@ -102,22 +100,46 @@ def _data(run: RunSpec) -> Check:
         return Check(name, True, "synthetic tokens")
     try:
         files = find_files(data.path)
-        tokenizer = load_tokenizer(data)
-        texts = [next(read_texts(file, data.text_key), "") for file in files[:16]]
-        tokens = tokenizer.encode(texts)
+        return _chat(name, data, run) if is_chat(data, files) else _text(name, data, run, files)
     except SpecError as error:
         return Check(name, False, str(error))
+
+
+def _text(name: str, data: DataSettings, run: RunSpec, files: list[Path]) -> Check:
+    tokenizer = load_tokenizer(data)
+    texts = [next(read_texts(file, data.text_key), "") for file in files[:16]]
+    tokens = tokenizer.encode(texts)
     if not any(len(part) for part in tokens):
         return Check(name, False, f"data.path: {files[0]} contains no text")
     if isinstance(run.model, ModelSpec) and tokenizer.vocab > run.model.vocab:
-        return Check(
-            name,
-            False,
-            f"data.tokenizer: has {tokenizer.vocab:,} tokens but the model has "
-            f"{run.model.vocab:,}; set model.vocab = {tokenizer.vocab}",
-        )
+        return _vocab_too_large(name, tokenizer.vocab, run.model)
     count = f"{len(files)} file{'s' if len(files) != 1 else ''}"
     return Check(name, True, f"{count}, vocabulary of {tokenizer.vocab:,} tokens")
+
+
+def _chat(name: str, data: DataSettings, run: RunSpec) -> Check:
+    """Tokenize and pack chat examples, into the cache that the run will use."""
+    sequences = Sequences(data, run.job.seq_len)
+    if isinstance(run.model, ModelSpec) and sequences.vocab > run.model.vocab:
+        return _vocab_too_large(name, sequences.vocab, run.model)
+    found = sequences.statistics
+    return Check(
+        name,
+        True,
+        f"{found.examples:,} chat examples, median {found.median:,} tokens, longest "
+        f"{found.longest:,}; {found.loss_tokens:,} of {found.tokens:,} tokens count for the loss; "
+        f"{found.sequences:,} sequences {found.filled:.0%} full; {found.cut:,} examples cut, "
+        f"{found.dropped:,} dropped",
+    )
+
+
+def _vocab_too_large(name: str, vocab: int, model: ModelSpec) -> Check:
+    return Check(
+        name,
+        False,
+        f"data.tokenizer: has {vocab:,} tokens but the model has {model.vocab:,}; set "
+        f"model.vocab = {vocab}",
+    )
 
 
 # ---- with processes -------------------------------------------------------------------------
@@ -170,6 +192,9 @@ def reduced(model: Model, strategy: Strategy) -> Model | None:
         "config": None,
         "pretrained": False,
     }
+    if model.adapter is not None and model.adapter.quantised:
+        # Each rank holds full blocks of NF4's scales.
+        sizes |= {"head_dim": 128, "hidden": heads * 128, "ffn": 256}
     if model.experts is not None:
         sizes["experts"] = min(model.experts, 4)
         sizes["experts_per_token"] = min(model.experts_per_token or 1, 2)
@@ -182,7 +207,10 @@ def check_running(run: RunSpec, mini: RunSpec) -> list[Check]:
     """Run the checks that need processes; all ranks call this and return the same list."""
     join(torch.device("cpu"))
     torch.set_num_threads(1)
-    checks = [*_as_declared(mini), _same_as_one_process(mini), _equal_counts(run, mini)]
+    checks = list(_adapters(mini))
+    # Without gradients there is no step to check.
+    if all(check.passed for check in checks):
+        checks += [*_as_declared(mini), _same_as_one_process(mini), _equal_counts(run, mini)]
     # A check that fails on any rank has failed.
     failures = torch.tensor([0 if check.passed else 1 for check in checks])
     if world()[1] > 1:
@@ -196,6 +224,12 @@ def check_running(run: RunSpec, mini: RunSpec) -> list[Check]:
         )
         for check, failed in zip(checks, failures.tolist(), strict=True)
     ]
+
+
+def _adapters(mini: RunSpec) -> Iterator[Check]:
+    with torch.device("meta"):
+        batches = _synthetic(mini, build_module(mini.model))
+    yield from adapter_checks(mini.model, batches.at(0)[0])
 
 
 def _as_declared(mini: RunSpec) -> Iterator[Check]:
@@ -215,13 +249,11 @@ def _as_declared(mini: RunSpec) -> Iterator[Check]:
     for number in range(2):  # DDP rebuilds its buckets after the first
         _step(model, batches.at(number), optimizer)
     hook.remove()
-    before = [_local(p).clone() for p in model.parameters()]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    before = [_local(p).clone() for p in trained]
     with CollectiveCounter() as counter:
         _step(model, batches.at(2), optimizer)
-    moved = sum(
-        not torch.equal(old, _local(new))
-        for old, new in zip(before, model.parameters(), strict=True)
-    )
+    moved = sum(not torch.equal(old, _local(new)) for old, new in zip(before, trained, strict=True))
     yield Check(
         "optimizer updates parameters",
         moved > 0,
@@ -229,6 +261,8 @@ def _as_declared(mini: RunSpec) -> Iterator[Check]:
         if moved
         else "no parameter changed; create the optimizer after sharding",
     )
+    if len(trained) < sum(1 for _ in model.parameters()):
+        yield _optimizer_states(optimizer, trained)
     yield _ties(module, aliases)
     yield _dtypes(strategy, seen, model)
     expected = by_operation(predicted.traffic)
@@ -241,6 +275,29 @@ def _as_declared(mini: RunSpec) -> Iterator[Check]:
         if counted == expected
         else f"{_traffic_difference(expected, counted)}; please report this as a bug",
     )
+
+
+def _optimizer_states(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> Check:
+    """Check that states belong to the trained parameters and are sharded like them."""
+    name = "optimizer states as sharded"
+    known = {id(p) for p in trained}
+    strange = sum(id(p) not in known for p in optimizer.state)
+    unlike = sum(
+        isinstance(value, torch.Tensor)
+        and value.ndim > 0
+        and _local(value).shape != _local(p).shape
+        for p, state in optimizer.state.items()
+        for value in state.values()
+        if isinstance(p, torch.Tensor)
+    )
+    if strange or unlike:
+        return Check(
+            name,
+            False,
+            f"{strange + unlike} states were made before wrapping or for frozen parameters; create "
+            "the optimizer after sharding, from the parameters that are trained",
+        )
+    return Check(name, True, f"states of {len(optimizer.state)} trained tensors")
 
 
 def _traffic_difference(
@@ -262,7 +319,7 @@ def _traffic_difference(
 def _placement(model: nn.Module, strategy: Strategy, predicted: StepProfile) -> Check:
     name = "sharded as planned"
     # The plan describes the rank with the most bytes; padding gives others a little less.
-    largest = torch.tensor(sum(_local(p).nbytes for p in model.parameters()))
+    largest = torch.tensor(sum(stored_bytes(p) for p in model.parameters()))
     if world()[1] > 1:
         dist.all_reduce(largest, dist.ReduceOp.MAX)
     held = int(largest)
@@ -300,10 +357,11 @@ def _dtypes(strategy: Strategy, seen: set[torch.dtype], model: nn.Module) -> Che
     name = "dtypes as declared"
     computes = TORCH_DTYPES[strategy.param_dtype]
     master = TORCH_DTYPES[strategy.master_dtype]
-    kept = {p.dtype for p in model.parameters()}
+    kept = {p.dtype for p in model.parameters() if p.requires_grad}
     # Autocast casts inside each operation: a block's weights keep the master dtype.
     expected = master if strategy.autocast else computes
-    ok = seen == {expected} and kept == {master}
+    # The first block may be frozen.
+    ok = seen <= {expected} and kept == {master}
     declared = f"computes in {strategy.param_dtype}, keeps {strategy.master_dtype}"
     actual = f"computes in {_names(seen)}, keeps {_names(kept)}"
     return Check(name, ok, declared if ok else f"declared: {declared}; actual: {actual}")
@@ -318,12 +376,13 @@ def _same_as_one_process(mini: RunSpec) -> Check:
     name = "equal to one process"
     exact = mini.strategy.but(param_dtype="fp64", reduce_dtype="fp64", master_dtype="fp64")
     _, size = world()
+    described = with_base(mini.model, "fp64")
     with torch.device("meta"):
-        module = build_module(mini.model)
+        module = build_module(described)
     model = parallelize(module, exact, device=torch.device("cpu"))
     loss, norm = _step(model, _synthetic(mini, module).at(0))
     with torch.device("meta"):
-        alone = build_module(mini.model)
+        alone = build_module(described)
     Materializer(alone, torch.device("cpu"), torch.float64).unit([alone])
     layout = Layout(0, 1, exact.micro_batch * size, exact.accumulate, mini.job.seq_len)
     batch = SyntheticBatches(layout, vocabulary(mini.model, alone) or 256, 0).at(0)
@@ -369,7 +428,7 @@ def _step(
     for index, batch in enumerate(batches):
         last = index == len(batches) - 1
         with micro_batch(model, last=last) if parallel else torch.enable_grad():
-            loss = loss_sum(batch.inputs, batch.targets) * (size / tokens)
+            loss = loss_sum(*batch) * (size / tokens)
             loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     if optimizer is not None:
@@ -390,7 +449,7 @@ def _synthetic(mini: RunSpec, module: nn.Module) -> SyntheticBatches:
 
 
 def _weights(block: nn.Module) -> set[torch.dtype]:
-    return {p.dtype for p in block.parameters()}
+    return {p.dtype for p in block.parameters() if p.requires_grad}
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

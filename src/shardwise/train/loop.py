@@ -2,7 +2,8 @@
 
 The host never waits for the device inside a step. Losses and norms stay on the device until a log
 line needs them, a non-finite gradient cancels its own update on the device, and the values that
-ranks must agree on travel between CPUs while the devices compute.
+ranks must agree on travel between CPUs while the devices compute. Optimizers without a fused kernel
+(low-bit states, Adafactor, Muon) are the exception: the host reads once per step whether to update.
 
 Steps are counted from 1 wherever a number is shown or written: step N is the N-th update.
 `Training.step` is the number of completed steps, which is also the step of a checkpoint.
@@ -64,7 +65,9 @@ class Logged(NamedTuple):
     loss: float
     gradient_norm: float
     learning_rate: float
+    # Tokens that counted for the loss, and the steps they are from.
     tokens: int
+    steps: int
     skipped: int
     step_s: list[float]
 
@@ -208,13 +211,12 @@ class _Update:
         loss = torch.zeros((), device=t.device)
         for index, batch in enumerate(batches):
             with micro_batch(t.model, last=index == len(batches) - 1):
-                ids = batch.inputs.to(t.device, non_blocking=True)
-                targets = batch.targets.to(t.device, non_blocking=True)
                 # The engine averages over ranks; the loss is the mean over all tokens of the step
                 # on all ranks.
-                part = self._loss_sum(ids, targets) * (size / tokens)
+                part = self._loss_sum(*batch.to(t.device)) * (size / tokens)
                 part.backward()  # type: ignore[no-untyped-call]
-            loss += part.detach()
+            # Not in place: the sum is as precise as its parts.
+            loss = loss + part.detach()
 
         norm = global_norm(self._parameters)
         if settings.clip_norm:
@@ -309,6 +311,7 @@ class _LogWindow:
             gradient_norm=float(self._norm),
             learning_rate=rate,
             tokens=self._tokens,
+            steps=self._steps,
             skipped=int(self._skipped),
             step_s=step_s,
         )

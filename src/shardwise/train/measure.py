@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.device import allocator_memory, is_accelerator, reset_peak_memory
 from shardwise.engine.ledger import LiveBytes
+from shardwise.engine.torch_private import plain_tensors
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
@@ -183,20 +183,45 @@ def norm_traffic(strategy: Strategy, parameters: int) -> CollectiveProfile:
     return _all_reduce("shard", strategy.shard or 1, 1, norms)
 
 
+def counting_loss_tokens(profile: StepProfile, share: float) -> StepProfile:
+    """A prediction whose tokens are those that count for the loss, a share of all positions.
+
+    FLOPs and MFU stay those of all positions.
+    """
+    work, rates = profile.work, profile.throughput
+    if work is not None:
+        profile = profile._replace(work=work._replace(tokens=round(work.tokens * share)))
+    if rates is not None:
+        fewer = rates._replace(
+            tokens_per_s=rates.tokens_per_s * share,
+            tokens_per_s_per_device=rates.tokens_per_s_per_device * share,
+        )
+        profile = profile._replace(throughput=fewer)
+    return profile
+
+
 def step_values(
-    predicted: StepProfile, step_s: list[float], peak_flops: float | None
+    predicted: StepProfile,
+    step_s: list[float],
+    peak_flops: float | None,
+    tokens: float | None = None,
 ) -> dict[str, float]:
-    """The time and throughput values of a log line; empty without representative steps."""
+    """The time and throughput values of a log line; empty without representative steps.
+
+    `tokens` are those of a step that counted for the loss, on all ranks; as predicted if None.
+    """
     if not step_s or predicted.work is None:
         return {}
     median = quantile(step_s, 0.5)
-    rates = throughput_of(predicted.work, median, int(predicted.cluster["devices"]), peak_flops)
+    devices = int(predicted.cluster["devices"])
+    rates = throughput_of(predicted.work, median, devices, peak_flops)
+    tokens = predicted.work.tokens if tokens is None else tokens
     values = {
         "step_s": median,
         "step_s_p10": quantile(step_s, 0.1),
         "step_s_p90": quantile(step_s, 0.9),
-        "tokens_per_s": rates.tokens_per_s,
-        "tokens_per_s_per_device": rates.tokens_per_s_per_device,
+        "tokens_per_s": tokens / median,
+        "tokens_per_s_per_device": tokens / median / devices,
     }
     return values | ({"mfu": rates.mfu} if rates.mfu is not None else {})
 
@@ -208,5 +233,4 @@ def _all_reduce(group: str, size: int, calls: int, total: int) -> CollectiveProf
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.nbytes if is_accelerator(local.device) else 0
+    return sum(one.nbytes for one in plain_tensors(tensor) if is_accelerator(one.device))

@@ -10,45 +10,90 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.sgd import sgd
 
+from shardwise.engine.low_bit import make_low_bit
 from shardwise.engine.parallelize import check_optimizer
-from shardwise.spec.job import Optimizer
+from shardwise.engine.whole_matrices import Adafactor, MuonWithAdamW, check_replicated
+from shardwise.spec.optimizer import LOW_BIT, Optimizer, is_muon_matrix
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import TrainSettings
+from shardwise.units.blocks import find_blocks
 
 
 def make_optimizer(
     model: nn.Module, kind: Optimizer, settings: TrainSettings
 ) -> torch.optim.Optimizer:
-    """Create a fused optimizer: no temporaries, and an update that a device flag can cancel.
+    """Create the optimizer: fused where torch has it, without temporaries.
 
+    A flag cancels an update: fused optimizers read it on the device, for others the host waits.
     Weight decay applies to matrices, not to norms and biases.
     """
-    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
-    others = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
-    groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": settings.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = _groups(trained, settings)
     rate = settings.learning_rate
     adaptive: dict[str, Any] = {
         "lr": rate,
         "betas": (settings.beta1, settings.beta2),
         "eps": settings.epsilon,
-        "fused": True,
     }
     optimizer: torch.optim.Optimizer
     if kind == "adamw":
-        optimizer = torch.optim.AdamW(groups, **adaptive)
+        optimizer = torch.optim.AdamW(groups, **adaptive, fused=True)
     elif kind == "adam":
-        optimizer = torch.optim.Adam(groups, **adaptive)
+        optimizer = torch.optim.Adam(groups, **adaptive, fused=True)
+    elif kind in LOW_BIT:
+        optimizer = make_low_bit(kind, groups, **adaptive)
     elif kind in ("sgd", "momentum"):
         momentum = settings.momentum if kind == "momentum" else 0.0
         optimizer = _FusedSGD(groups, lr=rate, momentum=momentum)
+    elif kind == "adafactor":
+        check_replicated(kind, trained)
+        optimizer = Adafactor(groups, lr=rate)
+    elif kind == "muon":
+        check_replicated(kind, trained)
+        optimizer = _muon(model, trained, settings, adaptive)
     else:
         raise SpecError(f"job.optimizer: torch has no '{kind}' optimizer; use adamw")
     check_optimizer(optimizer, model)
     return optimizer
+
+
+def _groups(parameters: list[nn.Parameter], settings: TrainSettings) -> list[dict[str, Any]]:
+    """Parameters with and without weight decay."""
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _muon(
+    model: nn.Module,
+    trained: list[nn.Parameter],
+    settings: TrainSettings,
+    adaptive: dict[str, Any],
+) -> torch.optim.Optimizer:
+    """Muon for the matrices of the blocks, AdamW for the rest.
+
+    Muon's updates are scaled to the size of AdamW's, so that one learning rate serves both.
+    """
+    unwrapped = model.module if isinstance(model, DistributedDataParallel) else model
+    blocks = find_blocks(unwrapped).values()
+    in_blocks = {id(p) for block in blocks for p in block.parameters()}
+    matrices = [p for p in trained if is_muon_matrix(p.ndim, id(p) in in_blocks)]
+    others = [p for p in trained if not is_muon_matrix(p.ndim, id(p) in in_blocks)]
+    if not matrices or not others:
+        raise SpecError(
+            "job.optimizer: muon updates matrices of the blocks, and needs parameters besides "
+            "them; use adamw"
+        )
+    muon = torch.optim.Muon(
+        matrices,
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        momentum=settings.momentum,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return MuonWithAdamW(muon, torch.optim.AdamW(_groups(others, settings), **adaptive))
 
 
 class _FusedSGD(torch.optim.SGD):
@@ -106,4 +151,7 @@ def clear_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -18,8 +18,15 @@ from shardwise.train.checkpoints import RunCheckpoints
 from shardwise.train.folder import folder_of_rank_0, lock_folder, write_json, write_setup
 from shardwise.train.heartbeat import section, start_heartbeat
 from shardwise.train.loop import Logged, Training, train
-from shardwise.train.measure import StepMeter, control_traffic, measured_profile, step_values
+from shardwise.train.measure import (
+    StepMeter,
+    control_traffic,
+    counting_loss_tokens,
+    measured_profile,
+    step_values,
+)
 from shardwise.train.metrics import Tracker, memory_now, open_trackers
+from shardwise.train.packing import DataStatistics
 from shardwise.train.profile import StepProfiler, windows_of
 from shardwise.train.start import start
 
@@ -28,7 +35,12 @@ class Display(Protocol):
     """Shows the run to a person, on rank 0."""
 
     def started(
-        self, run: RunSpec, predicted: StepProfile, folder: Path, loaded: Loaded | None
+        self,
+        run: RunSpec,
+        predicted: StepProfile,
+        folder: Path,
+        loaded: Loaded | None,
+        data: DataStatistics | None = None,
     ) -> None: ...
 
     def logged(self, step: int, values: Mapping[str, float]) -> None: ...
@@ -81,7 +93,7 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
         write_json(folder / "prediction.json", predicted.to_dict())
     shown = display if is_main else None
     if shown is not None:
-        shown.started(run, predicted, folder, loaded)
+        shown.started(run, predicted, folder, loaded, training.batches.statistics)
     recorder = _Recorder(run, training, predicted, folder, shown)
     try:
         reason = train(training, recorder, checkpoints)
@@ -116,6 +128,8 @@ def predict(run: RunSpec, training: Training) -> StepProfile:
     # On a CPU, offloading stays in the same memory.
     here = run.strategy.but(offload=run.strategy.offload and not run.cluster.device.is_cpu)
     profile = estimate_run(run._replace(strategy=here))
+    if (data := training.batches.statistics) is not None:
+        profile = counting_loss_tokens(profile, data.loss_share)
     settings = training.settings
     meter = _meter(run, training)
     tensors = sum(1 for p in training.model.parameters() if p.requires_grad)
@@ -195,7 +209,8 @@ class _Recorder:
             "learning_rate": line.learning_rate,
             "skipped": float(line.skipped),
         }
-        values |= step_values(self._predicted, settled, self._peak_flops)
+        tokens = line.tokens / line.steps
+        values |= step_values(self._predicted, settled, self._peak_flops, tokens)
         return values | memory_now(self._training.device)
 
     def measured(self) -> StepProfile | None:

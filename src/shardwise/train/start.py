@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from shardwise.engine.device import host_memory, local_device
 from shardwise.engine.mesh import join, processes_per_node, world
+from shardwise.engine.packing import check_packing
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import strategy_of
 from shardwise.spec.catalogue import find_device
@@ -20,10 +21,9 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import DataSettings, TrainSettings
 from shardwise.train.admit import check_batch, device_kind
-from shardwise.train.batches import Batches, Layout, make_batches
+from shardwise.train.batches import Batches, Layout, make_batches, prepare
 from shardwise.train.loop import Training
 from shardwise.train.optimizer import make_optimizer
-from shardwise.train.tokenize import tokenized
 from shardwise.train.weights import pretrained_fill
 from shardwise.units.build import build_module
 
@@ -43,17 +43,20 @@ def start(run: RunSpec) -> tuple[RunSpec, Training]:
 
     with torch.device("meta" if settings.meta_init else device):
         module = build_module(run.model)
-    fill = pretrained_fill(module, weights_folder(run.model)) if _pretrained(run.model) else None
+    fill = pretrained_fill(module, weights_folder(run.model)) if is_pretrained(run.model) else None
     if fill is not None and not settings.meta_init:
         raise SpecError("train.meta_init: must be true for a pretrained model")
     vocab = vocabulary(run.model, module)
     model = parallelize(module, strategy, device=device, fill=fill, seed=settings.seed)
     rank, size = world()
     layout = Layout(rank, size, strategy.micro_batch, strategy.accumulate, run.job.seq_len)
+    batches = open_data(run.data or DataSettings(), layout, vocab, settings.seed)
+    if batches.statistics is not None and batches.statistics.packing:
+        check_packing(module)
     training = Training(
         model=model,
         optimizer=make_optimizer(model, run.job.optimizer, settings),
-        batches=open_data(run.data or DataSettings(), layout, vocab, settings.seed),
+        batches=batches,
         settings=settings,
         device=device,
     )
@@ -64,7 +67,7 @@ def open_data(data: DataSettings, layout: Layout, vocab: int | None, seed: int) 
     """Open the data; one process per machine tokenizes while the others wait."""
     if data.path and layout.world > 1:
         if int(os.environ.get("LOCAL_RANK", layout.rank)) == 0:
-            tokenized(data)
+            prepare(data, layout.seq_len)
         dist.barrier()
     return make_batches(data, layout, vocab, seed)
 
@@ -111,7 +114,7 @@ def vocabulary(model: Model, module: torch.nn.Module) -> int | None:
     return size
 
 
-def _pretrained(model: Model) -> bool:
+def is_pretrained(model: Model) -> bool:
     return bool(getattr(model, "pretrained", False))
 
 

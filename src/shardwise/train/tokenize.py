@@ -102,8 +102,12 @@ def find_files(paths: tuple[str, ...]) -> list[Path]:
 
 
 def _cache_name(data: DataSettings, files: list[Path]) -> str:
-    """A name that changes when a file, the tokenizer or the text key changes."""
-    digest = hashlib.sha256(f"1/{data.tokenizer}/{data.text_key}".encode())
+    return cache_name(data, files, f"1/{data.tokenizer}/{data.text_key}")
+
+
+def cache_name(data: DataSettings, files: list[Path], settings: str) -> str:
+    """A name that changes when a file, the tokenizer or one of the `settings` changes."""
+    digest = hashlib.sha256(settings.encode())
     tokenizer = Path(data.tokenizer)
     if data.tokenizer != "bytes":
         files = [*files, tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer]

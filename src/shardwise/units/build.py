@@ -13,13 +13,16 @@ from torch import nn
 from shardwise.spec.huggingface import to_config
 from shardwise.spec.lookup import Model, ModuleRef, config_folder
 from shardwise.spec.record import SpecError
+from shardwise.units.adapted import adapt
 
 
 def build_module(model: Model) -> nn.Module:
-    """The module in training mode and fp32, with its own initial weights."""
+    """The module in training mode and fp32, with its own initial weights and the run's adapters."""
     if isinstance(model, ModuleRef):
-        return _from_factory(model.factory)
-    return _from_transformers(model)
+        module = _from_factory(model.factory)
+    else:
+        module = _from_transformers(model)
+    return module if model.adapter is None else adapt(module, model.adapter).train()
 
 
 def find_function(reference: str, what: str) -> Any:

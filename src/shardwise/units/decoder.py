@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from shardwise.spec.adapter import ALL_LINEAR
 from shardwise.spec.dtype import DTYPE_BYTES, DType
+from shardwise.spec.families import linear_names
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.units.graph import Graph, Value
 from shardwise.units.unit import ModelUnits, Parameter, Unit
 
@@ -30,23 +33,55 @@ def decoder_units(
     mixed-precision policy of fully_shard.
     """
     model.check_seq_len(seq_len)
+    _check_targets(model)
     itemsize = DTYPE_BYTES[dtype]
-    stream = FP32 if autocast else itemsize
-    spans = [model.attention_span(layer, seq_len) for layer in range(model.layers)]
-    kinds = {span: _block(model, span, itemsize, stream, compiled) for span in dict.fromkeys(spans)}
+    # Autocast leaves the residual stream in the dtype of the weights it comes from.
+    stored = DTYPE_BYTES[model.adapter.float_dtype] if model.adapter else FP32
+    stream = stored if autocast else itemsize
+    # Nothing before the first block is trained where adapters are: its input needs no gradient.
+    keys = [
+        (model.attention_span(layer, seq_len), layer > 0 or model.adapter is None)
+        for layer in range(model.layers)
+    ]
+    kinds = {key: _block(model, *key, itemsize, stream, compiled) for key in dict.fromkeys(keys)}
+    embeddings = _embeddings(model, _graph(model, itemsize, stream))
     return ModelUnits(
         name=model.name,
         seq_len=seq_len,
         root=_root(model, itemsize, stream),
-        blocks=tuple(kinds[span] for span in spans),
+        blocks=tuple(kinds[key] for key in keys),
         tied=model.tied,
         boundary_bytes=model.hidden * stream,
-        embedding_gradient_elements=sum(p.numel for p in _embeddings(model)),
+        embedding_gradient_elements=sum(p.numel for p in embeddings if p.trainable),
     )
 
 
-def _block(model: ModelSpec, span: int, itemsize: int, stream: int, compiled: bool) -> Unit:
-    graph = Graph(itemsize=itemsize, input=Value(model.hidden, stream))
+def _check_targets(model: ModelSpec) -> None:
+    """Raise SpecError for an adapter of a layer that the model has not."""
+    adapter = model.adapter
+    if adapter is None or adapter.rank is None or adapter.targets == (ALL_LINEAR,):
+        return
+    names = [*linear_names(model.family).values(), "lm_head"]
+    for target in adapter.targets:
+        if not any(name == target or name.endswith(f".{target}") for name in names):
+            known = sorted({name.rpartition(".")[2] for name in names})
+            hint = did_you_mean(target, known) or f"; known are {', '.join(known)}"
+            raise SpecError(f"adapter.targets: {model.name} has no linear layer {target!r}{hint}")
+
+
+def _graph(model: ModelSpec, itemsize: int, stream: int, needs: bool = True) -> Graph:
+    return Graph(
+        itemsize=itemsize,
+        input=Value(model.hidden, stream, needs=needs),
+        adapter=model.adapter,
+        linear_names=linear_names(model.family),
+    )
+
+
+def _block(
+    model: ModelSpec, span: int, needs: bool, itemsize: int, stream: int, compiled: bool
+) -> Unit:
+    graph = _graph(model, itemsize, stream, needs)
     x = graph.input
     if model.layout in ("parallel", "parallel_two_norms"):
         normed = _norm(graph, model, x, "attention_norm")
@@ -67,7 +102,9 @@ def _block(model: ModelSpec, span: int, itemsize: int, stream: int, compiled: bo
 
 def _root(model: ModelSpec, itemsize: int, stream: int) -> Unit:
     """The root unit. Only blocks are compiled: head and loss run in eager mode."""
-    graph = Graph(itemsize=itemsize, input=Value(model.hidden, stream))
+    graph = _graph(model, itemsize, stream)
+    embeddings = _embeddings(model, graph)
+    graph.parameters.clear()
     normed = _norm(graph, model, graph.input, "final_norm")
     logits = graph.linear(
         normed, "head", model.vocab, bias=model.head_bias, logits=True, tied=model.tied
@@ -81,16 +118,16 @@ def _root(model: ModelSpec, itemsize: int, stream: int) -> Unit:
     log_probabilities = graph.pointwise(upcast, save_output=True)
     loss = Value(1, FP32)
     graph.pointwise(log_probabilities, output=loss)
-    head = tuple(Parameter(name=p.name, shape=p.shape, after_blocks=True) for p in graph.parameters)
-    return Unit(name="root", parameters=(*_embeddings(model), *head), stage=graph.stage())
+    head = tuple(p._replace(after_blocks=True) for p in graph.parameters)
+    return Unit(name="root", parameters=(*embeddings, *head), stage=graph.stage())
 
 
-def _embeddings(model: ModelSpec) -> tuple[Parameter, ...]:
-    tables = [Parameter(name="embedding.weight", shape=(model.vocab, model.hidden))]
+def _embeddings(model: ModelSpec, graph: Graph) -> tuple[Parameter, ...]:
+    graph.parameter("embedding.weight", model.vocab, model.hidden)
     if model.positions == "learned":
         rows = model.max_positions + model.position_offset
-        tables.append(Parameter(name="positions.weight", shape=(rows, model.hidden)))
-    return tuple(tables)
+        graph.parameter("positions.weight", rows, model.hidden)
+    return tuple(graph.parameters)
 
 
 def _attention(graph: Graph, model: ModelSpec, x: Value, span: int) -> Value:
@@ -197,11 +234,12 @@ def _norm(graph: Graph, model: ModelSpec, x: Value, name: str, heads: int | None
         # Weights have the residual stream's dtype; a product with a narrower input has it too.
         return graph.pointwise(
             normed,
-            saves=(normed,),
+            saves=(normed,) if elements else (),
             parameter_elements=elements,
             itemsize=max(x.itemsize, graph.input.itemsize),
         )
-    weighted = graph.pointwise(normed, saves=(normed,), parameter_elements=elements)
+    saved = (normed,) if elements else ()
+    weighted = graph.pointwise(normed, saves=saved, parameter_elements=elements)
     return graph.cast(weighted, x.itemsize)
 
 
@@ -212,7 +250,8 @@ def _layernorm(graph: Graph, model: ModelSpec, x: Value, name: str, width: int) 
     if model.norm_parameters == "weight+bias":
         elements += graph.parameter(f"{name}.bias", width)
     # OLMo casts to fp32 first; other families do it inside the kernel.
-    source = graph.cast(x, max(FP32, x.itemsize)) if not elements else x
+    bare = model.norm_parameters == "none"
+    source = graph.cast(x, max(FP32, x.itemsize)) if bare else x
     mean, scale = graph.norm_statistics(1), graph.norm_statistics(1)
     made = graph.pointwise(
         source, saves=(source, mean, scale), parameter_elements=elements, fused=True

@@ -6,10 +6,11 @@ computed from this list.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardwise.units.unit import POLICIES, Kept, Moment, Parameter, Policy, Stage, prune
+from shardwise.spec.adapter import Adapter
+from shardwise.units.unit import POLICIES, Kept, Moment, Parameter, Policy, Stage, frozen, prune
 
 
 @dataclass(eq=False, repr=False)
@@ -19,6 +20,8 @@ class Value:
     width: float
     itemsize: int
     logits: bool = False
+    # Whether its gradient is needed: something that made it is trained.
+    needs: bool = True
 
     @property
     def bytes(self) -> float:
@@ -30,9 +33,10 @@ class Op:
     """One operation. `saves` are the tensors autograd holds for its backward."""
 
     output: Value
-    # Only inputs that need a gradient. An alias passes its output's gradient to its inputs.
+    # An alias passes its output's gradient to its inputs.
     inputs: tuple[Value, ...]
     saves: tuple[Value, ...] = ()
+    # Of the trained parameters it reads.
     parameter_elements: int = 0
     matmul_flops: float = 0.0
     attention_flops: float = 0.0
@@ -45,6 +49,12 @@ class Op:
     @property
     def saves_own_output(self) -> bool:
         return any(saved not in self.inputs for saved in self.saves)
+
+    @property
+    def gradient_flops(self) -> float:
+        """A product of its own for the gradient of the input, and of the weights, if needed."""
+        products = any(x.needs for x in self.inputs) + (self.parameter_elements > 0)
+        return products * self.matmul_flops
 
     @property
     def reduces_in_backward(self) -> bool:
@@ -61,19 +71,39 @@ class Graph:
     # and norms keep their own dtype, and each matmul casts its input.
     itemsize: int
     input: Value
+    # What is trained; None trains everything.
+    adapter: Adapter | None = None
+    # The names transformers gives to linear layers, by those used here.
+    linear_names: Mapping[str, str] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
     # Values that variables in the model's code keep alive until its forward returns.
     named: list[Value] = field(default_factory=list)
 
     def _run(self, op: Op) -> Value:
+        op.output.needs = any(x.needs for x in op.inputs) or op.parameter_elements > 0
+        if not op.output.needs:
+            op.saves = ()
         self.ops.append(op)
         return op.output
 
     def value(self, width: float, itemsize: int | None = None, logits: bool = False) -> Value:
         return Value(width, self.itemsize if itemsize is None else itemsize, logits)
 
-    def parameter(self, name: str, *shape: int) -> int:
+    def parameter(self, name: str, *shape: int, matrix: bool = False) -> int:
+        """Record a parameter of the model; returns the elements of its gradient.
+
+        The `matrix` of a linear layer can be quantised.
+        """
+        if self.adapter is None:
+            parameter = Parameter(name=name, shape=shape)
+        else:
+            parameter = frozen(Parameter(name=name, shape=shape), self.adapter, matrix)
+        self.parameters.append(parameter)
+        return parameter.numel if parameter.trainable else 0
+
+    def _added(self, name: str, *shape: int) -> int:
+        """Record a parameter of an adapter: always trained."""
         parameter = Parameter(name=name, shape=shape)
         self.parameters.append(parameter)
         return parameter.numel
@@ -91,9 +121,32 @@ class Graph:
     ) -> Value:
         width = round(x.width)
         shape = (width, out) if transposed else (out, width)
-        elements = width * out if tied else self.parameter(f"{name}.weight", *shape)
+        if tied:
+            elements = width * out if self.adapter is None else 0
+        else:
+            matrix = name in self.linear_names and not transposed
+            elements = self.parameter(f"{name}.weight", *shape, matrix=matrix)
         elements += self.parameter(f"{name}.bias", out) if bias else 0
-        return self.matmul(x, out, elements, 2.0 * width * out, logits=logits)
+        product = self.matmul(x, out, elements, 2.0 * width * out, logits=logits)
+        if self.adapter is None or not self.adapter.adapts(self.linear_names.get(name, "lm_head")):
+            return product
+        return self._adapted(self.adapter, x, product, name)
+
+    def _adapted(self, adapter: Adapter, x: Value, product: Value, name: str) -> Value:
+        """LoRA beside a linear layer: its input through two narrow matrices, scaled and added."""
+        assert adapter.rank is not None
+        width, out, rank = round(x.width), round(product.width), adapter.rank
+        if adapter.dropout:
+            # The mask has a byte per element; the dropped input is a tensor of its own.
+            x = self.pointwise(x, saves=(Value(x.width, 1),))
+        first = self._added(f"{name}.lora_A.weight", rank, width)
+        second = self._added(f"{name}.lora_B.weight", out, rank)
+        narrow = self.matmul(x, rank, first, 2.0 * width * rank)
+        wide = self.matmul(narrow, out, second, 2.0 * rank * out)
+        if adapter.dora:
+            magnitude = self._added(f"{name}.lora_magnitude_vector.weight", out)
+            wide = self.pointwise(wide, product, saves=(wide,), parameter_elements=magnitude)
+        return self.residual(product, self.pointwise(wide))
 
     def matmul(
         self, x: Value, out: float, elements: int, flops: float, *, logits: bool = False
@@ -104,7 +157,8 @@ class Graph:
             Op(
                 output=self.value(out, logits=logits),
                 inputs=(x,),
-                saves=(x,),
+                # For the gradient of the weights.
+                saves=(x,) if elements else (),
                 parameter_elements=elements,
                 matmul_flops=flops,
             )
@@ -180,6 +234,7 @@ class Graph:
             ),
             kernels=len(self.ops),
             compiled=compiled,
+            gradient_flops=sum(op.gradient_flops for op in self.ops),
             kept={policy: self._kept(policy, saves) for policy in POLICIES},
             forward_peak=self._forward_peak(saves),
             forward_peak_unsaved=self._forward_peak([() for _ in self.ops]),
@@ -282,6 +337,8 @@ class Graph:
                 continue
             fresh: list[Value] = []
             for x in op.inputs:
+                if not x.needs:
+                    continue
                 if op.alias:
                     gradients.setdefault(x, outgoing)
                     continue

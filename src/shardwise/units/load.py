@@ -15,9 +15,14 @@ from shardwise.units.unit import ModelUnits
 
 
 def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
-    """Units by formulas for a ModelSpec, else by tracing the module."""
+    """Units by formulas for a ModelSpec, else by tracing the module.
+
+    Formulas do not know the names of all parameters: a subset of them that is trained in full is
+    traced.
+    """
     dtype, autocast = strategy.param_dtype, strategy.autocast
-    if isinstance(model, ModelSpec):
+    by_formulas = model.adapter is None or not model.adapter.train
+    if isinstance(model, ModelSpec) and by_formulas:
         return decoder_units(model, seq_len, dtype, strategy.compile, autocast)
     problem = _why_not_traceable(model)
     if problem:
@@ -34,7 +39,7 @@ def _why_not_traceable(model: Model) -> str:
     from shardwise.spec.huggingface import config_table, without_formulas
 
     torch = find_spec("torch") is not None
-    if isinstance(model, ModuleRef):
+    if isinstance(model, (ModuleRef, ModelSpec)):
         return (
             ""
             if torch

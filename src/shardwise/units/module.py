@@ -18,10 +18,11 @@ from shardwise.engine.torch_private import DataDependentOutputException, FakeTen
 from shardwise.spec.dtype import TORCH_NAMES, DType
 from shardwise.spec.lookup import Model
 from shardwise.spec.record import SpecError
+from shardwise.units.adapted import adapter_of
 from shardwise.units.blocks import find_blocks, owners, parameter_names
 from shardwise.units.build import build_module
 from shardwise.units.recorder import ROOT, Recorder
-from shardwise.units.unit import ModelUnits, Parameter, Unit
+from shardwise.units.unit import ModelUnits, Parameter, Unit, frozen
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {
     dtype: getattr(torch, name) for dtype, name in TORCH_NAMES.items()
@@ -59,7 +60,7 @@ def module_units(
     names = {id(block): block_name for block_name, block in blocks.items()}
     with FakeTensorMode(allow_non_fake_inputs=True):
         kept = torch.float32 if autocast else TORCH_DTYPES[dtype]
-        state = _fake_state(module, kept)
+        state = _fake_state(module, kept, autocast)
         example = _example(module, inputs, batch, seq_len, kept)
         tokens = batch * seq_len
         recorder = Recorder(
@@ -107,13 +108,19 @@ def _run(
         ) from error
 
 
-def _fake_state(module: nn.Module, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Fake tensors for parameters and buffers; tied names share one."""
+def _fake_state(module: nn.Module, dtype: torch.dtype, autocast: bool) -> dict[str, torch.Tensor]:
+    """Fake tensors for parameters and buffers; tied names share one.
+
+    Under autocast frozen parameters keep the dtype they are stored in.
+    """
+    adapter = adapter_of(module)
     made: dict[int, torch.Tensor] = {}
     state = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if id(parameter) not in made:
             kind = dtype if parameter.is_floating_point() else parameter.dtype
+            if autocast and not parameter.requires_grad:
+                kind = TORCH_DTYPES[adapter.float_dtype] if adapter else parameter.dtype
             fake = torch.empty(parameter.shape, dtype=kind, device="cpu")
             made[id(parameter)] = fake.requires_grad_(parameter.requires_grad)
         state[name] = made[id(parameter)]
@@ -226,16 +233,23 @@ def _units(
     named = dict(module.named_parameters(remove_duplicate=False))
     used_late = recorder.used_after_blocks(module)
 
+    adapter = adapter_of(module)
+    trained = {parameter.dtype for parameter in named.values() if parameter.requires_grad}
+
+    def described(n: str, short: str, in_block: bool) -> Parameter:
+        tensor = named[n]
+        made = Parameter(name=short, shape=tuple(tensor.shape), after_blocks=n in used_late)
+        if tensor.requires_grad:
+            return made
+        if adapter is not None:
+            linear = isinstance(module.get_submodule(n.rpartition(".")[0]), nn.Linear)
+            return frozen(made, adapter, in_block and linear and tensor.ndim == 2)
+        stored = float(tensor.element_size()) if tensor.dtype not in trained else None
+        return made._replace(trainable=False, stored=stored)
+
     def parameters(unit: str, shorten: Callable[[str], str]) -> tuple[Parameter, ...]:
         return tuple(
-            Parameter(
-                name=shorten(n),
-                shape=tuple(named[n].shape),
-                after_blocks=n in used_late,
-                trainable=named[n].requires_grad,
-            )
-            for n, holder in owner.items()
-            if holder == unit
+            described(n, shorten(n), unit != ROOT) for n, holder in owner.items() if holder == unit
         )
 
     # Equal blocks share one Unit, taken from the last of them: the first also saves tensors that

@@ -218,7 +218,9 @@ class Recorder(TorchDispatchMode):
         if func is CAST and _key(args[0]) in self._fixed:
             # Autocast's narrower copy of a weight counts as a parameter, not as an activation.
             narrower = [t for t in tensors if t.itemsize < args[0].itemsize]
-            self._fixed.update(_key(tensor) for tensor in narrower)
+            for tensor in narrower:
+                self._fixed.add(_key(tensor))
+                self._watch(tensor)
         for tensor in tensors:
             self._track(tensor)
         if self.in_backward:
@@ -306,9 +308,16 @@ class Recorder(TorchDispatchMode):
             self._add_gradient(ROOT, tensor.numel())
         else:
             self._live_bytes[logits] += size
+        self._watch(tensor)
+
+    def _watch(self, tensor: torch.Tensor) -> None:
+        """Forget a storage when it is freed: its key is then given to another."""
+        storage, key = tensor.untyped_storage(), _key(tensor)
         self._references[key] = weakref.ref(storage, lambda _, key=key: self._forget(key))  # type: ignore[misc]
 
     def _forget(self, key: int) -> None:
+        self._fixed.discard(key)
+        self._saved.discard(key)
         size, logits = self._live.pop(key, (0, False))
         self._references.pop(key, None)
         for record in self.records.values():

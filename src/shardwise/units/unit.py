@@ -13,6 +13,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from shardwise.spec.adapter import Adapter
+from shardwise.spec.dtype import DTYPE_BYTES
+
+# Elements of a block of torchao's NF4 times the scales in a block: a rank holds full ones.
+QUANTISED_BLOCK = 64 * 256
+# Bytes that every device holds of each: the 16 values, and the mean of the scales.
+QUANTISED_TABLE = 34
+
 Policy = Literal["none", "selective", "full"]
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
 
@@ -28,6 +36,11 @@ class Parameter(NamedTuple):
     trainable: bool = True
     # The dimension that is divided among devices; unset, `shard_dimension` chooses it.
     dim: int | None = None
+    # Bytes per element of a frozen parameter in memory; unset, those of the master dtype.
+    stored: float | None = None
+    # The same where it can be quantised: it is then gathered as it is stored, and turned into the
+    # compute dtype where it is used.
+    quantised: float | None = None
 
     @property
     def numel(self) -> int:
@@ -38,8 +51,34 @@ class Parameter(NamedTuple):
         rows = self.shape[self.sharded_dim(shard)] if self.shape else 1
         return -(-rows // shard) * shard * (self.numel // max(1, rows))
 
+    def is_packed(self, shard: int) -> bool:
+        """Whether it is quantised: `shard` devices must hold full blocks of it."""
+        whole = self.numel % (QUANTISED_BLOCK * shard) == 0 and self.shape[0] % shard == 0
+        return self.quantised is not None and whole
+
+    def stored_bytes(self, shard: int) -> float:
+        """Bytes of a frozen parameter on all devices together; 0 of one in the master dtype."""
+        if self.is_packed(shard):
+            return self.packed_bytes(shard) + QUANTISED_TABLE * shard
+        return self.padded_numel(shard) * (self.stored or 0.0)
+
+    def packed_bytes(self, shard: int) -> float:
+        """What is gathered of a quantised parameter."""
+        return self.padded_numel(shard) * (self.quantised or 0.0)
+
     def sharded_dim(self, shard: int) -> int:
         return shard_dimension(self.shape, shard) if self.dim is None else self.dim
+
+
+def frozen(parameter: Parameter, adapter: Adapter, matrix: bool) -> Parameter:
+    """A parameter that is not trained, as an adapter stores it; `matrix`: of a linear layer of a
+    block.
+    """
+    return parameter._replace(
+        trainable=False,
+        stored=float(DTYPE_BYTES[adapter.float_dtype]),
+        quantised=adapter.quantised_bytes if matrix else None,
+    )
 
 
 def shard_dimension(shape: Sequence[int], shard: int) -> int:
@@ -155,6 +194,42 @@ class Unit:
 
     def padded_trained(self, shard: int) -> int:
         return sum(parameter.padded_numel(shard) for parameter in self.trained)
+
+    @cached_property
+    def quantised(self) -> tuple[Parameter, ...]:
+        """The parameters that can be quantised."""
+        return tuple(p for p in self.parameters if p.quantised is not None)
+
+    def packed(self, shard: int) -> tuple[Parameter, ...]:
+        """Those that are, with so many devices."""
+        return tuple(p for p in self.quantised if p.is_packed(shard))
+
+    def dequantised_numel(self, shard: int) -> int:
+        """Elements of the largest matrix that is turned into the compute dtype to be used."""
+        return max((parameter.numel for parameter in self.packed(shard)), default=0)
+
+    def packed_numel(self, shard: int) -> int:
+        """Elements that are gathered as they are stored."""
+        return sum(parameter.padded_numel(shard) for parameter in self.packed(shard))
+
+    def packed_bytes(self, shard: int) -> float:
+        return sum(parameter.packed_bytes(shard) for parameter in self.packed(shard))
+
+    def master_numel(self, shard: int) -> int:
+        """Elements kept in the master dtype."""
+        return sum(p.padded_numel(shard) for p in self.parameters if p.stored is None)
+
+    def stored_bytes(self, shard: int) -> float:
+        """Bytes of all that is stored in another way."""
+        return sum(parameter.stored_bytes(shard) for parameter in self.parameters)
+
+    def wide_numel(self, itemsize: int) -> int:
+        """Elements that autocast copies to compute in a dtype of `itemsize` bytes."""
+        return sum(
+            p.numel
+            for p in self.parameters
+            if not p.is_packed(1) and (p.stored is None or p.stored > itemsize)
+        )
 
     @cached_property
     def along_rows(self) -> Unit:

@@ -14,7 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.engine.device import random_states, set_random_states
+from shardwise.engine.low_bit import restore_parts, saved_parts
 from shardwise.engine.torch_private import WRAPPER_PREFIXES
+from shardwise.units.adapted import adapter_of
 
 MODEL, OPTIMIZER, RANK = "model", "optimizer", "rank"
 RANDOM = "random."
@@ -35,16 +37,40 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
+def saved_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a checkpoint holds: all, or only the trained ones of an adapted model.
+
+    The frozen rest comes from the same files or the same seed again; the manifest identifies it.
+    """
+    adapted = adapter_of(model) is not None
+    return {n: p for n, p in parameters_of(model).items() if p.requires_grad or not adapted}
+
+
 def updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Tensors that only an update changes: parameters and their optimizer states."""
     tensors: dict[str, torch.Tensor] = {}
-    for name, parameter in parameters_of(model).items():
+    for name, parameter in saved_parameters(model).items():
         tensors[f"{MODEL}.{name}"] = parameter.detach()
         # Sorted, since the order decides which rank writes what.
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if isinstance(value, torch.Tensor):
-                tensors[f"{OPTIMIZER}.{name}.{key}"] = value
+                full = f"{OPTIMIZER}.{name}.{key}"
+                parts = saved_parts(value)
+                tensors |= {f"{full}.{part}": rows for part, rows in parts.items()}
+                if not parts:
+                    tensors[full] = value
     return tensors
+
+
+def restore_quantised(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loaded: Mapping[str, torch.Tensor]
+) -> None:
+    """Set the quantised states of an optimizer from what was loaded into `updated`."""
+    for name, parameter in parameters_of(model).items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor) and (parts := saved_parts(value)):
+                full = f"{OPTIMIZER}.{name}.{key}"
+                restore_parts(value, {part: loaded[f"{full}.{part}"] for part in parts})
 
 
 def buffers_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -91,14 +117,20 @@ def make_optimizer_state(
 ) -> None:
     """Allocate optimizer states as they were saved, before the optimizer's first step.
 
-    A state of the parameter's shape is sharded like it; any other is a number.
+    A state of the parameter's shape is sharded like it; any other is a number. An optimizer that
+    quantises states makes them itself.
     """
+    new_state = getattr(optimizer, "new_state", None)
     keys: dict[str, list[str]] = {}
     for full in saved:
         name, _, key = full.rpartition(".")
         keys.setdefault(name, []).append(key)
     for name, parameter in parameters_of(model).items():
-        for key in keys.get(f"{OPTIMIZER}.{name}", ()):
+        of_parameter = keys.get(f"{OPTIMIZER}.{name}", ())
+        if new_state is not None:
+            optimizer.state[parameter] = new_state(parameter) if of_parameter else {}
+            continue
+        for key in of_parameter:
             tensor = saved[f"{OPTIMIZER}.{name}.{key}"]
             dtype = getattr(torch, tensor.dtype)
             like = tensor.shape == tuple(parameter.shape)

@@ -26,6 +26,9 @@ def model_of(manifest: Manifest) -> Model | None:
     if not isinstance(table, dict):
         return None
     kind = ModuleRef if "factory" in table else ModelSpec if "family" in table else ConfigRef
+    # A run.toml has the adapter in a section of its own.
+    if "adapter" in manifest.run:
+        table = {**table, "adapter": manifest.run["adapter"]}
     return kind.read(table, where="model")
 
 
@@ -38,15 +41,11 @@ def write_config(folder: Path, model: Model | None, saved: Saved, dtype: str) ->
         return "the checkpoint does not name its model"
     if isinstance(model, ModuleRef):
         return f"{model.factory} is not a transformers model"
-    if model.config is not None and not Path(model.config).exists():
-        raise SpecError(
-            f"model: {model.config} does not exist; run this command in the folder in which "
-            "training was started"
-        )
+    check_folder(model)
     # Only names and shapes are needed.
     with torch.device("meta"):
         module: Any = build_module(model)
-    _compare(module, saved)
+    compare(module, saved)
     config = module.config
     config.architectures = [type(module).__name__]
     config.dtype = getattr(torch, dtype)
@@ -60,6 +59,16 @@ def write_config(folder: Path, model: Model | None, saved: Saved, dtype: str) ->
     return ""
 
 
+def check_folder(model: Model) -> None:
+    """Raise SpecError if the config.json that the model is built from is not there."""
+    config = getattr(model, "config", None)
+    if config is not None and not Path(config).exists():
+        raise SpecError(
+            f"model: {config} does not exist; run this command in the folder in which "
+            "training was started"
+        )
+
+
 def _file_of_model(model: ModelSpec | ConfigRef, name: str) -> Path | None:
     """A file in the folder of the model's config.json; None if it does not exist."""
     if model.config is None:
@@ -69,9 +78,9 @@ def _file_of_model(model: ModelSpec | ConfigRef, name: str) -> Path | None:
     return file if file.is_file() else None
 
 
-def _compare(module: nn.Module, saved: Saved) -> None:
+def compare(module: nn.Module, saved: Saved) -> None:
     """Raise SpecError unless the saved weights match the model."""
-    weights = {f"{state.MODEL}.{name}": p for name, p in state.parameters_of(module).items()}
+    weights = {f"{state.MODEL}.{name}": p for name, p in state.saved_parameters(module).items()}
     now = {name: tuple(t.shape) for name, t in {**weights, **state.buffers_of(module)}.items()}
     before = {
         name: tensor.shape

@@ -1,13 +1,13 @@
 """Export the weights of a checkpoint as a Hugging Face folder, tensor by tensor.
 
 Only one tensor is in memory at a time. The index of the checkpoint gives the size of every file,
-so its header is written first.
+so its header is written first. Adapters, which are small, and merged models are held in memory.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,17 +17,22 @@ from shardwise.checkpoint.dcp import state
 from shardwise.checkpoint.dcp.load import open_checkpoint
 from shardwise.checkpoint.dcp.raw import bytes_of
 from shardwise.checkpoint.dcp.reader import CorruptError
-from shardwise.checkpoint.export.config import model_of, write_config
+from shardwise.checkpoint.export.adapter import Rebuild, merged, write_adapter, write_merged
+from shardwise.checkpoint.export.config import check_folder, model_of, write_config
 from shardwise.checkpoint.export.tensor_reader import TensorReader
 from shardwise.checkpoint.foreign.safetensors import INDEX, SUFFIX
 from shardwise.checkpoint.format.folder import Folder
+from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import DTYPES, Saved
 from shardwise.checkpoint.format.shard import Part, safetensors_header
 from shardwise.checkpoint.format.synced import SyncedFile, atomic_folder, write_synced
 from shardwise.checkpoint.verify.findings import Progress
+from shardwise.spec.adapter import Adapter
 from shardwise.spec.dtype import TORCH_NAMES, DType
+from shardwise.spec.lookup import Model, ModuleRef
 from shardwise.spec.record import SpecError
+from shardwise.units.module import TORCH_DTYPES
 
 # The file name that transformers expects.
 _NAME = "model"
@@ -53,6 +58,8 @@ class ExportedWeights(NamedTuple):
     no_config: str
     # Newer checkpoints that are corrupt, each with its reason.
     skipped: tuple[str, ...] = ()
+    # Adapters in PEFT's format, which belong on their base model.
+    adapter: bool = False
 
 
 class NotExportedError(Exception):
@@ -77,17 +84,20 @@ def export_first(
     dtype: DType | None = None,
     shard_size: int = 5 * 10**9,
     progress: Progress = lambda _: None,
+    rebuild: Rebuild | None = None,
 ) -> ExportedWeights:
     """Export the first intact checkpoint to a new folder; `dtype` None keeps the saved dtypes.
 
-    The folder appears once it is complete on disk. Raises NotExportedError if none is intact.
+    Of an adapted model this is its adapters in PEFT's format or, with `rebuild`, which builds the
+    base, the merged model. The folder appears once it is complete on disk. Raises
+    NotExportedError if none is intact.
     """
     to = to.resolve()
     check_target(to)
     skipped: list[str] = []
     for folder in folders:
         try:
-            exported = _export(folder, to, dtype, shard_size, progress)
+            exported = _export(folder, to, dtype, shard_size, progress, rebuild)
         except (UntrustedError, CorruptError) as error:
             skipped.append(f"{folder.url.rstrip('/').rpartition('/')[2]}: {error}")
         else:
@@ -96,13 +106,24 @@ def export_first(
 
 
 def _export(
-    folder: Folder, to: Path, dtype: DType | None, shard_size: int, progress: Progress
+    folder: Folder,
+    to: Path,
+    dtype: DType | None,
+    shard_size: int,
+    progress: Progress,
+    rebuild: Rebuild | None,
 ) -> ExportedWeights:
     try:
         manifest, saved = open_checkpoint(folder)
     except OSError as error:
         raise UntrustedError(f"cannot be read: {error.strerror or error}") from None
     model = model_of(manifest)
+    if model is not None and model.adapter is not None:
+        with TensorReader(folder, saved) as reader:
+            checkpoint = _Checkpoint(manifest, saved, reader, model, model.adapter)
+            return _export_adapted(checkpoint, to, dtype, shard_size, rebuild)
+    if rebuild is not None:
+        raise SpecError("--merge: the run has no adapters; leave it out")
     parts = parts_of(saved, dtype)
     if not parts:
         raise UntrustedError("contains no weights")
@@ -119,6 +140,52 @@ def _export(
     size = sum(part.length for part in parts)
     files = tuple(shards)
     return ExportedWeights(manifest.step, str(to), size, len(parts), dtypes, files, no_config)
+
+
+class _Checkpoint(NamedTuple):
+    """An opened checkpoint of an adapted model."""
+
+    manifest: Manifest
+    saved: Saved
+    reader: TensorReader
+    model: Model
+    adapter: Adapter
+
+
+def _export_adapted(
+    checkpoint: _Checkpoint,
+    to: Path,
+    dtype: DType | None,
+    shard_size: int,
+    rebuild: Rebuild | None,
+) -> ExportedWeights:
+    """Export adapters, or with `rebuild` the merged model."""
+    manifest, saved, reader, model, adapter = checkpoint
+    check_folder(model)
+    if adapter.rank is None and rebuild is None:
+        raise SpecError("export-weights: the run trains parameters in full, not LoRA; use --merge")
+    with atomic_folder(to) as unfinished:
+        if rebuild is None:
+            wanted = None if dtype is None else TORCH_DTYPES[dtype]
+            tensors: Mapping[str, torch.Tensor] = write_adapter(
+                unfinished, model, saved, reader, wanted
+            )
+        else:
+            module = merged(manifest, model, reader, rebuild)
+            write_merged(unfinished, module, TORCH_DTYPES[dtype or adapter.float_dtype], shard_size)
+            tensors = state.parameters_of(module)
+        files = sorted(file.name for file in unfinished.glob(f"*{SUFFIX}"))
+    is_factory = isinstance(model, ModuleRef) and rebuild is not None
+    return ExportedWeights(
+        step=manifest.step,
+        folder=str(to),
+        bytes=sum(tensor.nbytes for tensor in tensors.values()),
+        tensors=len(tensors),
+        dtypes=tuple(sorted({str(t.dtype).removeprefix("torch.") for t in tensors.values()})),
+        files=tuple(files),
+        no_config=f"{model.name} is not a transformers model" if is_factory else "",
+        adapter=rebuild is None,
+    )
 
 
 def parts_of(saved: Saved, dtype: DType | None) -> list[Part]:

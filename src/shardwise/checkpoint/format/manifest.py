@@ -45,6 +45,8 @@ class Manifest(Record):
     sequences: Whole
     run: dict[str, Any]
     versions: dict[str, str]
+    # Identifies the frozen weights of an adapted model, which are not in the checkpoint.
+    base: str | None = None
     files: tuple[FileRecord, ...] = ()
 
 

@@ -37,6 +37,12 @@ def write_synced(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def sync_file(path: Path) -> None:
+    """Flush a file to disk that other code wrote."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_folder(folder: Path) -> None:
     """Flush a folder to disk, which makes the names in it durable."""
     handle = os.open(folder, os.O_RDONLY)

@@ -74,6 +74,7 @@ class Replicated(Placement):
         self.ddp = bool(c.ddp[0])
         self.itemsize = int(c.master_bytes[0])
         self.mixed = c.param_bytes != c.master_bytes
+        self.narrow = int(c.param_bytes[0])
         # A chunk's gradient is made in the compute dtype and then cast.
         self.head_gradient_bytes = c.master_bytes
         self.chunk_gradient_bytes = c.master_bytes + c.param_bytes * self.mixed
@@ -102,14 +103,16 @@ class Replicated(Placement):
 
     @property
     def _head_copies(self) -> Floats:
-        """Of what a matmul of the root reads."""
-        embedding = self.units.embedding_gradient_elements - self.s.tied
-        return self.copied(float(self.units.root.numel) - embedding)
+        """Of what a matmul of the root reads: all but tables that only the embedding uses."""
+        read = [p for p in self.units.root.parameters if p.after_blocks]
+        if self.units.tied:
+            read.append(max(self.units.root.parameters, key=lambda p: p.numel))
+        return self.copied(float(Unit(name="head", parameters=tuple(read)).wide_numel(self.narrow)))
 
     def copies_of(self, block: Unit, again: Bools) -> Floats:
         """What is alive of a block's copies after its forward: cached, or saved by autograd."""
         saves = block.stage.kept["none"].activation_bytes > 0
-        saved = block.numel if saves else block.trained_numel
+        saved = block.wide_numel(self.narrow) if saves else block.trained_numel
         return self.copied(np.where(again, block.trained_numel, saved))
 
     def _copies_again(self, number: int, recomputed: Ints) -> Bools:
@@ -162,7 +165,7 @@ class Replicated(Placement):
         for number in reversed(range(len(unit.blocks))):
             block, again = unit.blocks[number], group.recomputed > number
             copies_again = self._copies_again(number, group.recomputed)
-            copied_again = self.copied(float(block.numel)) * copies_again
+            copied_again = self.copied(float(block.wide_numel(self.narrow))) * copies_again
             yield Alloc("activations", -self.s.kept(block.stage, again))
             yield Alloc("unsharded_parameters", copied_again)
             yield from self._moments(m, unit, block, again, made_before)
@@ -187,6 +190,7 @@ class Replicated(Placement):
                     Alloc("activations", working),
                     Alloc("unsharded_gradients", self._new_gradients(m, unit, made)),
                     Alloc("gradients", self._made(m, made)),
+                    *self.dequantised(block),
                 )
             )
 

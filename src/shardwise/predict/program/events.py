@@ -7,7 +7,7 @@ prices say what that is on some hardware. Four readers read it: memory, traffic,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -111,6 +111,14 @@ class Repeat(NamedTuple):
 
     body: tuple[Event, ...]
     times: Ints
+
+
+def where(rows: Bools, body: Iterable[Event]) -> Iterator[Event]:
+    """Events of some rows only."""
+    if rows.all():
+        yield from body
+    elif rows.any():
+        yield Repeat(tuple(body), rows.astype(np.int64))
 
 
 Event = Run | Wait | Alloc | Instant | Phase | Repeat

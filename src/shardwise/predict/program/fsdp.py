@@ -105,7 +105,7 @@ class Fsdp(Placement):
 
     def gathered(self, unit: Unit) -> Floats:
         if id(unit) not in self._gathered:
-            self._gathered[id(unit)] = self.s.elements(unit) * self.c.param_bytes
+            self._gathered[id(unit)] = self.s.gathered_bytes(unit)
         return self._gathered[id(unit)]
 
     def buffer(self, unit: Unit | None) -> Floats:
@@ -122,7 +122,8 @@ class Fsdp(Placement):
         gathers = self.gathers(m)
         yield from self._gather(self.root, ROOT, gathers)
         yield from self._copy_out(self.root, ROOT, gathers)
-        yield Alloc("unsharded_parameters", self.gathered(self.root) * gathers)
+        held = self.gathered(self.root) + self.buffer(self.root)
+        yield Alloc("unsharded_parameters", held * gathers)
         yield from self._look_up(m)
         if not self.waits:
             for index in range(min(1 + self.forward_prefetch, len(self.units.blocks))):
@@ -137,6 +138,7 @@ class Fsdp(Placement):
         yield from self._copy_out(unit, ROOT, gathers)
         yield Alloc("unsharded_parameters", (self.gathered(unit) + self.buffer(unit)) * gathers)
         yield Instant((Alloc("activations", self.s.boundary),))
+        yield Alloc("unsharded_parameters", -self.buffer(self.root) * self.gathers(m))
         yield Alloc("unsharded_parameters", -self.gathered(unit) * self.c.reshard_forward)
 
     def _looked_up(self, m: MicroBatch) -> Bools:
@@ -170,8 +172,10 @@ class Fsdp(Placement):
 
     def _buffer_freed(self, m: MicroBatch, index: int) -> Event:
         """The flat buffer of the unit before `index`, when that one has been copied out."""
-        if index == 0:
+        if index == 0 and self.embedding.parameters:
             return Alloc("unsharded_parameters", -self.buffer(self.embedding) * self._looked_up(m))
+        if index == 0:
+            return Alloc("unsharded_parameters", -self.buffer(self.root) * self.gathers(m))
         before = self.buffer(neighbour(self.units, index - 1))
         return Alloc("unsharded_parameters", -before * self.gathers(m))
 
@@ -314,8 +318,8 @@ class Fsdp(Placement):
             for moment in stage.backward:
                 made = moment.gradient_elements + made_before
                 working = moment.activation_bytes * self.s.tokens + unread
-                fresh = self._new_gradients(m, group.unit, made)
-                yield Instant((Alloc("activations", working), Alloc("unsharded_gradients", fresh)))
+                fresh = Alloc("unsharded_gradients", self._new_gradients(m, group.unit, made))
+                yield Instant((Alloc("activations", working), fresh, *self.dequantised(block)))
             made_before += float(block.trained_numel)
         cost = Cost("backward", (group.unit, group.recomputed))
         yield self.compute("backward", group.place, cost, self.beside)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardwise.predict.configurations import Floats
-from shardwise.predict.program.events import ROOT, Alloc, Cost, Event, Instant, Repeat
+from shardwise.predict.program.events import ROOT, Alloc, Cost, Event, Instant, Repeat, where
 from shardwise.predict.program.placement import Placement
 from shardwise.predict.program.sizes import MicroBatch
 from shardwise.units.unit import Moment
@@ -22,51 +22,53 @@ LOSS_BYTES = 4
 
 
 def loss_forward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
+    s = placed.s
     yield from placed.head_begins(m)
-    yield from _chunks(placed, m) if placed.chunked else _all_tokens(placed, m)
+    yield from where(~placed.chunked, _all_tokens(placed))
+    if placed.chunked.any():
+        chunk = tuple(_chunk(placed))
+        # The first makes the gradient of the head's weights, all others add to it.
+        yield from where(placed.chunked, (*chunk, _summed(placed, s.head_elements)))
+        yield Repeat(chunk, (s.chunks - 1) * placed.chunked)
+    yield from placed.model_returned(m)
+    yield from where(~placed.chunked, (_logits(placed),))
 
 
 def loss_backward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
     s = placed.s
     yield from placed.backward_begins(m)
-    if placed.chunked:
-        end = s.head_moments[-1]
-        yield Instant((Alloc("activations", end.activation_bytes * s.tokens + s.boundary),))
-        yield _summed(placed, -s.head_elements)
-    else:
-        yield placed.compute("backward", ROOT, Cost("root_backward"))
-        for moment in s.head_moments:
-            yield Instant(
-                (
-                    Alloc("activations", moment.activation_bytes * s.tokens),
-                    Alloc("logits", moment.logit_bytes * s.tokens),
-                    *placed.head_gradients(m, moment.gradient_elements),
-                )
-            )
+    yield from where(~placed.chunked, _all_tokens_backward(placed, m))
+    end = s.head_moments[-1].activation_bytes * s.tokens + s.boundary
+    handed_on = Instant((Alloc("activations", end),))
+    yield from where(placed.chunked, (handed_on, _summed(placed, -s.head_elements)))
     yield from placed.head_done(m)
 
 
-def _all_tokens(placed: Placement, m: MicroBatch) -> Iterator[Event]:
+def _all_tokens(placed: Placement) -> Iterator[Event]:
     """While the head runs there is no more of the logits than the head itself makes."""
-    s, c = placed.s, placed.c
-    peak = s.units.root.stage.forward_peak
+    c = placed.c
     made = c.param_bytes / (np.maximum(c.param_bytes, LOSS_BYTES) + LOSS_BYTES)
-    working = Alloc("activations", peak.activation_bytes * s.tokens)
-    logits = peak.logit_bytes * s.tokens
-    yield placed.compute("forward", ROOT, Cost("forward", (s.units.root,)))
-    yield Instant((working, Alloc("logits", logits * made)))
-    yield from placed.model_returned(m)
-    yield Instant((working, Alloc("logits", logits)))
+    yield placed.compute("forward", ROOT, Cost("forward", (placed.units.root,)))
+    yield _logits(placed, made)
 
 
-def _chunks(placed: Placement, m: MicroBatch) -> Iterator[Event]:
-    """The first chunk makes the gradient of the head's weights, all others add to it."""
+def _logits(placed: Placement, share: float | Floats = 1.0) -> Instant:
+    peak, tokens = placed.units.root.stage.forward_peak, placed.s.tokens
+    working = Alloc("activations", peak.activation_bytes * tokens)
+    return Instant((working, Alloc("logits", peak.logit_bytes * tokens * share)))
+
+
+def _all_tokens_backward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
     s = placed.s
-    body = tuple(_chunk(placed))
-    yield from body
-    yield _summed(placed, s.head_elements)
-    yield Repeat(body, s.chunks - 1)
-    yield from placed.model_returned(m)
+    yield placed.compute("backward", ROOT, Cost("root_backward"))
+    for moment in s.head_moments:
+        yield Instant(
+            (
+                Alloc("activations", moment.activation_bytes * s.tokens),
+                Alloc("logits", moment.logit_bytes * s.tokens),
+                *placed.head_gradients(m, moment.gradient_elements),
+            )
+        )
 
 
 def _chunk(placed: Placement) -> Iterator[Event]:

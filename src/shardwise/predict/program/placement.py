@@ -12,6 +12,10 @@ from shardwise.predict.program.events import Alloc, Cost, Event, Instant, Messag
 from shardwise.predict.program.sizes import MicroBatch, Sizes
 from shardwise.units.unit import Unit
 
+# Of an element of a quantised matrix, while it is turned into the compute dtype: two indices of 8
+# bytes per two elements, their values, their scales, the scaled values, and the result.
+DEQUANTISING_BYTES = 16.0
+
 
 class Placement:
     """Emits what happens around head, loss and blocks, for rows that share a shape."""
@@ -25,7 +29,7 @@ class Placement:
         self.rows = len(sizes.c)
         self.every: Bools = np.ones(self.rows, dtype=np.bool_)
         self._emitted: dict[tuple[object, ...], Sequence[Event]] = {}
-        self.chunked = bool(sizes.c.loss_chunks[0] > 1)
+        self.chunked: Bools = sizes.c.loss_chunks > 1
         # Of an element of the head's gradient: summed over chunks, and of one chunk.
         self.head_gradient_bytes: Ints = sizes.c.param_bytes
         self.chunk_gradient_bytes: Ints = sizes.c.param_bytes
@@ -77,7 +81,7 @@ class Placement:
         """What is alive at all times."""
         here = ~self.c.offload
         yield Alloc("parameters", self.s.parameter_bytes * here)
-        yield Alloc("optimizer", self.s.gradient_bytes * self.s.states * here)
+        yield Alloc("optimizer", self.s.optimizer_bytes * here)
         yield Alloc("other", self.s.batch)
 
     def gradients_dropped(self) -> Iterator[Event]:
@@ -109,6 +113,16 @@ class Placement:
         working = self.s.forward_working(block.stage, again)
         yield Instant((Alloc("activations", working),))
         yield Alloc("activations", self.s.kept(block.stage, again))
+        if block.quantised:
+            # About as much is alive when its largest matrix is used.
+            boundary = Alloc("activations", self.s.boundary)
+            yield Instant((boundary, *self.dequantised(block)))
+
+    def dequantised(self, block: Unit) -> tuple[Alloc, ...]:
+        """What torchao holds while it turns the largest quantised matrix into the compute dtype."""
+        if not block.quantised:
+            return ()
+        return (Alloc("unsharded_parameters", self.s.dequantised(block) * DEQUANTISING_BYTES),)
 
 
 def only(rows: Bools) -> Bools | None:

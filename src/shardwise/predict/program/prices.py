@@ -42,7 +42,16 @@ class Prices:
 
     def forward(self, unit: Unit) -> Floats:
         """Blocks run one by one, also within a unit."""
-        return sum(self._stage("forward", block) for block in unit.blocks)  # type: ignore[return-value]
+        return sum(
+            self._stage("forward", block) + self._dequantised(block) for block in unit.blocks
+        )  # type: ignore[return-value]
+
+    def _dequantised(self, block: Unit) -> Floats | float:
+        """Quantised weights are read as stored and written in the compute dtype, for each use."""
+        if not block.quantised:
+            return 0.0
+        elements, stored = self.s.packed(block)
+        return (stored + elements * self.s.c.param_bytes) / self.copy_bandwidth
 
     def backward(self, unit: Unit, recomputed: Ints) -> Floats:
         total: Floats = np.zeros(len(self.s.c))
@@ -50,7 +59,9 @@ class Prices:
             again = np.where(self.s.c.selective, self._stage("selective", block), 0.0)
             if (recomputed > number).any():
                 again = np.where(recomputed > number, self._stage("full", block), again)
-            total = total + self._stage("backward", block) + again
+            # Once more than the forward does where blocks recompute.
+            dequantised = self._dequantised(block) * (1 + (recomputed > number))
+            total = total + self._stage("backward", block) + again + dequantised
         return total
 
     def root_backward(self) -> Floats:
@@ -84,21 +95,20 @@ class Prices:
         return self._gather(unit, group)
 
     def _gather(self, unit: Unit, group: Ints) -> Floats:
-        elements, itemsize = self.s.elements(unit), self.s.c.param_bytes
-        moved = ring_s(elements * itemsize, group, self.h, self.k)
-        return moved + self._moved_to_host(elements, itemsize)
+        message = self.s.gathered_bytes(unit)
+        return ring_s(message, group, self.h, self.k) + self._moved_to_host(message)
 
     def scatter(self, unit: Unit) -> Floats:
         # Gloo runs a reduce-scatter as an all-reduce.
         passes, c = 2.0 if self.h.on_cpu else 1.0, self.s.c
         message = self.s.trained(unit) * c.reduce_bytes
         moved = passes * ring_s(message, c.shard, self.h, self.k)
-        return moved + self._moved_to_host(self.s.trained(unit), c.reduce_bytes)
+        return moved + self._moved_to_host(message)
 
-    def _moved_to_host(self, elements: Floats, itemsize: Ints) -> Floats:
+    def _moved_to_host(self, message: Floats) -> Floats:
         """Offloaded shards come from the host before each gather and go back after each scatter."""
         c = self.s.c
-        return np.where(c.offload, elements / c.shard * itemsize / self.h.host_link, 0.0)
+        return np.where(c.offload, message / c.shard / self.h.host_link, 0.0)
 
     def all_reduce(self, unit: Unit) -> Floats:
         """Of a unit's sharded gradients, across replicas."""
@@ -116,8 +126,8 @@ class Prices:
 
     def copy_out(self, unit: Unit) -> Floats:
         """Read and written once each; twice what is not sharded along its first dimension."""
-        elements = self.s.elements(unit) + self.s.rearranged(unit)
-        moved = 2.0 * elements * self.s.c.param_bytes
+        again = self.s.rearranged(unit) * self.s.c.param_bytes
+        moved = 2.0 * (self.s.gathered_bytes(unit) + again)
         return moved / self.copy_bandwidth + self.hook_s
 
     def copy_in(self, unit: Unit) -> Floats:
@@ -130,6 +140,6 @@ class Prices:
 
     def optimizer(self) -> Floats:
         bandwidth = np.where(self.s.c.offload, self.h.host_memory, self.h.memory_bandwidth)
-        # Parameters and gradients, and the states of both moments or of one.
-        moved = self.s.gradient_bytes * (2 + self.s.states)
+        # Parameters and gradients, and the states.
+        moved = 2.0 * self.s.gradient_bytes + self.s.optimizer_bytes
         return self.k.optimizer_factor * moved / bandwidth + self.k.overhead_s

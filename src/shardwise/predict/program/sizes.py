@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from shardwise.predict.configurations import Bools, Configurations, Floats, Ints
+from shardwise.predict.program.optimizer_states import optimizer_state_bytes
+from shardwise.spec.optimizer import Optimizer, state_tensors
 from shardwise.spec.strategy import blocks_of_share
 from shardwise.units.unit import ModelUnits, Moment, Stage, Unit
 
@@ -26,8 +29,8 @@ class MicroBatch(NamedTuple):
 class Sizes:
     """What sharded and replicated placements have in common."""
 
-    def __init__(self, units: ModelUnits, c: Configurations, states: int) -> None:
-        self.units, self.c, self.states = units, c, states
+    def __init__(self, units: ModelUnits, c: Configurations, optimizer: Optimizer) -> None:
+        self.units, self.c, self.optimizer = units, c, optimizer
         self.tokens: Floats = c.micro_batch * float(units.seq_len)
         self.recomputed: Ints = blocks_of_share(c.full_recompute, len(units.single_blocks)).astype(
             np.int64
@@ -40,6 +43,22 @@ class Sizes:
     def elements(self, unit: Unit) -> Floats:
         """Elements of a unit, padded as FSDP2 pads for each row's degree."""
         return self._of(unit, "padded_numel")
+
+    def gathered_bytes(self, unit: Unit) -> Floats:
+        """Of a whole unit: in the compute dtype, but for what is gathered as it is stored."""
+        gathered: Floats = self.elements(unit) * self.c.param_bytes
+        if not unit.quantised:
+            return gathered
+        elements, stored = self.packed(unit)
+        return gathered - elements * self.c.param_bytes + stored
+
+    def dequantised(self, unit: Unit) -> Floats:
+        """Elements of the largest quantised matrix."""
+        return self._of(unit, "dequantised_numel")
+
+    def packed(self, unit: Unit) -> tuple[Floats, Floats]:
+        """Elements of all of them, and their bytes."""
+        return self._of(unit, "packed_numel"), self._of(unit, "packed_bytes")
 
     def trained(self, unit: Unit) -> Floats:
         """Those of them that have gradients."""
@@ -79,23 +98,32 @@ class Sizes:
 
     @cached_property
     def parameter_bytes(self) -> Floats:
-        """All parameters in the master dtype, as a device holds them."""
-        return self._state(self._sum("padded_numel"))
+        """All parameters as a device holds them: in the master dtype, or as they are stored."""
+        stored = self._sum("stored_bytes") / self.c.shard
+        return self._state(self._sum("master_numel")) + stored
 
     @cached_property
     def gradient_bytes(self) -> Floats:
-        """The same of those that are trained: of their gradients, and of each optimizer state."""
+        """Their gradients: the same of those that are trained."""
         return self._state(self.all_trained)
 
     @cached_property
-    def host_bytes(self) -> Floats:
-        """What a host holds of an offloaded model."""
-        return self.parameter_bytes + self.gradient_bytes * (1 + self.states)
+    def optimizer_bytes(self) -> Floats:
+        """What the optimizer keeps between steps."""
+        tensors = state_tensors(self.optimizer)
+        if tensors is not None:
+            return self.gradient_bytes * tensors
+        return optimizer_state_bytes(self.units, self.c, self.optimizer)
+
+    @cached_property
+    def state_bytes(self) -> Floats:
+        """Parameters, gradients and optimizer states; a host holds them of an offloaded model."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     def _sum(self, size: str) -> Floats:
         total = np.zeros(len(self.c))
-        for unit in self.units.units:
-            total = total + self._of(unit, size)
+        for unit, times in Counter(self.units.units).items():
+            total = total + times * self._of(unit, size)
         return total
 
     def _state(self, elements: Floats) -> Floats:
@@ -125,8 +153,8 @@ class Sizes:
 
     @cached_property
     def tied(self) -> float:
-        """Elements of the table that embedding and head share; 0 if each has its own."""
-        sizes = [float(p.numel) for p in self.units.root.parameters]
+        """Elements of the trained table that embedding and head share; 0 if each has its own."""
+        sizes = [float(p.numel) for p in self.units.root.trained]
         return max(sizes, default=0.0) if self.units.tied else 0.0
 
     @cached_property

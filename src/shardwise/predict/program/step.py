@@ -29,6 +29,7 @@ from shardwise.predict.program.fsdp import Fsdp
 from shardwise.predict.program.loss import loss_backward, loss_forward
 from shardwise.predict.program.placement import Placement
 from shardwise.predict.program.sizes import MicroBatch, Sizes
+from shardwise.spec.optimizer import Optimizer
 from shardwise.units.unit import ModelUnits
 
 FIRST, MIDDLE, LAST = (
@@ -45,7 +46,6 @@ def shapes(c: Configurations) -> list[Ints]:
     decides = [
         sharded,
         c.accumulate > 1,
-        c.loss_chunks > 1,
         # Of sharded rows.
         sharded & c.split_root,
         sharded & (c.shard == 1),
@@ -81,30 +81,30 @@ class Steps(NamedTuple):
 
     units: ModelUnits
     c: Configurations
-    states: int
+    optimizer: Optimizer
     parts: tuple[Part, ...]
 
 
 def emit_steps(
-    units: ModelUnits, c: Configurations, states: int = 2, *, waits: bool = False
+    units: ModelUnits, c: Configurations, optimizer: Optimizer = "adamw", *, waits: bool = False
 ) -> Steps:
     parts = []
     for rows in shapes(c):
-        sizes = Sizes(units, c.take(rows), states)
+        sizes = Sizes(units, c.take(rows), optimizer)
         parts.append(Part(rows, sizes, tuple(emit_step(_placed(sizes, waits)))))
-    return Steps(units, c, states, tuple(parts))
+    return Steps(units, c, optimizer, tuple(parts))
 
 
 def step_program(
     units: ModelUnits,
     c: Configurations,
-    states: int = 2,
+    optimizer: Optimizer = "adamw",
     *,
     waits: bool = False,
     apart: bool = False,
 ) -> Program:
-    """The step of rows of one shape; with `apart` no unit and no micro-batch is joined."""
-    return tuple(emit_step(_placed(Sizes(units, c, states), waits), apart=apart))
+    """The step of rows of one shape; with `apart` no units are joined."""
+    return tuple(emit_step(_placed(Sizes(units, c, optimizer), waits), apart=apart))
 
 
 def _placed(sizes: Sizes, waits: bool) -> Placement:
@@ -121,7 +121,7 @@ def emit_step(placed: Placement, *, apart: bool = False) -> Iterator[Event]:
         yield from _micro_batch(placed, FIRST, blocks)
         if (k > 2).any():
             middle = tuple(_micro_batch(placed, MIDDLE, blocks))
-            yield from middle * int(k[0] - 2) if apart else (Repeat(middle, k - 2),)
+            yield Repeat(middle, k - 2)
         yield from _micro_batch(placed, LAST, blocks)
     yield from _optimizer(placed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.spec.dtype import TORCH_NAMES
-from shardwise.spec.job import Optimizer
+from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import SpecError
 from shardwise.stacks.read import known_keys
 from shardwise.stacks.read.imported import (

@@ -26,6 +26,9 @@ class Imported(NamedTuple):
     notes: tuple[str, ...]
     # One sentence for each setting that has no counterpart, or is only decided at run time.
     unsupported: tuple[str, ...]
+    # Empty where every parameter is trained.
+    adapter: dict[str, object]
+    data: dict[str, object]
 
 
 class Reading:
@@ -36,6 +39,8 @@ class Reading:
         self.strategy: dict[str, object] = {}
         self.job: dict[str, object] = {}
         self.train: dict[str, object] = {}
+        self.adapter: dict[str, object] = {}
+        self.data: dict[str, object] = {}
         self.processes: int | None = None
         self.machines = 1
         self.cpu = False
@@ -53,6 +58,8 @@ class Reading:
         self.strategy |= inside.strategy
         self.job |= inside.job
         self.train |= inside.train
+        self.adapter |= inside.adapter
+        self.data |= inside.data
         self.notes += inside.notes
         self.unsupported += [text for text in inside.unsupported if not text.startswith(but)]
 
@@ -67,6 +74,8 @@ class Reading:
             cpu=self.cpu,
             notes=tuple(dict.fromkeys(self.notes)),
             unsupported=tuple(dict.fromkeys(self.unsupported)),
+            adapter=self.adapter,
+            data=self.data,
         )
 
 

@@ -6,35 +6,48 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import Model
 from shardwise.spec.record import Problems, Record, SpecError
 from shardwise.spec.run import RunSpec, default_seq_len
 from shardwise.spec.strategy import Strategy
-from shardwise.spec.train import TrainSettings
+from shardwise.spec.train import DataSettings, TrainSettings
 from shardwise.stacks.read.imported import Imported
 
 # A configuration is a few kilobytes, a script rarely a hundred.
 MAX_BYTES = 2**22
 _DEPTH = 50
 _KNOWN = (
-    "an accelerate YAML, a DeepSpeed JSON, TrainingArguments or SFTConfig (JSON, YAML or script), "
-    "a torchtitan configuration, or a Python script with FSDP or DDP"
+    "an accelerate, TRL, axolotl or LLaMA-Factory YAML, a DeepSpeed JSON, TrainingArguments or "
+    "SFTConfig (JSON, YAML or script), a torchtitan configuration, or a Python script with FSDP or "
+    "DDP"
 )
-_SECTIONS: dict[type[Record], str] = {Strategy: "strategy", Job: "job", TrainSettings: "train"}
+_SECTIONS: dict[type[Record], str] = {
+    Strategy: "strategy",
+    Job: "job",
+    TrainSettings: "train",
+    Adapter: "adapter",
+    DataSettings: "data",
+}
 
 
 def import_file(path: Path) -> Imported:
     """Read a file of another stack, whatever it is. What it says is valid, with or without more."""
     imported = _import(path)
     problems = Problems()
-    for record, fields in (
+    parts: list[tuple[type[Record], dict[str, object]]] = [
         (Strategy, imported.strategy),
         # A file need not say how long a sequence is.
         (Job, {"seq_len": 1, **imported.job}),
         (TrainSettings, imported.train),
-    ):
+    ]
+    if imported.adapter:
+        parts.append((Adapter, imported.adapter))
+    if imported.data:
+        parts.append((DataSettings, imported.data))
+    for record, fields in parts:
         with problems.collect():
             record.read(fields, where=_SECTIONS[record])
     _check_machines(imported, problems)
@@ -172,12 +185,16 @@ def _check_keys(node: Any, path: Path) -> None:
 
 
 def _table(found: object, path: Path) -> Imported:
-    from shardwise.stacks.read import accelerate, deepspeed, trainer
+    from shardwise.stacks.read import accelerate, axolotl, deepspeed, llama_factory, trainer
 
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise SpecError(f"import: {path} holds no settings; known are {_KNOWN}")
     readers: tuple[tuple[bool, Callable[[Mapping[str, object]], Imported]], ...] = (
         ("distributed_type" in found or "compute_environment" in found, accelerate.read),
+        (axolotl.is_axolotl(found), axolotl.read),
+        (llama_factory.is_version_1(found), llama_factory.refuse_version_1),
+        (llama_factory.is_llama_factory(found), llama_factory.read),
+        (trainer.is_trl(found), trainer.read_trl),
         (trainer.is_trainer(found), trainer.read),
         (
             any(key in found for key in ("zero_optimization", "train_micro_batch_size_per_gpu",
@@ -237,7 +254,7 @@ def other_size(imported: Imported, cluster: ClusterSpec) -> str | None:
 def imported_run(imported: Imported, model: Model, cluster: ClusterSpec) -> RunSpec:
     """The run that the file describes, of a model, on a cluster."""
     problems = Problems()
-    job = strategy = train = None
+    job = strategy = train = data = None
     with problems.collect():
         job = Job.read({"seq_len": default_seq_len(model), **imported.job}, where="job")
     with problems.collect():
@@ -245,9 +262,15 @@ def imported_run(imported: Imported, model: Model, cluster: ClusterSpec) -> RunS
     with problems.collect():
         if imported.train:
             train = TrainSettings.read(imported.train, where="train")
+    with problems.collect():
+        if imported.adapter:
+            model = model.but(adapter=Adapter.read(imported.adapter, where="adapter"))
+    with problems.collect():
+        if imported.data:
+            data = DataSettings.read(imported.data, where="data")
     problems.raise_if_any()
     assert job is not None
     assert strategy is not None
-    run = RunSpec(model, cluster, job, strategy, train)
+    run = RunSpec(model, cluster, job, strategy, train, data)
     run.resolved()
     return run

@@ -127,16 +127,109 @@ TRAINER_FSDP = (*FSDP, "cpu_offload", "xla", "xla_fsdp_v2", "xla_fsdp_settings",
 TRL = (
     # Read, or listed as unsupported.
     "max_length", "max_seq_length", "use_peft", "load_in_4bit", "load_in_8bit",
-    "activation_offloading",
+    "activation_offloading", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules",
+    "lora_modules_to_save", "lora_target_parameters", "use_rslora", "use_dora", "dtype",
+    "torch_dtype", "bnb_4bit_quant_type", "use_bnb_nested_quant", "packing", "env",
     # About data and tokenizers.
     "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split",
     "dataset_streaming", "dataset_num_proc", "dataset_text_field", "dataset_kwargs", "datasets",
-    "eos_token", "pad_token", "pad_to_multiple_of", "packing", "packing_strategy", "padding_free",
+    "eos_token", "pad_token", "pad_to_multiple_of", "packing_strategy", "padding_free",
+    "streaming", "test_split_size", "truncation_mode",
     "eval_packing", "completion_only_loss", "assistant_only_loss", "shuffle_dataset",
     "chat_template_path", "ignore_bias_buffers", "loss_type",
     # About the model.
-    "model_name_or_path", "model_revision", "model_init_kwargs", "dtype", "torch_dtype",
-    "attn_implementation", "trust_remote_code", "lora_r", "lora_alpha", "lora_dropout",
-    "lora_target_modules", "lora_modules_to_save", "lora_task_type", "use_rslora", "use_dora",
-    "bnb_4bit_quant_type", "use_bnb_nested_quant",
+    "model_name_or_path", "model_revision", "model_init_kwargs", "attn_implementation",
+    "trust_remote_code", "lora_task_type", "bnb_4bit_quant_storage", "router_aux_loss_coef",
+    # About how `trl sft` starts it.
+    "accelerate_config", "num_processes", "num_machines",
+)  # fmt: skip
+# By which a file of TRL is told from TrainingArguments.
+TRL_ONLY = ("max_length", "packing", "packing_strategy", "use_peft", "lora_r", "padding_free",
+            "dataset_train_split", "completion_only_loss", "assistant_only_loss",
+            "lora_target_modules")  # fmt: skip
+
+AXOLOTL = (
+    # Read, or listed as unsupported.
+    "base_model", "micro_batch_size", "gradient_accumulation_steps", "batch_size", "sequence_len",
+    "sample_packing", "adapter", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules",
+    "lora_target_linear", "lora_modules_to_save", "peft_use_dora", "peft_use_rslora",
+    "load_in_4bit", "load_in_8bit", "unfrozen_parameters", "bf16", "fp16", "bfloat16", "float16",
+    "gradient_checkpointing", "optimizer", "learning_rate", "lr_scheduler", "cosine_min_lr_ratio",
+    "warmup_steps", "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "max_steps", "seed", "fsdp", "fsdp_config", "fsdp_version", "deepspeed", "dp_shard_size",
+    "dp_replicate_size", "ddp_bucket_cap_mb", "torch_compile", "bnb_config_kwargs", "rl",
+    # About data and tokenizers.
+    "datasets", "test_datasets", "pretraining_dataset", "dataset_prepared_path",
+    "dataset_keep_in_memory", "dataset_num_proc", "dataset_processes", "dataset_shard_num",
+    "dataset_shard_idx", "dataset_exact_deduplication", "dataset_config", "val_set_size",
+    "shuffle_merged_datasets", "shuffle_before_merging_datasets", "skip_prepare_dataset",
+    "pad_to_sequence_len", "eval_sample_packing", "min_sample_len", "train_on_inputs",
+    "group_by_length", "chat_template", "chat_template_jinja", "chat_template_kwargs",
+    "default_system_message", "special_tokens", "tokens", "added_tokens_overrides", "eot_tokens",
+    "tokenizer_type", "tokenizer_config", "tokenizer_use_fast", "tokenizer_legacy",
+    "tokenizer_use_mistral_common", "tokenizer_save_jinja_files", "processor_type",
+    "remove_unused_columns", "streaming", "streaming_multipack_buffer_size",
+    "pretrain_multipack_attn", "pretrain_multipack_buffer_size", "sample_packing_group_size",
+    "sample_packing_bin_size", "sample_packing_sequentially", "curriculum_sampling",
+    "excess_length_strategy", "dataloader_num_workers", "dataloader_pin_memory",
+    "dataloader_prefetch_factor", "dataloader_drop_last", "resize_token_embeddings_to_32x",
+    "shrink_embeddings", "image_size", "image_resize_algorithm",
+    # About the model and where it comes from.
+    "base_model_config", "cls_model_config", "base_model_ignore_patterns", "model_type",
+    "model_config", "model_config_type", "revision_of_model", "trust_remote_code",
+    "overrides_of_model_config", "overrides_of_model_kwargs", "is_falcon_derived_model",
+    "is_llama_derived_model", "is_mistral_derived_model", "is_qwen_derived_model",
+    "attn_implementation", "flash_attention", "sdp_attention", "xformers_attention",
+    "flex_attention", "eager_attention", "sage_attention", "s2_attention", "tf32",
+    "low_cpu_mem_usage", "device_map", "max_memory", "hf_use_auth_token", "lora_model_dir",
+    "lora_on_cpu", "qlora_sharded_model_loading", "gradient_checkpointing_kwargs",
+    "lora_fan_in_fan_out", "experimental_skip_move_to_device", "use_kernels", "torch_dtype",
+    # About evaluation, logging, saving and starting.
+    "num_epochs", "output_dir", "logging_steps", "logging_strategy", "save_steps",
+    "save_strategy", "saves_per_epoch", "save_total_limit", "save_only_model", "save_safetensors",
+    "save_first_step", "evals_per_epoch", "eval_steps", "eval_strategy", "evaluation_strategy",
+    "eval_batch_size", "eval_table_size", "eval_max_new_tokens", "eval_causal_lm_metrics",
+    "do_causal_lm_eval", "do_bench_eval", "early_stopping_patience", "load_best_model_at_end",
+    "metric_for_best_model", "greater_is_better", "loss_watchdog_threshold",
+    "loss_watchdog_patience", "resume_from_checkpoint", "auto_resume_from_checkpoints",
+    "hub_model_id", "hub_strategy", "push_dataset_to_hub", "wandb_project", "wandb_entity",
+    "wandb_watch", "wandb_name", "wandb_run_id", "wandb_log_model", "use_wandb", "wandb_mode",
+    "use_tensorboard", "use_mlflow", "mlflow_tracking_uri", "mlflow_experiment_name",
+    "use_comet", "use_swanlab", "use_trackio", "include_tokens_per_second", "strict", "debug",
+    "profiler_steps", "gc_steps", "ddp", "ddp_timeout", "ddp_broadcast_buffers", "world_size",
+    "local_rank", "use_ray", "ray_num_workers", "resources_per_worker", "axolotl_config_path",
+    "torch_compile_mode", "torch_compile_backend", "flex_attn_compile_kwargs",
+)  # fmt: skip
+# Of its fsdp_config, beside those of accelerate's.
+AXOLOTL_FSDP = (*FSDP, "cpu_offload_pin_memory", "final_state_dict_type", "mixed_precision_policy")
+
+# Of LLaMA-Factory, beside those of TrainingArguments.
+LLAMA_FACTORY = (
+    # Read, or listed as unsupported.
+    "stage", "finetuning_type", "cutoff_len", "packing", "neat_packing", "lora_rank", "lora_alpha",
+    "lora_dropout", "lora_target", "use_rslora", "use_dora", "additional_target",
+    "quantization_bit", "quantization_method", "quantization_type", "double_quantization",
+    "disable_gradient_checkpointing", "pure_bf16", "freeze_trainable_layers",
+    "freeze_trainable_modules", "freeze_extra_modules", "use_muon",
+    # About data.
+    "template", "dataset", "eval_dataset", "dataset_dir", "media_dir", "train_on_prompt",
+    "mask_history", "streaming", "buffer_size", "mix_strategy", "interleave_probs",
+    "overwrite_cache", "preprocessing_batch_size", "preprocessing_num_workers", "max_samples",
+    "eval_num_beams", "ignore_pad_token_for_loss", "val_size", "eval_on_each_dataset",
+    "tool_format", "default_system", "enable_thinking", "preserve_thinking", "tokenized_path",
+    "data_shared_file_system", "disable_shuffling", "image_max_pixels", "image_min_pixels",
+    "video_max_pixels", "video_min_pixels", "video_fps", "video_maxlen", "audio_sampling_rate",
+    # About the model and where it comes from.
+    "model_name_or_path", "adapter_name_or_path", "create_new_adapter", "cache_dir",
+    "use_fast_tokenizer", "resize_vocab", "split_special_tokens", "add_tokens",
+    "add_special_tokens", "model_revision", "low_cpu_mem_usage", "rope_scaling", "flash_attn",
+    "trust_remote_code", "use_v1_kernels", "use_reentrant_gc", "hf_hub_token", "ms_hub_token",
+    "om_hub_token", "freeze_vision_tower", "freeze_multi_modal_projector",
+    "quantization_device_map", "predict_with_generate",
+    # About evaluation, logging and starting.
+    "plot_loss", "compute_accuracy", "early_stopping_steps", "print_param_status",
+    "include_effective_tokens_per_second", "use_swanlab", "swanlab_project",
+    "swanlab_run_name", "swanlab_mode", "ray_run_name", "ray_storage_path",
+    "ray_num_workers", "resources_per_worker", "placement_strategy", "ray_init_kwargs",
+    "master_addr", "master_port", "max_new_tokens", "top_p", "temperature",
 )  # fmt: skip

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.stacks.read import accelerate, deepspeed, fsdp1, known_keys
+from shardwise.stacks.read.adapters import (
+    LoraKeys,
+    Quantisation,
+    loaded_dtype,
+    set_base,
+    set_lora,
+    set_master,
+)
 from shardwise.stacks.read.imported import (
     Imported,
     Reading,
@@ -17,6 +26,8 @@ from shardwise.stacks.read.imported import (
     set_warmup,
     whole,
 )
+from shardwise.stacks.read.optimizers import set_named_optimizer
+from shardwise.stacks.read.packed import set_packing
 
 # The words of its `fsdp` option, as accelerate says them.
 _SHARDING = {name.lstrip("_").lower(): name for name in fsdp1.SHARDING}
@@ -31,11 +42,8 @@ _LOST = {
     "label_smoothing_factor": "the loss is plain cross entropy in Shardwise",
     "neftune_noise_alpha": "Shardwise adds no noise to embeddings",
     "use_liger_kernel": "Shardwise runs the model's own kernels",
-    "parallelism_config": "set shard and replicate yourself",
     "accelerator_config": "Shardwise has no counterpart",
-    "use_peft": "Shardwise trains every parameter; LoRA is not planned",
-    "load_in_4bit": "Shardwise does not quantize the model",
-    "load_in_8bit": "Shardwise does not quantize the model",
+    "lora_target_parameters": "adapters of single parameters are not planned",
     "activation_offloading": "activations stay on the device in Shardwise",
 }
 # Tokens per sequence, by the names that TRL has had for it.
@@ -48,8 +56,17 @@ _AUTO = {
     "scheduler.params.total_num_steps": "max_steps",
     "scheduler.params.warmup_num_steps": "warmup_steps",
 }
-_OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw",
-               "sgd": "sgd"}  # fmt: skip
+# What TRL's SFTConfig and ModelConfig set where a file says nothing.
+TRL_DEFAULTS: dict[str, object] = {"gradient_checkpointing": True, "bf16": True, "max_length": 1024}
+_TRL_LORA = LoraKeys("lora_r", "lora_alpha", "lora_target_modules", "lora_dropout", "use_rslora",
+                     "use_dora", "lora_modules_to_save", default_rank=16, default_alpha=32,
+                     default_dropout=0.05)  # fmt: skip
+# How accelerate is told of groups by the environment, which TRL's files can set.
+ENVIRONMENT = "ACCELERATE_USE_PARALLELISM_CONFIG"
+DEGREES = {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": accelerate.REPLICATE,
+           "PARALLELISM_CONFIG_DP_SHARD_SIZE": accelerate.SHARD}  # fmt: skip
+# Files of DeepSpeed that axolotl and LLaMA-Factory come with say their stage in their name.
+_STAGE = re.compile(r"(?:zero|z|stage)[-_]?([0-3])(?![0-9])")
 
 
 def is_trainer(table: Mapping[str, object]) -> bool:
@@ -57,23 +74,79 @@ def is_trainer(table: Mapping[str, object]) -> bool:
     return any(key in table for key in keys)
 
 
-def read(table: Mapping[str, object], what: str = "TrainingArguments") -> Imported:
+def is_trl(table: Mapping[str, object]) -> bool:
+    return is_trainer(table) and any(key in table for key in known_keys.TRL_ONLY)
+
+
+def read_trl(table: Mapping[str, object]) -> Imported:
+    """The settings of a file that `trl sft --config` takes."""
+    absent = {
+        key: value
+        for key, value in TRL_DEFAULTS.items()
+        if table.get(key) is None and not (key == "bf16" and table.get("fp16"))
+    }
+    if table.get("max_seq_length") is not None:
+        absent.pop("max_length", None)
+    return with_trl_loss(read({**absent, **table}, "a TRL configuration"), absent, table)
+
+
+def with_trl_loss(
+    found: Imported, absent: Mapping[str, object], table: Mapping[str, object]
+) -> Imported:
+    """What SFTTrainer does that no key says: defaults of its own, and a loss in tiles."""
+    notes = [
+        f"{key} is absent, so TRL's default {str(value).lower()} holds."
+        for key, value in absent.items()
+    ]
+    strategy = dict(found.strategy)
+    if not table.get("label_smoothing_factor"):
+        strategy["loss"] = "chunked"
+        notes.append("SFTTrainer of TRL 1.16 computes head and loss in tiles: loss = chunked.")
+    return found._replace(strategy=strategy, notes=(*notes, *found.notes))
+
+
+def read(
+    table: Mapping[str, object],
+    what: str = "TrainingArguments",
+    known: tuple[str, ...] = (*known_keys.TRAINER, *known_keys.TRL),
+) -> Imported:
     """The settings of a run; the number of processes is the launcher's, not in this table."""
+    reading = read_arguments(table, what, known)
+    if flag(table, "use_peft", otherwise=False):
+        set_lora(reading, table, _TRL_LORA)
+    set_base(reading, table.get("dtype") or table.get("torch_dtype") or "float32", _bits(table))
+    set_master(reading, loaded_dtype(reading, table.get("dtype") or table.get("torch_dtype")))
+    set_packing(reading, table, "packing")
+    return reading.done()
+
+
+def _bits(table: Mapping[str, object]) -> Quantisation | None:
+    """TRL's settings of bitsandbytes."""
+    if flag(table, "load_in_4bit", otherwise=False):
+        kind = table.get("bnb_4bit_quant_type") or "nf4"
+        double = flag(table, "use_bnb_nested_quant", otherwise=False)
+        return Quantisation(4, str(kind), double)
+    return Quantisation(8) if flag(table, "load_in_8bit", otherwise=False) else None
+
+
+def read_arguments(table: Mapping[str, object], what: str, known: tuple[str, ...]) -> Reading:
+    """The settings that TrainingArguments have; without adapters and the dtype of the model."""
     reading = Reading(what)
     # A script may have arguments of its own in the same file; listing them does no harm.
-    list_unknown(reading, table, (*known_keys.TRAINER, *known_keys.TRL))
+    list_unknown(reading, table, known)
     low = [name for name in ("bf16", "fp16") if flag(table, name, otherwise=False)]
     if len(low) > 1:
         reading.drop("bf16 and fp16: both are true, which the Trainer refuses; read as bf16.")
     if table.get("deepspeed"):
-        inside = _deepspeed(table["deepspeed"], low[0] if low else None)
+        inside = read_deepspeed(table["deepspeed"], low[0] if low else None, reading)
     else:
         launched = _launched(table, reading)
         inside = accelerate.read({**launched, "mixed_precision": low[0] if low else None})
     # Values that DeepSpeed leaves to the Trainer are among the arguments.
     automatic = (f"{theirs}: auto" for theirs, key in _AUTO.items() if table.get(key) is not None)
     reading.take(inside, but=("micro_batch", "accumulate", *automatic))
-    reading.notes = [_in_its_words(note) for note in reading.notes if not _of_batch(note)]
+    ddp = "Without fsdp or deepspeed the Trainer runs DDP"
+    reading.notes = [in_its_words(note, ddp) for note in reading.notes if not _of_batch(note)]
     if table.get("deepspeed") and low and low[0] != inside.strategy.get("param_dtype"):
         reading.drop(f"{low[0]}: the settings of deepspeed decide, and do not enable it.")
     _batch(table, reading)
@@ -101,7 +174,7 @@ def read(table: Mapping[str, object], what: str = "TrainingArguments") -> Import
     if flag(table, "torch_compile", otherwise=False):
         reading.strategy["compile"] = True
         reading.note("torch_compile becomes compile = true, block by block.")
-    return reading.done()
+    return reading
 
 
 def _train(table: Mapping[str, object], reading: Reading) -> None:
@@ -112,30 +185,23 @@ def _train(table: Mapping[str, object], reading: Reading) -> None:
         value = real(table, key)
         if value is not None:
             reading.train[field] = value
-    for key, field in (("max_steps", "steps"), ("warmup_steps", "warmup_steps")):
-        count = whole(table, key) if table.get(key) not in (0, -1) else None
-        if count is not None:
-            if field == "steps":
-                reading.train[field] = count
-            else:
-                set_warmup(reading, count)
-    _optimizer(table, reading)
+    steps = whole(table, "max_steps") if table.get("max_steps") not in (0, -1) else None
+    if steps is not None:
+        reading.train["steps"] = steps
+    share = real(table, "warmup_steps") or 0.0
+    if 0 < share < 1:
+        reading.drop("warmup_steps: a share of all steps; set train.warmup_steps.")
+    elif share > 0:
+        set_warmup(reading, whole(table, "warmup_steps") or 0)
+    seed = table.get("seed")
+    if isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63:
+        reading.train["seed"] = seed
+    if table.get("optim") is not None:
+        set_named_optimizer(reading, "optim", table["optim"])
     _schedule(table, reading)
     for key, why in _LOST.items():
         if table.get(key) not in (None, False, 0):
             reading.drop(f"{key}: {why}.")
-
-
-def _optimizer(table: Mapping[str, object], reading: Reading) -> None:
-    name = table.get("optim")
-    if name is None:
-        return
-    kind = _OPTIMIZERS.get(str(name)) if isinstance(name, str) else None
-    if kind is None:
-        reading.drop(f"optim: {quoted(name)} is unknown to Shardwise; set job.optimizer.")
-        return
-    reading.job["optimizer"] = kind
-    reading.note(f"optim {name} becomes job.optimizer = {kind}.")
 
 
 def _schedule(table: Mapping[str, object], reading: Reading) -> None:
@@ -175,8 +241,10 @@ def _batch(table: Mapping[str, object], reading: Reading) -> None:
             reading.note(f"{key} becomes {field} = {count}.")
 
 
-def _deepspeed(given: object, low: str | None) -> Imported:
+def read_deepspeed(given: object, low: str | None, reading: Reading) -> Imported:
     """Its own bf16 and fp16 decide; "auto" takes those of the Trainer."""
+    if isinstance(given, str):
+        given = _named_stage(given, reading)
     if not isinstance(given, dict):
         raise SpecError(f"deepspeed: the settings are in {quoted(given)}; import that file")
     settings = dict(given)
@@ -186,17 +254,38 @@ def _deepspeed(given: object, low: str | None) -> Imported:
     return deepspeed.read(settings)
 
 
+def _named_stage(path: str, reading: Reading) -> object:
+    """The stage that the name of a file of DeepSpeed says; the path where it says none."""
+    name = path.replace("\\", "/").rpartition("/")[2].lower()
+    match = _STAGE.search(name)
+    if match is None:
+        return path
+    stage = int(match.group(1))
+    zero: dict[str, object] = {"stage": stage}
+    if "offload" in name:
+        parts = ("offload_param",) if "params" in name else ("offload_optimizer", "offload_param")
+        zero |= {part: {"device": "cpu"} for part in parts if stage == 3 or "optim" in part}
+    reading.drop(
+        f"deepspeed: the settings are in {path[:80]}; its name says ZeRO stage {stage}. Import "
+        "that file for the rest."
+    )
+    return {"zero_optimization": zero, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+
+
 def _of_batch(note: str) -> bool:
     return note.startswith(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"))
 
 
-def _in_its_words(note: str) -> str:
-    """A note about accelerate's settings, in the words of the file that they were made of."""
+def in_its_words(note: str, ddp: str) -> str:
+    """A note about accelerate's settings, in the words of the file that they were made of.
+
+    `ddp` says when that file means DDP.
+    """
     for theirs, here in (
         ("mixed_precision is absent, so its default no", "Without bf16 or fp16 the default fp32"),
         ("mixed_precision bf16", "bf16 true"),
         ("mixed_precision fp16", "fp16 true"),
-        ("MULTI_GPU becomes", "Without fsdp or deepspeed the Trainer runs DDP, which becomes"),
+        ("MULTI_GPU becomes", f"{ddp}, which becomes"),
     ):
         if note.startswith(theirs):
             return here + note.removeprefix(theirs)
@@ -240,7 +329,20 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
         reading.note(
             f"fsdp {sharding[0].lower()} is fsdp_reshard_after_forward {str(not keeps).lower()}."
         )
-    return {"distributed_type": "FSDP", "fsdp_config": config}
+    launched: dict[str, object] = {"distributed_type": "FSDP", "fsdp_config": config}
+    groups = _groups(table)
+    return {**launched, "parallelism_config": groups} if groups else launched
+
+
+def _groups(table: Mapping[str, object]) -> dict[str, object]:
+    """Degrees that a script passes as ParallelismConfig, or that a file of TRL sets in `env`."""
+    given = table.get("parallelism_config")
+    if isinstance(given, dict):
+        return dict(given)
+    settings = section(table, "env")
+    if not flag(settings, ENVIRONMENT, otherwise=False):
+        return {}
+    return {key: settings[name] for name, key in DEGREES.items() if name in settings}
 
 
 def _words(given: object) -> list[str]:

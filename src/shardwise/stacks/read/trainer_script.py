@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
-from shardwise.stacks.read import trainer
-from shardwise.stacks.read.imported import Imported
-from shardwise.stacks.read.source import Call, Script, Unknown, why_not
+from shardwise.spec.record import SpecError
+from shardwise.stacks.read import known_keys, trainer
+from shardwise.stacks.read.adapters import (
+    LoraKeys,
+    Quantisation,
+    loaded_dtype,
+    set_base,
+    set_lora,
+    set_master,
+)
+from shardwise.stacks.read.imported import Imported, Reading, list_unknown
+from shardwise.stacks.read.packed import set_packing
+from shardwise.stacks.read.source import Call, Script, Symbol, Unknown, shown, why_not
 
 # The classes of transformers and TRL, and what TRL's set where a script says nothing.
 _TRL: dict[str, object] = {"gradient_checkpointing": True, "bf16": True}
+_PEFT = LoraKeys()
+# Of peft's LoraConfig: read, or without effect on a plan.
+_LORA_CONFIG = ("r", "lora_alpha", "target_modules", "lora_dropout", "use_rslora", "use_dora",
+                "modules_to_save", "task_type", "inference_mode", "base_model_name_or_path",
+                "fan_in_fan_out", "init_lora_weights", "revision", "peft_type")  # fmt: skip
+_SEQ_LEN = ("seq_len", "SEQ_LEN", "max_seq_length", "MAX_SEQ_LENGTH", "max_length", "MAX_LENGTH")
 ARGUMENTS: dict[str, dict[str, object]] = {
     "TrainingArguments": {},
     "Seq2SeqTrainingArguments": {},
@@ -17,7 +34,10 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "DPOConfig": _TRL,
     "RewardConfig": _TRL,
 }
+# In scripts that `shardwise export` wrote: parts of the names of the parameters that are trained.
+TRAIN_ONLY = "TRAIN_ONLY"
 _MISSING = object()
+_KNOWN_ARGUMENTS = (*known_keys.TRAINER, *known_keys.TRL)
 
 
 def has_arguments(script: Script) -> bool:
@@ -43,7 +63,15 @@ def read(script: Script) -> Imported:
         dropped.append(
             f"The script creates arguments more than once; the first {call.name} is read."
         )
-    found = trainer.read({**defaults, **table}, f"a script with {call.name}")
+    reading = trainer.read_arguments(
+        {**defaults, **table}, f"a script with {call.name}", _KNOWN_ARGUMENTS
+    )
+    read_model(script, reading)
+    set_packing(reading, table, "packing")
+    for key in ("use_peft", "load_in_4bit", "load_in_8bit"):
+        if table.get(key) and not reading.adapter:
+            reading.drop(f"{key}: no LoraConfig is in this script; set adapter.")
+    found = _with_loss(reading.done(), call.name, table)
     notes = [
         f"{key} is absent, so TRL's default {str(value).lower()} holds."
         for key, value in defaults.items()
@@ -52,6 +80,75 @@ def read(script: Script) -> Imported:
     unsettled = {sentence.partition(":")[0] for sentence in dropped}
     known = tuple(n for n in found.notes if n.partition(" ")[0] not in unsettled)
     return found._replace(notes=(*notes, *known), unsupported=(*dropped, *found.unsupported))
+
+
+def _with_loss(found: Imported, name: str, table: dict[str, Any]) -> Imported:
+    return trainer.with_trl_loss(found, {}, table) if name == "SFTConfig" else found
+
+
+def read_model(script: Script, reading: Reading) -> None:
+    """How the model of a script is loaded, what peft adds to it, and how long sequences are."""
+    loaded = _loaded(script)
+    configs = list(script.calls("LoraConfig"))
+    if configs:
+        _lora(configs[0], reading)
+        if len(configs) > 1:
+            reading.drop("The script creates LoraConfig more than once; the first is read.")
+    elif script.uses("get_peft_model", "PeftModel"):
+        reading.drop("get_peft_model: no LoraConfig is in this script; set adapter.")
+    trained = script.value(ast.Name(id=TRAIN_ONLY))
+    if not reading.adapter and type(trained) is tuple and all(map(_is_text, trained)):
+        reading.adapter["train"] = trained
+        reading.note(f"{TRAIN_ONLY} becomes adapter.train: {', '.join(trained)}.")
+    set_base(reading, loaded or "float32", _quantised(script, reading))
+    if loaded is not None:
+        set_master(reading, loaded_dtype(reading, loaded))
+    if "seq_len" not in reading.job and (found := script.number(*_SEQ_LEN)):
+        reading.job["seq_len"] = found[1]
+        reading.note(f"{found[0]} = {found[1]} becomes job.seq_len.")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _loaded(script: Script) -> str | None:
+    """The dtype that the model is loaded in, where the script settles it."""
+    for call in script.calls("from_pretrained", "from_config"):
+        given = call.get("dtype") or call.get("torch_dtype")
+        if isinstance(given, (str, Symbol)):
+            return shown(given)
+    return None
+
+
+def _lora(call: Call, reading: Reading) -> None:
+    dropped: list[str] = []
+    values = {key: _value(key, value, dropped) for key, value in call.keywords.items()}
+    table = {key: value for key, value in values.items() if value is not _MISSING}
+    # What the task is called changes nothing.
+    reading.unsupported += [text for text in dropped if not text.startswith("task_type")]
+    if call.more:
+        reading.drop("Some settings of LoraConfig come from a dictionary made at run time.")
+    if table.get("bias") not in (None, "none"):
+        reading.drop("bias: Shardwise trains no biases beside adapters.")
+    list_unknown(reading, values, (*_LORA_CONFIG, "bias"), "LoraConfig.")
+    try:
+        set_lora(reading, table, _PEFT)
+    except SpecError as error:
+        raise SpecError(f"LoraConfig: {error}") from None
+
+
+def _quantised(script: Script, reading: Reading) -> Quantisation | None:
+    for call in script.calls("BitsAndBytesConfig"):
+        if call.more:
+            reading.drop("Some settings of BitsAndBytesConfig are made when the script runs.")
+        if call.get("load_in_8bit") is True:
+            return Quantisation(8)
+        if call.get("load_in_4bit") is True:
+            kind = call.get("bnb_4bit_quant_type")
+            double = call.get("bnb_4bit_use_double_quant") is True
+            return Quantisation(4, kind if isinstance(kind, str) else "fp4", double)
+    return None
 
 
 def _value(key: str, value: Any, dropped: list[str]) -> Any:
@@ -63,7 +160,12 @@ def _value(key: str, value: Any, dropped: list[str]) -> Any:
     elif isinstance(value, dict):
         table = {name: _value(f"{key}.{name}", part, dropped) for name, part in value.items()}
         return {name: part for name, part in table.items() if part is not _MISSING}
-    elif isinstance(value, Call) and value.name == "dict" and not value.args and not value.more:
+    elif (
+        isinstance(value, Call)
+        and value.name in ("dict", "ParallelismConfig")
+        and not value.args
+        and not value.more
+    ):
         return _value(key, value.keywords, dropped)
     elif value is None or isinstance(value, (bool, int, float, str)):
         return value

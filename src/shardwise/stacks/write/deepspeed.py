@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shardwise.spec.job import Optimizer
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
@@ -121,6 +121,13 @@ def _table(run: RunSpec) -> dict[str, Any]:
     return table
 
 
+def nested(run: RunSpec) -> dict[str, Any]:
+    """The part of it that TrainingArguments do not have, which they take as `deepspeed`."""
+    automatic = ("train_batch_size", "train_micro_batch_size_per_gpu",
+                 "gradient_accumulation_steps", "gradient_clipping")  # fmt: skip
+    return {"zero_optimization": _zero(run), **_precision(run), **dict.fromkeys(automatic, "auto")}
+
+
 def _zero(run: RunSpec) -> dict[str, Any]:
     strategy, stage = run.strategy, _stage(run)
     table: dict[str, Any] = {"stage": stage}
@@ -166,13 +173,13 @@ def _precision(run: RunSpec) -> dict[str, Any]:
 
 
 def _optimizer(kind: Optimizer, train: TrainSettings) -> dict[str, Any]:
-    name, more = OPTIMIZERS[kind]
+    name, more = OPTIMIZERS.get(kind, OPTIMIZERS["adamw"])
     settings: dict[str, object] = {"lr": train.learning_rate, "weight_decay": train.weight_decay}
     if kind in ("sgd", "momentum"):
         settings["momentum"] = train.momentum if kind == "momentum" else 0.0
     else:
         settings["betas"] = [train.beta1, train.beta2]
-    if kind in ("adamw", "adam"):
+    if kind not in ("sgd", "momentum", "lion"):
         settings["eps"] = train.epsilon
     return {"type": name, "params": {**settings, **more}}
 
@@ -209,6 +216,11 @@ def _other_differences(run: RunSpec) -> list[str]:
             "Units: stage 3 gathers module by module; it keeps up to 1e9 parameters gathered "
             "(stage3_max_live_parameters) and does not shard tensors below 1e5 elements "
             "(stage3_param_persistence_threshold)."
+        )
+    if run.job.optimizer not in OPTIMIZERS:
+        said.append(
+            f"job.optimizer = {run.job.optimizer}: DeepSpeed has no such optimizer; the file names "
+            "AdamW, which keeps two states per parameter."
         )
     if train is not None:
         said.append(

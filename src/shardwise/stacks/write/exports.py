@@ -10,21 +10,33 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 
-# Each is a module of its name with a function `export`. Those that cannot run every strategy also
-# have `applied`, which gives the strategy as they run it.
+# Each is a module of its name, hyphens as underscores, with a function `export`. Those that cannot
+# run every strategy also have `applied`, which gives the strategy as they run it.
 STACKS = (
     *("accelerate", "trainer", "deepspeed", "torchtitan", "lightning", "python"),
-    *("slurm", "kubernetes"),
+    *("trl", "axolotl", "llama-factory", "slurm", "kubernetes"),
 )
 # Those that shard every tensor along dimension 0, which pads stacked experts. The others do not:
 # torchtitan uses dimension 1 where there are fewer experts than devices, DeepSpeed divides
 # flattened tensors, and the scripts for Lightning and plain torch do what Shardwise does.
-_ALONG_ROWS = ("accelerate", "trainer")
+_ALONG_ROWS = ("accelerate", "trainer", "trl", "axolotl", "llama-factory")
+# Those whose files say nothing of adapters, which the user's script makes.
+_BY_SCRIPT = ("accelerate", "deepspeed")
+# Those whose scripts and configurations train every parameter.
+_WITHOUT_ADAPTERS = ("torchtitan", "lightning", "python")
 
 
 def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
     """Write a run, its strategy resolved, for another stack."""
+    if run.adapter is not None and stack in _WITHOUT_ADAPTERS:
+        raise SpecError(
+            f"adapter: the file for {stack} trains every parameter; use trainer, trl, axolotl or "
+            "llama-factory, or leave [adapter] out"
+        )
     exported: Exported = _module(stack).export(run, target)
+    if run.adapter is not None and stack in _BY_SCRIPT:
+        made = f"adapter = {run.adapter}: make it in your script, with get_peft_model of peft."
+        exported = exported._replace(in_script=(*exported.in_script, made))
     return exported
 
 
@@ -44,4 +56,4 @@ def _module(stack: str) -> Any:
         raise SpecError(
             f"stack: {stack[:40]!r} is not one of {', '.join(STACKS)}{did_you_mean(stack, STACKS)}"
         )
-    return import_module(f"shardwise.stacks.write.{stack}")
+    return import_module(f"shardwise.stacks.write.{stack.replace('-', '_')}")

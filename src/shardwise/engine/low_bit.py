@@ -1,0 +1,162 @@
+"""AdamW with quantised states on the local shards: torchao's optimizers as Shardwise runs them.
+
+Each shard is quantised in blocks of its own elements, so that where blocks begin depends on how a
+parameter is sharded: runs on different numbers of shards agree only within the rounding of states.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor, Shard
+
+from shardwise.engine.torch_private import local_tensor
+from shardwise.spec.optimizer import LOW_BIT, LowBit, Optimizer
+from shardwise.spec.record import SpecError
+
+_TORCHAO = {"adamw-8bit": "AdamW8bit", "adamw-4bit": "AdamW4bit", "adamw-fp8": "AdamWFp8"}
+# Inner tensors of a quantised state that are saved; its table of values is always the same.
+_SAVED = ("codes", "scale")
+
+
+def make_low_bit(
+    kind: Optimizer, groups: list[dict[str, Any]], **settings: Any
+) -> torch.optim.Optimizer:
+    """torchao's AdamW of this kind, on plain tensors or DTensors."""
+    try:
+        from torchao import optim
+    except ImportError:
+        raise SpecError(
+            f"job.optimizer: {kind} needs torchao; install it with "
+            "'pip install shardwise[adapters]'"
+        ) from None
+    adamw = getattr(optim, _TORCHAO[kind])
+    made: type[torch.optim.Optimizer] = type(adamw.__name__, (_LowBit, adamw), {})
+    optimizer = made(groups, **settings)
+    optimizer.low_bit = LOW_BIT[kind]  # type: ignore[attr-defined]
+    return optimizer
+
+
+class _LowBit:
+    """What Shardwise adds to torchao's optimizers."""
+
+    low_bit: LowBit
+    # 1 cancels the update.
+    found_inf: torch.Tensor | None = None
+    param_groups: list[dict[str, Any]]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if is_cancelled(self.found_inf):
+            return None
+        with _eager_on_cpu(self.param_groups):
+            return super().step(closure)  # type: ignore[misc]
+
+    def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The state of a parameter before its first update, to load saved values into."""
+        return {
+            "step": torch.tensor(0.0),
+            "exp_avg": self._new_buffer(parameter, True),
+            "exp_avg_sq": self._new_buffer(parameter, False),
+        }
+
+    def _new_buffer(self, p: torch.Tensor, signed: bool) -> torch.Tensor:
+        if not self.low_bit.quantises(_shard_numels(p)):
+            return torch.zeros_like(p)
+        buffer: torch.Tensor = super()._new_buffer(p, signed)  # type: ignore[misc]
+        return buffer
+
+    def _subclass_zeros(self, p: torch.Tensor, signed: bool, block_size: int) -> torch.Tensor:
+        zeros: torch.Tensor = super()._subclass_zeros(p, signed, block_size)  # type: ignore[misc]
+        # The dtype of a quantised state is only its appearance. A DTensor with the appearance of
+        # bf16 master weights cannot be updated: torchao computes in fp32.
+        return zeros.to(torch.float32)
+
+
+def is_cancelled(found_inf: torch.Tensor | None) -> bool:
+    """Whether an update must not be applied; waits for the device.
+
+    Only fused optimizers can cancel an update without the host.
+    """
+    return found_inf is not None and bool(found_inf)
+
+
+def _eager_on_cpu(groups: list[dict[str, Any]]) -> AbstractContextManager[Any]:
+    """On a CPU, run the update as it is written instead of compiled.
+
+    torchao compiles the update for every shape of parameter. That is what makes it fast on a GPU;
+    on a CPU compiling takes minutes and needs a C++ compiler.
+    """
+    on_cpu = all(p.device.type == "cpu" for group in groups for p in group["params"])
+    return torch.compiler.set_stance("force_eager") if on_cpu else nullcontext()
+
+
+def _shard_numels(parameter: torch.Tensor) -> tuple[int, int]:
+    """Elements of the largest and of the smallest shard of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return parameter.numel(), parameter.numel()
+    most, least = list(parameter.shape), list(parameter.shape)
+    for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
+        if isinstance(placement, Shard):
+            rows = parameter.shape[placement.dim]
+            most[placement.dim] = -(-rows // size)
+            least[placement.dim] = max(0, rows - (size - 1) * most[placement.dim])
+    return math.prod(most), math.prod(least)
+
+
+# ---- checkpoints ----------------------------------------------------------------------------
+
+
+class _Part(NamedTuple):
+    """An inner tensor of a quantised state as it is saved: one row of numbers per shard."""
+
+    name: str
+    inner: torch.Tensor
+    rows: torch.Tensor
+
+
+def saved_parts(state: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    """The tensors to save of a quantised state, by name; none of any other tensor."""
+    return {part.name: part.rows for part in _parts(state)}
+
+
+def restore_parts(state: torch.Tensor, loaded: Mapping[str, torch.Tensor]) -> None:
+    """Set a quantised state to parts that were loaded, where they are copies and not views."""
+    for part in _parts(state):
+        row = local_tensor(loaded[part.name]).reshape(-1)[: part.inner.numel()]
+        part.inner.view(-1).view(row.dtype).copy_(row)
+
+
+def _parts(state: torch.Tensor) -> Iterator[_Part]:
+    local = local_tensor(state)
+    if not hasattr(local, "__tensor_flatten__"):
+        return
+    largest, _ = _shard_numels(state)
+    for name in _SAVED:
+        inner = getattr(local, name)
+        row = inner.detach().view(-1)
+        # Not every reader of checkpoints knows 8-bit floats.
+        row = row.view(torch.uint8) if row.element_size() == 1 else row
+        # Shards of the last ranks may be smaller; all rows are as long as the first.
+        length = row.numel() * largest // local.numel()
+        row = torch.nn.functional.pad(row, (0, length - row.numel())) if length > len(row) else row
+        yield _Part(name, inner, _as_row(row, state))
+
+
+def _as_row(row: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """This rank's row of the matrix of all shards."""
+    if not isinstance(state, DTensor):
+        return row.view(1, -1)
+    placed = list(zip(state.device_mesh.shape, state.placements, strict=True))
+    shards = math.prod(size for size, placement in placed if isinstance(placement, Shard))
+    return DTensor.from_local(
+        row.view(1, -1),
+        state.device_mesh,
+        [Shard(0) if isinstance(placement, Shard) else placement for _, placement in placed],
+        run_check=False,
+        shape=torch.Size((shards, row.numel())),
+        stride=(row.numel(), 1),
+    )

@@ -1,0 +1,165 @@
+"""LoRA and quantised weights of other stacks, as the fields of an Adapter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from shardwise.spec.adapter import ALL_LINEAR
+from shardwise.spec.dtype import TORCH_NAMES
+from shardwise.spec.record import SpecError
+from shardwise.stacks.read.imported import Reading, flag, plain, quoted, real, whole
+
+# The layers that peft adapts in Llama and most others where a file names none.
+PEFT_TARGETS = ("q_proj", "v_proj")
+_ALL = (ALL_LINEAR, "all", "all_linear")
+_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
+_DTYPES = {theirs: ours for ours, theirs in TORCH_NAMES.items()}
+
+
+class LoraKeys(NamedTuple):
+    """What a stack calls the settings of LoRA, and what holds where they are absent."""
+
+    rank: str = "r"
+    alpha: str = "lora_alpha"
+    targets: str = "target_modules"
+    dropout: str = "lora_dropout"
+    rslora: str = "use_rslora"
+    dora: str = "use_dora"
+    train: str = "modules_to_save"
+    default_rank: int = 8
+    # None is twice the rank.
+    default_alpha: float | None = 8
+    default_dropout: float = 0.0
+    default_targets: tuple[str, ...] | None = None
+    # Whether names are one text, divided by commas; otherwise a text is a pattern.
+    commas: bool = False
+
+
+def set_lora(reading: Reading, table: Mapping[str, object], keys: LoraKeys) -> None:
+    """The adapter of a table that asks for LoRA."""
+    rank = whole(table, keys.rank)
+    if rank is None:
+        rank = keys.default_rank
+        reading.note(f"{keys.rank} is absent, so its default {rank} holds.")
+    alpha = real(table, keys.alpha)
+    dropout = real(table, keys.dropout)
+    reading.adapter["rank"] = rank
+    if alpha is None:
+        alpha = keys.default_alpha
+    if alpha is not None:
+        reading.adapter["alpha"] = alpha
+    reading.adapter["targets"] = _targets(reading, table.get(keys.targets), keys)
+    reading.adapter["dropout"] = keys.default_dropout if dropout is None else dropout
+    for field, key in (("rslora", keys.rslora), ("dora", keys.dora)):
+        if flag(table, key, otherwise=False):
+            reading.adapter[field] = True
+            reading.note(f"{key} becomes adapter.{field} = true.")
+    trained = _names(table.get(keys.train), keys)
+    if trained:
+        reading.adapter["train"] = trained
+        reading.note(f"{keys.train} becomes adapter.train: {', '.join(trained)} are trained.")
+    scale = f"{alpha:g}" if alpha is not None else f"{2 * rank} (twice the rank)"
+    reading.note(f"LoRA becomes adapter.rank = {rank}, alpha = {scale}.")
+
+
+def _names(given: object, keys: LoraKeys) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        parts = given.split(",") if keys.commas else [given]
+        return tuple(part.strip() for part in parts if part.strip())
+    if isinstance(given, (list, tuple)) and all(isinstance(part, str) for part in given):
+        return tuple(given)
+    raise SpecError(f"{keys.targets}: must be names of layers, not {quoted(given)}")
+
+
+def _targets(reading: Reading, given: object, keys: LoraKeys) -> tuple[str, ...]:
+    names = _names(given, keys)
+    if not names and keys.default_targets is not None:
+        return keys.default_targets
+    if not names:
+        reading.drop(
+            f"{keys.targets}: absent, so peft adapts the layers that it has for the model's "
+            f"family; read as those of Llama, {' and '.join(PEFT_TARGETS)}: set adapter.targets."
+        )
+        return PEFT_TARGETS
+    if len(names) == 1 and names[0] in _ALL:
+        return (ALL_LINEAR,)
+    if all(_NAME.fullmatch(name) for name in names):
+        return names
+    pattern = next(name for name in names if not _NAME.fullmatch(name))
+    reading.drop(
+        f"{keys.targets}: {quoted(pattern)} is a pattern; read as {ALL_LINEAR}: set "
+        "adapter.targets, which takes names of layers."
+    )
+    return (ALL_LINEAR,)
+
+
+class Quantisation(NamedTuple):
+    """How bitsandbytes stores frozen weights."""
+
+    bits: int
+    kind: str = "nf4"
+    # Whether the scales of 4-bit blocks are quantised too.
+    double: bool = True
+
+
+def set_base(reading: Reading, loaded: object, quantised: Quantisation | None = None) -> None:
+    """How frozen weights are stored; `loaded` is the dtype that the model is loaded in."""
+    if not reading.adapter:
+        if quantised is not None:
+            reading.drop(
+                f"load_in_{quantised.bits}bit: quantised weights cannot be trained; give an "
+                "adapter, or load the model in bf16."
+            )
+        return
+    if quantised is None:
+        reading.adapter["base"] = loaded_dtype(reading, loaded) or "bf16"
+        return
+    if quantised.bits == 8:
+        reading.adapter["base"] = "int8"
+        reading.note("8-bit weights become adapter.base = int8.")
+        return
+    reading.adapter["base"] = "nf4"
+    reading.note("4-bit weights become adapter.base = nf4.")
+    if quantised.kind != "nf4":
+        reading.drop(f"{quantised.kind[:20]}: 4-bit weights are planned as nf4, of the same size.")
+    if not quantised.double:
+        reading.drop(
+            "Scales of 4-bit blocks: bitsandbytes keeps them in fp32 without double quantisation; "
+            "planned as quantised, 0.05 bytes per weight less."
+        )
+
+
+def loaded_dtype(reading: Reading, given: object) -> str | None:
+    """The short name of the dtype that a model is loaded in."""
+    name = plain(given).removeprefix("torch.")
+    if given is None:
+        return None
+    if name == "auto":
+        reading.note("dtype auto takes that of the checkpoint, here bf16.")
+        return "bf16"
+    short = _DTYPES.get(name, name if name in TORCH_NAMES else None)
+    if short is None:
+        reading.drop(f"dtype: {quoted(given)} is not a dtype that Shardwise knows; read as bf16.")
+    return short
+
+
+def set_master(reading: Reading, loaded: str | None) -> None:
+    """The dtype of trained parameters where all are trained: the one they are loaded in.
+
+    accelerate's FSDP2 makes them fp32 if it computes in a lower precision.
+    """
+    strategy = reading.strategy
+    sharded = strategy.get("kind") not in ("ddp", "single")
+    if reading.adapter or loaded not in ("bf16", "fp16"):
+        return
+    mixed = strategy.get("param_dtype", "fp32") != "fp32"
+    if sharded and mixed:
+        return
+    strategy |= {"master_dtype": loaded, "reduce_dtype": loaded}
+    if not mixed:
+        strategy["param_dtype"] = loaded
+    reading.note(f"The model is loaded in {loaded}: master_dtype = {loaded}.")

@@ -1,0 +1,297 @@
+"""Read the YAML of axolotl as settings of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from shardwise.spec.adapter import ALL_LINEAR
+from shardwise.spec.record import SpecError
+from shardwise.stacks.read import accelerate, known_keys
+from shardwise.stacks.read.adapters import LoraKeys, Quantisation, set_base, set_lora, set_master
+from shardwise.stacks.read.imported import (
+    Imported,
+    Reading,
+    flag,
+    list_unknown,
+    quoted,
+    real,
+    section,
+    set_warmup,
+    whole,
+)
+from shardwise.stacks.read.optimizers import set_named_optimizer
+from shardwise.stacks.read.packed import set_packing
+from shardwise.stacks.read.trainer import in_its_words, read_deepspeed
+
+_LORA = LoraKeys("lora_r", "lora_alpha", "lora_target_modules", "lora_dropout", "peft_use_rslora",
+                 "peft_use_dora", "lora_modules_to_save")  # fmt: skip
+_KERNELS = "Shardwise runs the model's own kernels"
+_TASK = "the loss is plain cross entropy of a language model in Shardwise"
+_AXES = "Shardwise plans data parallelism only"
+_LOST = {
+    "warmup_ratio": "set train.warmup_steps, which counts steps",
+    "plugins": "what plugins change is not planned",
+    "cut_cross_entropy": "set loss = chunked, which keeps logits out of memory too",
+    "chunked_cross_entropy": "all logits are planned; set loss = chunked for a chunked head",
+    "tiled_mlp": "Shardwise has no counterpart",
+    "lora_mlp_kernel": _KERNELS, "lora_qkv_kernel": _KERNELS, "lora_o_kernel": _KERNELS,
+    "lora_embedding_kernel": _KERNELS, "use_scattermoe": _KERNELS, "use_sonicmoe": _KERNELS,
+    "fused_attn_kernel": _KERNELS, "flash_attn_fuse_mlp": _KERNELS,
+    "flash_attn_rms_norm": _KERNELS, "flash_attn_cross_entropy": _KERNELS,
+    "lora_target_parameters": "adapters of single parameters are not planned",
+    "quantize_moe_experts": "stacked experts are stored as adapter.base says",
+    "activation_offloading": "activations stay on the device in Shardwise",
+    "auto_find_batch_size": "shardwise plan finds the batch instead",
+    "ddp_find_unused_parameters": "every parameter must receive a gradient in Shardwise",
+    "neftune_noise_alpha": "Shardwise adds no noise to embeddings",
+    "optim_args": "set the optimizer's settings in [train]",
+    "lr_scheduler_kwargs": "set train.schedule", "cosine_constant_lr_ratio": "set train.schedule",
+    "lr_quadratic_warmup": "the learning rate warms up linearly in Shardwise",
+    "loraplus_lr_ratio": "all parameters have one learning rate in Shardwise",
+    "embedding_lr": "all parameters have one learning rate in Shardwise",
+    "lr_groups": "all parameters have one learning rate in Shardwise",
+    "relora": "adapters are not restarted in Shardwise", "peft": "Shardwise has no counterpart",
+    "lisa_n_layers": "the trained layers never change in Shardwise",
+    "fp8": "matmuls are planned in bf16", "qat": "Shardwise does not train quantised weights",
+    "fp8_enable_fsdp_float8_all_gather": "parameters are gathered in bf16",
+    "gptq": "weights are planned as adapter.base says",
+    "model_quantization_config": "weights are planned as adapter.base says",
+    "tensor_parallel_size": _AXES, "context_parallel_size": _AXES, "expert_parallel_size": _AXES,
+    "sequence_parallel_degree": _AXES,
+    "diffusion": _TASK, "ebft": _TASK, "use_eaft": _TASK, "num_labels": _TASK,
+}  # fmt: skip
+# Values that ask for nothing: one of a degree is none.
+_NOTHING: tuple[object, ...] = (None, False, 0, 1, [], {})
+_TRACKERS = ("swanlab_", "otel_", "wandb_", "mlflow_", "comet_", "trackio_", "use_otel_")
+_TASKS = ("reward_model", "process_reward_model")
+_REAL = {"learning_rate": "learning_rate", "weight_decay": "weight_decay",
+         "max_grad_norm": "clip_norm", "adam_beta1": "beta1", "adam_beta2": "beta2",
+         "adam_epsilon": "epsilon"}  # fmt: skip
+_PATTERN = re.compile(r"[\w.]+")
+
+
+def is_axolotl(table: Mapping[str, object]) -> bool:
+    keys = ("micro_batch_size", "sequence_len", "datasets", "lora_r", "gradient_accumulation_steps")
+    return "base_model" in table and any(key in table for key in keys)
+
+
+def read(table: Mapping[str, object]) -> Imported:
+    """The settings of a run; the number of processes is the launcher's, not in this table."""
+    given = {key: value for key, value in table.items() if value is not None}
+    _check_task(given)
+    reading = Reading("an axolotl configuration")
+    list_unknown(reading, _without_groups(given, reading), (*known_keys.AXOLOTL, *_LOST))
+    low = _precision(given, reading)
+    _sharding(given, low, reading)
+    _batch(given, reading)
+    _trained(given, reading)
+    _weights(given, low, reading)
+    _train(given, reading)
+    _recompute(given, reading)
+    set_packing(reading, given, "sample_packing")
+    _others(given, reading)
+    return reading.done()
+
+
+def _without_groups(table: Mapping[str, object], reading: Reading) -> list[str]:
+    """The keys but for those of groups with one answer: other kernels, and trackers."""
+    if any(key.startswith("liger_") and table[key] for key in table):
+        reading.drop(f"liger_*: {_KERNELS}.")
+    if table.get("liger_fused_linear_cross_entropy"):
+        reading.drop(
+            "liger_fused_linear_cross_entropy: it keeps logits out of memory; set loss = chunked."
+        )
+    return [key for key in table if not key.startswith(("liger_", *_TRACKERS))]
+
+
+def _check_task(table: Mapping[str, object]) -> None:
+    if table.get("rl"):
+        raise SpecError(
+            f"rl: {quoted(table['rl'])} is not read; Shardwise plans supervised fine-tuning and "
+            "pre-training"
+        )
+    for key in _TASKS:
+        if flag(table, key, otherwise=False):
+            raise SpecError(f"{key}: it is not read; Shardwise plans language models only")
+
+
+def _precision(table: Mapping[str, object], reading: Reading) -> str | None:
+    """The dtype that it computes in: also the one that the model is loaded in."""
+    if table.get("bf16") == "auto":
+        low = "fp16" if flag(table, "fp16", otherwise=False) else "bf16"
+        reading.note(f"bf16 auto is read as {low}, as on GPUs that have it.")
+        return low
+    for key, name in (
+        ("bf16", "bf16"),
+        ("bfloat16", "bf16"),
+        ("fp16", "fp16"),
+        ("float16", "fp16"),
+    ):
+        if flag(table, key, otherwise=False):
+            return name
+    return None
+
+
+def _sharding(table: Mapping[str, object], low: str | None, reading: Reading) -> None:
+    pure = not any(table.get(key) for key in ("bf16", "fp16"))
+    mixed = None if pure else low
+    if table.get("deepspeed"):
+        inside = read_deepspeed(table["deepspeed"], low, reading)
+    else:
+        inside = accelerate.read({**_launched(table, reading), "mixed_precision": mixed})
+    reading.take(inside, but=("micro_batch", "accumulate"))
+    ddp = "Without fsdp_config or deepspeed axolotl runs DDP"
+    kept = [note for note in reading.notes if "zero_stage" not in note]
+    reading.notes = [in_its_words(note, ddp) for note in kept]
+
+
+def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object]:
+    """The configuration of accelerate that axolotl makes of its own keys."""
+    settings = {
+        key.removeprefix("fsdp_"): value for key, value in section(table, "fsdp_config").items()
+    }
+    if not settings and not table.get("fsdp"):
+        return {"distributed_type": "MULTI_GPU"}
+    list_unknown(reading, settings, known_keys.AXOLOTL_FSDP, "fsdp_config.")
+    if settings.pop("mixed_precision_policy", None):
+        reading.drop("fsdp_config.mixed_precision_policy: bf16 and fp16 decide here.")
+    version = whole(table, "fsdp_version") or whole(settings, "version") or 1
+    for name in ("cpu_offload_pin_memory", "final_state_dict_type"):
+        settings.pop(name, None)
+    if version == 2:
+        # Files that came from FSDP1 still name its sharding, which FSDP2 does not look at.
+        for name in ("sharding_strategy", "backward_prefetch", "forward_prefetch"):
+            settings.pop(name, None)
+    config = {f"fsdp_{key}": value for key, value in settings.items() if value is not None}
+    config["fsdp_version"] = version
+    launched: dict[str, object] = {"distributed_type": "FSDP", "fsdp_config": config}
+    degrees = {
+        theirs: table[key]
+        for key, theirs in (
+            ("dp_replicate_size", accelerate.REPLICATE), ("dp_shard_size", accelerate.SHARD),
+        )
+        if key in table
+    }  # fmt: skip
+    return {**launched, "parallelism_config": degrees} if degrees else launched
+
+
+def _batch(table: Mapping[str, object], reading: Reading) -> None:
+    for key, field in (("micro_batch_size", "micro_batch"),
+                       ("gradient_accumulation_steps", "accumulate")):  # fmt: skip
+        count = whole(table, key)
+        if count is None:
+            reading.note(f"{key} is absent, so its default becomes {field} = 1.")
+        else:
+            reading.note(f"{key} becomes {field} = {count}.")
+        reading.strategy[field] = count or 1
+    if table.get("batch_size") and not table.get("gradient_accumulation_steps"):
+        reading.drop("batch_size: divide it by micro_batch_size and devices; set accumulate.")
+    length = whole(table, "sequence_len")
+    if length is not None:
+        reading.job["seq_len"] = length
+        reading.note(f"sequence_len becomes job.seq_len = {length}.")
+
+
+def _trained(table: Mapping[str, object], reading: Reading) -> None:
+    kind = table.get("adapter")
+    if kind in ("lora", "qlora"):
+        linear = flag(table, "lora_target_linear", otherwise=False)
+        set_lora(reading, {**table, "lora_target_modules": ALL_LINEAR} if linear else table, _LORA)
+        if linear and table.get("lora_target_modules"):
+            reading.note("lora_target_linear adapts every linear layer; lora_target_modules is in.")
+    elif kind:
+        raise SpecError(f"adapter: {quoted(kind)} is not read; known are lora and qlora")
+    patterns = table.get("unfrozen_parameters")
+    if not patterns:
+        return
+    names = patterns if isinstance(patterns, list) else [patterns]
+    plain = [str(name).strip("^$") for name in names]
+    readable = tuple(name for name in plain if _PATTERN.fullmatch(name))
+    if readable:
+        reading.adapter["train"] = readable
+        reading.note(f"unfrozen_parameters becomes adapter.train: {', '.join(readable[:4])}.")
+    for name in plain:
+        if name not in readable:
+            reading.drop(f"unfrozen_parameters: {quoted(name)} is a pattern; set adapter.train.")
+
+
+def _weights(table: Mapping[str, object], low: str | None, reading: Reading) -> None:
+    quantised = None
+    if flag(table, "load_in_4bit", otherwise=False):
+        more = section(table, "bnb_config_kwargs")
+        kind = str(more.get("bnb_4bit_quant_type", "nf4"))
+        double = flag(more, "bnb_4bit_use_double_quant", otherwise=True)
+        quantised = Quantisation(4, kind, double)
+    elif flag(table, "load_in_8bit", otherwise=False):
+        quantised = Quantisation(8)
+    set_base(reading, low or "fp32", quantised)
+    set_master(reading, low)
+
+
+def _train(table: Mapping[str, object], reading: Reading) -> None:
+    for key, field in _REAL.items():
+        value = real(table, key)
+        if value is not None:
+            reading.train[field] = value
+    steps = whole(table, "max_steps") if table.get("max_steps") not in (0, -1) else None
+    if steps is not None:
+        reading.train["steps"] = steps
+    elif table.get("num_epochs"):
+        reading.drop("num_epochs: set train.steps, which counts steps.")
+    _warmup(table, reading)
+    seed = table.get("seed")
+    if isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63:
+        reading.train["seed"] = seed
+    if table.get("optimizer"):
+        set_named_optimizer(reading, "optimizer", table["optimizer"])
+    _schedule(table, reading)
+
+
+def _warmup(table: Mapping[str, object], reading: Reading) -> None:
+    share = real(table, "warmup_steps") or 0.0
+    if 0 < share < 1:
+        reading.drop("warmup_steps: a share of all steps; set train.warmup_steps.")
+    elif share:
+        set_warmup(reading, whole(table, "warmup_steps") or 0)
+
+
+def _schedule(table: Mapping[str, object], reading: Reading) -> None:
+    name = table.get("lr_scheduler", "cosine")
+    final = real(table, "cosine_min_lr_ratio")
+    if name in ("constant", "constant_with_warmup"):
+        reading.train["schedule"] = "constant"
+    elif name in ("cosine", "cosine_with_min_lr"):
+        reading.train |= {"schedule": "cosine", "final_learning_rate": final or 0.0}
+    else:
+        reading.drop(
+            f"lr_scheduler: {quoted(name)} has no counterpart; set train.schedule, which is cosine "
+            "or constant."
+        )
+        return
+    reading.note(f"lr_scheduler {name} becomes train.schedule.")
+
+
+def _recompute(table: Mapping[str, object], reading: Reading) -> None:
+    given = table.get("gradient_checkpointing")
+    if given in ("offload", "offload_disk"):
+        reading.drop(f"gradient_checkpointing {given}: activations stay on the device.")
+    elif not flag(table, "gradient_checkpointing", otherwise=False):
+        return
+    reading.strategy["recompute"] = "full"
+    reading.note("gradient_checkpointing becomes recompute = full: every block.")
+
+
+def _others(table: Mapping[str, object], reading: Reading) -> None:
+    bucket = real(table, "ddp_bucket_cap_mb")
+    if bucket is not None and reading.strategy.get("kind") == "ddp":
+        reading.strategy["ddp_bucket_mib"] = bucket
+        reading.note(f"ddp_bucket_cap_mb becomes ddp_bucket_mib = {bucket:g}.")
+    if table.get("torch_compile") not in (None, False, "auto"):
+        reading.strategy["compile"] = True
+        reading.note("torch_compile becomes compile = true, block by block.")
+    for key, why in _LOST.items():
+        value = table.get(key)
+        if value is True or (key in table and value not in _NOTHING):
+            reading.drop(f"{key}: {why}.")
+    reading.note(f"base_model is {quoted(table['base_model'])}: give --model.")

@@ -1,0 +1,155 @@
+"""Read the YAML that `llamafactory-cli train` takes as settings of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardwise.spec.adapter import ALL_LINEAR
+from shardwise.spec.record import SpecError
+from shardwise.stacks.read import known_keys
+from shardwise.stacks.read.adapters import LoraKeys, Quantisation, set_base, set_lora, set_master
+from shardwise.stacks.read.imported import Imported, Reading, flag, quoted, whole
+from shardwise.stacks.read.packed import set_packing
+from shardwise.stacks.read.trainer import read_arguments
+
+_LORA = LoraKeys("lora_rank", "lora_alpha", "lora_target", "lora_dropout", "use_rslora", "use_dora",
+                 "additional_target", default_alpha=None, default_targets=(ALL_LINEAR,),
+                 commas=True)  # fmt: skip
+_SEQ_LEN = 2048
+_LOST = {
+    "pissa_init": "Shardwise initialises adapters as peft does",
+    "loraplus_lr_ratio": "all parameters have one learning rate in Shardwise",
+    "use_galore": "Shardwise has no counterpart",
+    "use_apollo": "Shardwise has no counterpart",
+    "use_badam": "Shardwise has no counterpart",
+    "use_adam_mini": "Shardwise has no counterpart",
+    "use_llama_pro": "Shardwise has no counterpart; set adapter.train",
+    "mixture_of_depths": "Shardwise has no counterpart",
+    "shift_attn": "Shardwise has no counterpart",
+    "enable_liger_kernel": "Shardwise runs the model's own kernels",
+    "use_unsloth": "Shardwise runs the model's own kernels",
+    "use_unsloth_gc": "activations stay on the device in Shardwise",
+    "upcast_layernorm": "norms are computed in the dtype of the model in Shardwise",
+    "upcast_lmhead_output": "logits are as the model computes them in Shardwise",
+    "use_dft_loss": "the loss is plain cross entropy in Shardwise",
+    "use_asft_loss": "the loss is plain cross entropy in Shardwise",
+    "asft_alpha": "the loss is plain cross entropy in Shardwise",
+    "use_eaft_loss": "the loss is plain cross entropy in Shardwise",
+    "eaft_alpha": "the loss is plain cross entropy in Shardwise",
+    "fp8": "matmuls are planned in bf16",
+    "fp8_backend": "matmuls are planned in bf16",
+    "fp8_enable_fsdp_float8_all_gather": "parameters are gathered in bf16",
+    "use_kt": "Shardwise does not compute experts on CPUs",
+    "use_mca": "Shardwise plans data parallelism only",
+    "use_hyper_parallel": "Shardwise plans data parallelism only",
+}
+_KNOWN = (*known_keys.TRAINER, *known_keys.LLAMA_FACTORY, *_LOST)
+
+
+def is_llama_factory(table: Mapping[str, object]) -> bool:
+    return any(key in table for key in ("finetuning_type", "cutoff_len", "stage"))
+
+
+def is_version_1(table: Mapping[str, object]) -> bool:
+    """Its newer form, under examples/v1."""
+    return "model" in table and any(key in table for key in ("dist_config", "train_dataset"))
+
+
+def refuse_version_1(table: Mapping[str, object]) -> Imported:
+    raise SpecError(
+        "import: this is LLaMA-Factory's v1 form, which is not read; write the settings as its "
+        "examples/train_lora do, with finetuning_type and cutoff_len"
+    )
+
+
+def read(table: Mapping[str, object]) -> Imported:
+    """The settings of a run; the number of processes is the launcher's, not in this table."""
+    given = {key: value for key, value in table.items() if value is not None}
+    _check_task(given)
+    reading = read_arguments(given, "a LLaMA-Factory configuration", _KNOWN)
+    _lengths(given, reading)
+    _trained(given, reading)
+    _weights(given, reading)
+    _recompute(given, reading)
+    set_packing(reading, given, "packing")
+    if flag(given, "use_muon", otherwise=False):
+        reading.drop("use_muon: set job.optimizer.")
+    for key, why in _LOST.items():
+        if given.get(key):
+            reading.drop(f"{key}: {why}.")
+    if given.get("model_name_or_path"):
+        reading.note(f"model_name_or_path is {quoted(given['model_name_or_path'])}: give --model.")
+    return reading.done()
+
+
+def _check_task(table: Mapping[str, object]) -> None:
+    stage = table.get("stage", "sft")
+    if stage not in ("sft", "pt"):
+        raise SpecError(
+            f"stage: {quoted(stage)} is not read; Shardwise plans supervised fine-tuning and "
+            "pre-training (sft and pt)"
+        )
+    if "do_train" in table and not flag(table, "do_train", otherwise=True):
+        raise SpecError("do_train: false trains nothing; import a configuration that trains")
+    if table.get("export_dir") or table.get("infer_backend"):
+        raise SpecError("import: this configuration trains nothing; import one that trains")
+
+
+def _lengths(table: Mapping[str, object], reading: Reading) -> None:
+    length = whole(table, "cutoff_len")
+    if length is None:
+        reading.note(f"cutoff_len is absent, so its default {_SEQ_LEN} holds.")
+    reading.job["seq_len"] = length or _SEQ_LEN
+    reading.note(f"cutoff_len becomes job.seq_len = {length or _SEQ_LEN}.")
+
+
+def _trained(table: Mapping[str, object], reading: Reading) -> None:
+    kind = table.get("finetuning_type", "lora")
+    if kind == "lora":
+        set_lora(reading, table, _LORA)
+    elif kind == "freeze":
+        _freeze(table, reading)
+    elif kind != "full":
+        raise SpecError(
+            f"finetuning_type: {quoted(kind)} is not read; known are full, lora and freeze"
+        )
+
+
+def _freeze(table: Mapping[str, object], reading: Reading) -> None:
+    extra = str(table.get("freeze_extra_modules") or "")
+    names = tuple(part.strip() for part in extra.split(",") if part.strip())
+    count = table.get("freeze_trainable_layers", 2)
+    reading.drop(
+        f"freeze_trainable_layers = {quoted(count)}: how many blocks the model has is not in the "
+        "file; name the trained ones in adapter.train, such as layers.31."
+    )
+    if names:
+        reading.adapter["train"] = names
+        reading.note(f"freeze_extra_modules becomes adapter.train: {', '.join(names)}.")
+
+
+def _weights(table: Mapping[str, object], reading: Reading) -> None:
+    bits = whole(table, "quantization_bit")
+    method = str(table.get("quantization_method", "bnb")).lower()
+    quantised = None
+    if bits in (4, 8):
+        double = flag(table, "double_quantization", otherwise=True)
+        quantised = Quantisation(bits, str(table.get("quantization_type", "nf4")), double)
+        if method not in ("bnb", "bitsandbytes"):
+            reading.drop(f"quantization_method: {method[:20]} is planned as bitsandbytes.")
+    elif bits is not None:
+        reading.drop(f"quantization_bit: {bits} bits are not planned; set adapter.base.")
+    # The model is loaded in the dtype that it computes in; what is trained becomes fp32.
+    set_base(reading, reading.strategy.get("param_dtype"), quantised)
+    if flag(table, "pure_bf16", otherwise=False):
+        reading.strategy |= {"param_dtype": "bf16"}
+        set_master(reading, "bf16")
+
+
+def _recompute(table: Mapping[str, object], reading: Reading) -> None:
+    if flag(table, "disable_gradient_checkpointing", otherwise=False):
+        return
+    reading.strategy["recompute"] = "full"
+    reading.note(
+        "disable_gradient_checkpointing is not set, so every block is recomputed: recompute = full."
+    )

@@ -1,0 +1,177 @@
+"""A run as transformers' TrainingArguments, which the Trainer, TRL and LLaMA-Factory take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwise.spec.families import BLOCKS
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
+from shardwise.spec.train import TrainSettings
+from shardwise.stacks.write.deepspeed import nested
+from shardwise.stacks.write.differences import Rule, recompute_all_or_none
+from shardwise.stacks.write.trackers import trackers_of
+
+# transformers' optimizers; its 8-bit and 4-bit states are torchao's, which can be sharded.
+OPTIMIZERS = {
+    "adamw": "adamw_torch",
+    "adamw-8bit": "adamw_torch_8bit",
+    "adamw-4bit": "adamw_torch_4bit",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+}
+TRAINER = "the Trainer"
+RULES = (
+    Rule(("kind",), "the Trainer runs {kind}: parameters stay gathered in a micro-batch"),
+    Rule(
+        ("param_dtype", "master_dtype"),
+        "TrainingArguments offer fp32, bf16 and fp16 with fp32 master weights; the Trainer "
+        "computes in {param_dtype}",
+    ),
+    Rule(
+        ("reduce_dtype",),
+        "bf16 and fp16 also set the dtype of reductions: gradients are reduced in {reduce_dtype}",
+    ),
+    Rule(
+        ("reshard_after_forward",),
+        "fsdp_config.reshard_after_forward is true or false; the backward gathers from the whole "
+        "shard group",
+    ),
+    Rule(
+        ("grad_sync", "reshard_after_backward"),
+        "the Trainer reduces gradients in the last micro-batch only and gathers parameters again "
+        "for each",
+    ),
+    Rule(("prefetch", "forward_prefetch"), "FSDP2 prefetches one unit in the backward"),
+    Rule(("blocks_per_unit",), "every block is one FSDP unit"),
+    Rule(("ddp_bucket_mib",), "set ddp_bucket_cap_mb to a whole number of MiB"),
+    Rule(("recompute",), "the Trainer recomputes every block or none: recompute {recompute}"),
+    Rule(
+        ("loss", "loss_chunks"),
+        "all logits of a micro-batch are in memory at once; on GPUs, use_liger_kernel avoids that "
+        "with another fused loss",
+    ),
+)
+ON_CPUS = Rule(
+    ("kind", "shard", "replicate", "offload", "reshard_after_forward", "reduce_dtype"),
+    "accelerate, which the Trainer uses, shards on GPUs only; on CPUs it runs DDP",
+)
+
+
+def rules_of(who: str, run: RunSpec, sharded: bool) -> tuple[Rule, ...]:
+    """The rules with another stack's name; `sharded` is whether its file shards anything."""
+    rules = (ON_CPUS, *RULES) if run.strategy.sharded and not sharded else RULES
+    return tuple(rule._replace(sentence=rule.sentence.replace(TRAINER, who)) for rule in rules)
+
+
+def arguments(run: RunSpec, with_deepspeed: bool = False) -> dict[str, Any]:
+    """The arguments of a run. ZeRO-1, which FSDP2 does not have, can be DeepSpeed's."""
+    strategy = run.strategy
+    sharded = strategy.sharded and not run.cluster.device.is_cpu
+    table: dict[str, Any] = {
+        "output_dir": run.train.folder if run.train else "runs",
+        "per_device_train_batch_size": strategy.micro_batch,
+        "gradient_accumulation_steps": strategy.accumulate,
+        **_precision(strategy),
+    }
+    recomputes = recompute_all_or_none(strategy) == "full"
+    by_deepspeed = sharded and with_deepspeed and strategy.kind == "zero1"
+    if by_deepspeed:
+        table["deepspeed"] = nested(run)
+    elif sharded:
+        table["fsdp"] = True
+        table["fsdp_config"] = _fsdp(run, recomputes)
+    if recomputes and (by_deepspeed or not sharded):
+        table["gradient_checkpointing"] = True
+    if strategy.compile:
+        table["torch_compile"] = True
+    bucket = strategy.ddp_bucket_mib
+    if strategy.kind == "ddp" and bucket is not None and bucket == int(bucket):
+        table["ddp_bucket_cap_mb"] = int(bucket)
+    if run.cluster.device.is_cpu:
+        table["use_cpu"] = True
+    if run.train is not None:
+        table |= _train(run, run.train)
+    return table
+
+
+def _precision(strategy: Strategy) -> dict[str, bool]:
+    low = strategy.param_dtype
+    return {low: True} if strategy.master_dtype == "fp32" and low in ("bf16", "fp16") else {}
+
+
+def _fsdp(run: RunSpec, recomputes: bool) -> dict[str, Any]:
+    strategy = run.strategy
+    table: dict[str, Any] = {
+        "version": 2,
+        "reshard_after_forward": strategy.reshard_after_forward is not False,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "cpu_offload": strategy.offload,
+        "activation_checkpointing": recomputes,
+        "cpu_ram_efficient_loading": False,
+    }
+    if isinstance(run.model, ModelSpec):
+        table["transformer_layer_cls_to_wrap"] = [BLOCKS[run.model.family].class_name]
+    return table
+
+
+def _train(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
+    final = train.final_learning_rate
+    cosine: dict[str, Any] = {
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr_rate": final},
+    }
+    table = {
+        "max_steps": train.steps,
+        "warmup_steps": train.warmup_steps,
+        "learning_rate": train.learning_rate,
+        "weight_decay": train.weight_decay,
+        "max_grad_norm": train.clip_norm,
+        "optim": OPTIMIZERS.get(run.job.optimizer, "adamw_torch"),
+        "adam_beta1": train.beta1,
+        "adam_beta2": train.beta2,
+        "adam_epsilon": train.epsilon,
+        "seed": train.seed,
+        "logging_steps": train.log_every,
+        "report_to": list(trackers_of(train)) or "none",
+        **(cosine if train.schedule == "cosine" else {"lr_scheduler_type": "constant_with_warmup"}),
+    }
+    save = train.checkpoint
+    if not save.save:
+        return {**table, "save_strategy": "no"}
+    if save.every is not None:
+        table |= {"save_strategy": "steps", "save_steps": save.every}
+    return {**table, "save_total_limit": save.keep or None}
+
+
+def other_differences(
+    run: RunSpec, who: str = TRAINER, optimizers: Mapping[str, str] = OPTIMIZERS
+) -> list[str]:
+    """Differences that no field of a strategy expresses."""
+    said = []
+    train = run.train
+    # As a heading begins.
+    start = who[0].upper() + who[1:]
+    fsdp = run.strategy.sharded and (run.strategy.kind != "zero1" or who == TRAINER)
+    if fsdp and isinstance(run.model, ModelSpec) and not run.model.tied:
+        said.append(
+            f"Units: {who} makes one unit of the embedding and one of the last norm and the "
+            "head; Shardwise puts both in the root unit."
+        )
+    if run.strategy.kind == "ddp":
+        said.append(f"Gradients: {who}'s DDP keeps separate buckets, 4 bytes more per parameter.")
+    if run.job.optimizer not in optimizers:
+        owner = "TrainingArguments have" if who == TRAINER else f"{start} has"
+        said.append(
+            f"job.optimizer = {run.job.optimizer}: {owner} no such optimizer; the "
+            "file names adamw_torch, which keeps two states per parameter."
+        )
+    if train is not None and train.checkpoint.save and train.checkpoint.every is None:
+        said.append(
+            f"train.checkpoint.minutes = {train.checkpoint.minutes:g}: {who} saves every 500 "
+            "steps; set save_steps."
+        )
+    return said

@@ -1,0 +1,195 @@
+"""Write a run as the YAML of axolotl. Checked against axolotl 0.19."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.spec.adapter import ALL_LINEAR, Adapter
+from shardwise.spec.families import BLOCKS
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
+from shardwise.spec.train import TrainSettings
+from shardwise.stacks.read.axolotl import read
+from shardwise.stacks.write import fine_tuning
+from shardwise.stacks.write.arguments import OPTIMIZERS
+from shardwise.stacks.write.deepspeed import nested
+from shardwise.stacks.write.differences import Rule, recompute_all_or_none
+from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.fine_tuning import (
+    CHANGE_ME,
+    Stack,
+    data_files,
+    model_name,
+    packs,
+    whole_alpha,
+)
+from shardwise.stacks.write.trackers import trackers_of
+
+NAME = "axolotl.yaml"
+# Beside transformers' it has torchao's fp8 states and Muon.
+_OPTIMIZERS = {**OPTIMIZERS, "adamw-fp8": "ao_adamw_fp8", "muon": "muon"}
+_RULES = (
+    Rule(
+        ("param_dtype", "master_dtype"),
+        "axolotl loads the model in the dtype that it computes in, and only FSDP2 makes trained "
+        "parameters fp32: {param_dtype} over {master_dtype}",
+    ),
+)
+
+
+def export(run: RunSpec, target: Target = USUAL) -> Exported:
+    """The YAML that `axolotl train` takes."""
+    return fine_tuning.write(_STACK, run, _command(run, target.name(NAME)))
+
+
+def applied(run: RunSpec) -> Strategy:
+    """The strategy of a run as axolotl runs it."""
+    return fine_tuning.applied(_STACK, run)
+
+
+def _table(run: RunSpec) -> dict[str, Any]:
+    strategy = run.strategy
+    cpu = run.cluster.device.is_cpu
+    table: dict[str, Any] = {
+        "base_model": model_name(run),
+        **_trained(run.adapter),
+        **_data(run),
+        "sequence_len": run.job.seq_len,
+        "micro_batch_size": strategy.micro_batch,
+        "gradient_accumulation_steps": strategy.accumulate,
+        **_precision(strategy),
+        "gradient_checkpointing": recompute_all_or_none(strategy) == "full",
+        "output_dir": run.train.folder if run.train else "runs",
+    }
+    if strategy.sharded and not cpu:
+        table |= {"deepspeed": nested(run)} if strategy.kind == "zero1" else _fsdp(run)
+    bucket = strategy.ddp_bucket_mib
+    if strategy.kind == "ddp" and bucket is not None and bucket == int(bucket):
+        table["ddp_bucket_cap_mb"] = int(bucket)
+    if strategy.compile:
+        table["torch_compile"] = True
+    if run.train is not None:
+        table |= _train(run, run.train)
+    else:
+        # It takes no file without one.
+        table["learning_rate"] = TrainSettings().learning_rate
+    return table
+
+
+def _trained(adapter: Adapter | None) -> dict[str, Any]:
+    if adapter is None:
+        return {}
+    if adapter.rank is None:
+        return {"unfrozen_parameters": list(adapter.train)}
+    table: dict[str, Any] = {
+        "adapter": "qlora" if adapter.base == "nf4" else "lora",
+        "load_in_4bit": adapter.base == "nf4",
+        "load_in_8bit": adapter.base == "int8",
+        "lora_r": adapter.rank,
+        "lora_alpha": whole_alpha(adapter),
+        "lora_dropout": adapter.dropout,
+    }
+    if adapter.targets == (ALL_LINEAR,):
+        table["lora_target_linear"] = True
+    else:
+        table["lora_target_modules"] = list(adapter.targets)
+    if adapter.rslora:
+        table["peft_use_rslora"] = True
+    if adapter.dora:
+        table["peft_use_dora"] = True
+    if adapter.train:
+        table["lora_modules_to_save"] = list(adapter.train)
+    return table
+
+
+def _data(run: RunSpec) -> dict[str, Any]:
+    packed = packs(run)
+    found = data_files(run)
+    if found is None:
+        sets: list[dict[str, Any]] = [{"path": CHANGE_ME, "type": "chat_template"}]
+    else:
+        kind, files = found
+        chat = getattr(run.data, "packing", None) is not None
+        field = run.data.text_key if run.data is not None else "text"
+        form = {"type": "chat_template"} if chat else {"type": "completion", "field": field}
+        sets = [{"path": file, "ds_type": kind, **form} for file in files]
+    table: dict[str, Any] = {
+        "datasets": sets,
+        "sample_packing": packed,
+        "pad_to_sequence_len": True,
+    }
+    if packed and not run.cluster.device.is_cpu:
+        # Packing needs an attention that knows where sequences begin.
+        table["attn_implementation"] = "flash_attention_2"
+    return table
+
+
+def _precision(strategy: Strategy) -> dict[str, bool]:
+    low = strategy.param_dtype
+    if low not in ("bf16", "fp16"):
+        return {"bf16": False}
+    if strategy.master_dtype == low and strategy.sharded:
+        # Without mixed precision FSDP2 leaves parameters as they are loaded.
+        return {"bfloat16" if low == "bf16" else "float16": True}
+    return {low: True}
+
+
+def _fsdp(run: RunSpec) -> dict[str, Any]:
+    strategy = run.strategy
+    config: dict[str, Any] = {
+        "reshard_after_forward": strategy.reshard_after_forward is not False,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "offload_params": strategy.offload,
+        "activation_checkpointing": recompute_all_or_none(strategy) == "full",
+        "cpu_ram_efficient_loading": False,
+    }
+    if isinstance(run.model, ModelSpec):
+        config["transformer_layer_cls_to_wrap"] = BLOCKS[run.model.family].class_name
+    # Both at once would recompute twice.
+    table: dict[str, Any] = {
+        "fsdp_version": 2, "fsdp_config": config, "gradient_checkpointing": False,
+    }  # fmt: skip
+    if strategy.hybrid:
+        table |= {"dp_replicate_size": strategy.replicate, "dp_shard_size": strategy.shard}
+    return table
+
+
+def _train(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
+    cosine = {"lr_scheduler": "cosine", "cosine_min_lr_ratio": train.final_learning_rate}
+    table: dict[str, Any] = {
+        "max_steps": train.steps,
+        "optimizer": _OPTIMIZERS.get(run.job.optimizer, "adamw_torch"),
+        "learning_rate": train.learning_rate,
+        **(cosine if train.schedule == "cosine" else {"lr_scheduler": "constant_with_warmup"}),
+        "warmup_steps": train.warmup_steps,
+        "weight_decay": train.weight_decay,
+        "max_grad_norm": train.clip_norm,
+        "adam_beta1": train.beta1,
+        "adam_beta2": train.beta2,
+        "adam_epsilon": train.epsilon,
+        "seed": train.seed,
+        "logging_steps": train.log_every,
+    }
+    table |= {f"use_{name}": True for name in trackers_of(train)}
+    save = train.checkpoint
+    if not save.save:
+        return {**table, "save_strategy": "no"}
+    if save.every is not None:
+        table["save_steps"] = save.every
+    return {**table, "save_total_limit": save.keep} if save.keep else table
+
+
+def _command(run: RunSpec, name: str) -> str:
+    cluster = run.cluster
+    if cluster.devices == 1:
+        return f"axolotl train {name} --launcher python"
+    places = f"--nproc-per-node {cluster.devices_per_node}"
+    if cluster.nodes > 1:
+        meet = "--rdzv-backend c10d --rdzv-endpoint HOST:29400"
+        places = f"--nnodes {cluster.nodes} {places} {meet}"
+    return f"axolotl train {name} --launcher torchrun -- {places}"
+
+
+_STACK = Stack("axolotl", NAME, _table, read, _RULES, _OPTIMIZERS)

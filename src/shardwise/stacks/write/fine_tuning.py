@@ -1,0 +1,119 @@
+"""Parts that the files of all fine-tuning stacks share: how they are compared, models and data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardwise.spec.adapter import Adapter
+from shardwise.spec.lookup import ModuleRef, config_folder
+from shardwise.spec.record import SpecError
+from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
+from shardwise.stacks.read.imported import Imported
+from shardwise.stacks.write.adapter_differences import settings_differences
+from shardwise.stacks.write.arguments import OPTIMIZERS, other_differences, rules_of
+from shardwise.stacks.write.differences import Comparison, Rule, compare, padded_experts
+from shardwise.stacks.write.exported import Exported
+
+# What a file says where a name is the user's to give.
+CHANGE_ME = "change-me"
+# The kinds of data files by their ending, as the datasets package names them.
+_FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
+ENVIRONMENT = {"replicate": "PARALLELISM_CONFIG_DP_REPLICATE_SIZE",
+               "shard": "PARALLELISM_CONFIG_DP_SHARD_SIZE"}  # fmt: skip
+
+
+class Stack(NamedTuple):
+    """A stack that fine-tunes from one YAML."""
+
+    # As sentences call it.
+    who: str
+    file: str
+    table: Callable[[RunSpec], dict[str, Any]]
+    read: Callable[[Mapping[str, object]], Imported]
+    # Before those of TrainingArguments.
+    rules: tuple[Rule, ...] = ()
+    optimizers: Mapping[str, str] = OPTIMIZERS
+    # Fields that its start command sets, not its file.
+    by_command: tuple[str, ...] = ()
+
+
+def compared(stack: Stack, run: RunSpec, table: dict[str, Any]) -> Comparison:
+    """The strategy as the stack runs it."""
+    strategy = run.strategy
+    back = dict(stack.read(table).strategy)
+    if strategy.kind == "single":
+        # Which of the two runs depends on the number of processes, which the launcher decides.
+        back["kind"] = "single"
+    by_command: dict[str, object] = {}
+    sharded = any(key in table for key in ("fsdp", "fsdp_config", "deepspeed"))
+    if strategy.hybrid and sharded:
+        by_command = {name: getattr(strategy, name) for name in stack.by_command}
+    rules = (*stack.rules, *rules_of(stack.who, run, sharded))
+    set_by = (Rule(stack.by_command, "the start command below sets them"),)
+    return compare(run, back, rules, by_command, set_by if stack.by_command else ())
+
+
+def applied(stack: Stack, run: RunSpec) -> Strategy:
+    return compared(stack, run, stack.table(run)).applied
+
+
+def write(stack: Stack, run: RunSpec, command: str, more: tuple[str, ...] = ()) -> Exported:
+    """The YAML of a run; `more` are sentences about what only this stack does."""
+    import yaml
+
+    table = stack.table(run)
+    found = compared(stack, run, table)
+    unsupported = (
+        *found.unsupported,
+        *padded_experts(run, found.applied, stack.who),
+        *settings_differences(run, stack.read(table), stack.who),
+        *other_differences(run, stack.who, stack.optimizers),
+        *more,
+    )
+    text = yaml.safe_dump(table, sort_keys=False, allow_unicode=True)
+    in_script = (*found.in_script, *_to_fill_in(run, table))
+    return Exported(stack.file, text, unsupported, command, found.applied, in_script)
+
+
+def _to_fill_in(run: RunSpec, table: Mapping[str, Any]) -> list[str]:
+    """What the user must write into the file."""
+    said = [
+        f"{key}: write the folder or the name on a hub of {run.model.name} into the file."
+        for key in ("model_name_or_path", "base_model")
+        if table.get(key) == CHANGE_ME
+    ]
+    if CHANGE_ME in str(table.get("dataset_name")) + str(table.get("datasets")):
+        said.append("data: write the name or the files of your data set into the file.")
+    return said
+
+
+def model_name(run: RunSpec) -> str:
+    """The folder of the model; a preset is not looked up on a hub."""
+    if isinstance(run.model, ModuleRef):
+        raise SpecError(
+            f"model: {run.model.factory} is a function of your own; this stack loads models of "
+            "transformers: use accelerate, lightning or python"
+        )
+    config = run.model.config
+    return str(config_folder(config)) if config else CHANGE_ME
+
+
+def data_files(run: RunSpec) -> tuple[str, list[str]] | None:
+    """The format and the files of a run's data, as the datasets package takes them."""
+    if run.data is None or not run.data.path:
+        return None
+    kind = _FORMATS.get(Path(run.data.path[0]).suffix.lower(), "json")
+    return kind, list(run.data.path)
+
+
+def packs(run: RunSpec) -> bool:
+    """Whether sequences are packed, as Shardwise's data are unless `[data]` says otherwise."""
+    return getattr(run.data, "packing", None) is not False
+
+
+def whole_alpha(adapter: Adapter) -> int:
+    """LoRA's alpha for stacks that take whole numbers only."""
+    return max(1, round(adapter.scale))

@@ -1,0 +1,117 @@
+"""Write a run as the YAML of `trl sft --config`. Checked against TRL 1.16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.spec.adapter import Adapter
+from shardwise.spec.dtype import TORCH_NAMES
+from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
+from shardwise.stacks.read.trainer import ENVIRONMENT as USES_GROUPS
+from shardwise.stacks.read.trainer import read_trl
+from shardwise.stacks.write import fine_tuning
+from shardwise.stacks.write.arguments import arguments
+from shardwise.stacks.write.differences import Rule
+from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.fine_tuning import (
+    CHANGE_ME,
+    ENVIRONMENT,
+    Stack,
+    data_files,
+    model_name,
+    packs,
+    whole_alpha,
+)
+
+NAME = "trl.yaml"
+_RULES = (Rule(("loss", "loss_chunks"), "SFTTrainer computes head and loss in tiles: loss {loss}"),)
+
+
+def export(run: RunSpec, target: Target = USUAL) -> Exported:
+    """The YAML that `trl sft --config` takes."""
+    adapter = run.adapter
+    more: tuple[str, ...] = ()
+    if adapter is not None and adapter.quantised and run.strategy.master_dtype != "bf16":
+        more = (
+            "Adapters: TRL keeps those of quantised models in bf16; Shardwise in "
+            f"{run.strategy.master_dtype}.",
+        )
+    return fine_tuning.write(_STACK, run, _command(run, target.name(NAME)), more)
+
+
+def applied(run: RunSpec) -> Strategy:
+    """The strategy of a run as TRL runs it."""
+    return fine_tuning.applied(_STACK, run)
+
+
+def _table(run: RunSpec) -> dict[str, Any]:
+    strategy, adapter = run.strategy, run.adapter
+    stored = strategy.master_dtype if adapter is None else adapter.float_dtype
+    table: dict[str, Any] = {"model_name_or_path": model_name(run), "dtype": TORCH_NAMES[stored]}
+    if adapter is not None and adapter.rank is not None:
+        table |= _lora(adapter)
+    table |= {**_data(run), "max_length": run.job.seq_len, "packing": packs(run)}
+    if packs(run) and not getattr(run.data, "packing", False):
+        # One stream of tokens, cut where a sequence is full.
+        table["packing_strategy"] = "wrapped"
+    # TRL turns both on where a file does not say.
+    defaults = {"bf16": False, "gradient_checkpointing": False}
+    table |= {**defaults, **arguments(run, with_deepspeed=True)}
+    if strategy.hybrid and "fsdp" in table:
+        degrees = {name: str(getattr(strategy, field)) for field, name in ENVIRONMENT.items()}
+        table["env"] = {USES_GROUPS: "true", **degrees}
+    return table
+
+
+def _lora(adapter: Adapter) -> dict[str, Any]:
+    table: dict[str, Any] = {
+        "use_peft": True,
+        "lora_r": adapter.rank,
+        "lora_alpha": whole_alpha(adapter),
+        "lora_dropout": adapter.dropout,
+        "lora_target_modules": list(adapter.targets),
+        "use_rslora": adapter.rslora,
+        "use_dora": adapter.dora,
+    }
+    if adapter.train:
+        table["lora_modules_to_save"] = list(adapter.train)
+    if adapter.base == "nf4":
+        table |= {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "use_bnb_nested_quant": True,
+            # FSDP shards floating-point tensors only.
+            "bnb_4bit_quant_storage": "bfloat16",
+        }
+    elif adapter.base == "int8":
+        table["load_in_8bit"] = True
+    return table
+
+
+def _data(run: RunSpec) -> dict[str, Any]:
+    found = data_files(run)
+    if found is None:
+        return {"dataset_name": CHANGE_ME}
+    kind, files = found
+    table: dict[str, Any] = {"datasets": [{"path": kind, "data_files": files}]}
+    if run.data is not None and run.data.text_key != "text":
+        table["dataset_text_field"] = run.data.text_key
+    return table
+
+
+def _command(run: RunSpec, name: str) -> str:
+    cluster = run.cluster
+    words = ["trl sft --config", name]
+    if cluster.devices > 1:
+        words.append(f"--num_processes {cluster.devices}")
+        words.append("--multi_gpu")
+    if cluster.device.is_cpu:
+        words.insert(0, "ACCELERATE_USE_CPU=true")
+    if cluster.nodes > 1:
+        words.append(f"--num_machines {cluster.nodes} --machine_rank RANK")
+        words.append("--main_process_ip HOST --main_process_port 29500")
+    return " ".join(words)
+
+
+_STACK = Stack("TRL", NAME, _table, read_trl, _RULES)

@@ -1,0 +1,72 @@
+"""Chat examples on disk: token shards, with two flags in the upper bits of every token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.spec.record import SpecError
+from shardwise.spec.train import DataSettings
+from shardwise.train.chat import Conversation, read_conversations
+from shardwise.train.chat_template import TEMPLATE_FILES, Example, load_template
+from shardwise.train.shards import INDEX, Tokens, TokenShards, write_shards
+from shardwise.train.tokenize import cache_name, find_files
+
+# The token is the first of an example; the token counts for the loss; the token's id.
+FIRST, COUNTS, ID = 1 << 30, 1 << 31, (1 << 30) - 1
+_BATCH_EXAMPLES = 512
+
+
+def examples_folder(data: DataSettings) -> Path:
+    files = find_files(data.path)
+    template = [Path(data.tokenizer) / name for name in TEMPLATE_FILES]
+    settings = f"chat-1/{data.tokenizer}/{data.loss_on}"
+    return Path(data.cache) / cache_name(data, [*files, *template], settings)
+
+
+def tokenized_examples(data: DataSettings) -> TokenShards:
+    """The examples of `data.path`, from the cache or tokenized now."""
+    folder = examples_folder(data)
+    if not (folder / INDEX).exists():
+        template = load_template(data)
+        files = find_files(data.path)
+        about = {"files": [file.name for file in files], "vocab": template.vocab}
+        chunks = (
+            _flagged(example, data.loss_on == "all")
+            for file in files
+            for batch in _batches(read_conversations(file))
+            for example in template.encode(batch)
+        )
+        write_shards(folder, chunks, about)
+    shards = TokenShards(folder)
+    if not len(shards):
+        raise SpecError(f"data.path: {', '.join(data.path)} has no examples")
+    return shards
+
+
+def example_starts(shards: TokenShards, read_tokens: int = 2**22) -> npt.NDArray[np.int64]:
+    """The position of the first token of every example."""
+    return np.concatenate(list(_starts(shards, read_tokens)))
+
+
+def _starts(shards: TokenShards, read_tokens: int) -> Iterator[npt.NDArray[np.int64]]:
+    for first in range(0, len(shards), read_tokens):
+        tokens = shards.read(first, min(read_tokens, len(shards) - first))
+        yield first + np.flatnonzero(tokens & FIRST)
+
+
+def _batches(conversations: Iterator[Conversation]) -> Iterator[list[Conversation]]:
+    while batch := list(islice(conversations, _BATCH_EXAMPLES)):
+        yield batch
+
+
+def _flagged(example: Example, counts_all: bool) -> Tokens:
+    tokens = example.ids.astype(np.uint32)
+    tokens[example.answers | counts_all] |= COUNTS
+    # Nothing predicts the first token.
+    tokens[:1] = (tokens[:1] & ID) | FIRST
+    return tokens

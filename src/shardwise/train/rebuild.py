@@ -1,0 +1,35 @@
+"""Build the adapted model of a finished run again, with the frozen weights it was trained with."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from shardwise.checkpoint.format.manifest import Manifest
+from shardwise.engine.adapter import FrozenWeights
+from shardwise.engine.materialize import Materializer
+from shardwise.spec.lookup import Model
+from shardwise.spec.strategy import Strategy
+from shardwise.spec.train import TrainSettings
+from shardwise.train.start import is_pretrained, weights_folder
+from shardwise.train.weights import pretrained_fill
+from shardwise.units.blocks import find_blocks
+from shardwise.units.build import build_module
+
+
+def rebuild(manifest: Manifest, model: Model) -> nn.Module:
+    """The model on the CPU, as the run's settings and files define it."""
+    settings = TrainSettings.read(manifest.run.get("train", {}), where="train")
+    strategy = Strategy.read(manifest.run.get("strategy", {}), where="strategy")
+    cpu = torch.device("cpu")
+    torch.manual_seed(settings.seed)
+    with torch.device("meta" if settings.meta_init else cpu):
+        module = build_module(model)
+    fill = pretrained_fill(module, weights_folder(model)) if is_pretrained(model) else None
+    # Which weights can be quantised depends on the ranks that share them.
+    frozen = FrozenWeights(module, strategy.shard or 1 if strategy.sharded else 1)
+    materializer = Materializer(module, cpu, torch.float32, fill, settings.seed, frozen)
+    for members in (*([block] for block in find_blocks(module).values()), [module]):
+        materializer.unit(members)
+    frozen.finish(module)
+    return module
