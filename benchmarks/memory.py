@@ -154,7 +154,7 @@ def _with_loss(units: ModelUnits, most: float) -> ModelUnits:
     stage = units.root.stage
     stage = replace(
         stage,
-        forward_peak=limited(stage.forward_peak),
+        forward=tuple(limited(moment) for moment in stage.forward),
         backward=tuple(limited(moment) for moment in stage.backward),
     )
     return replace(units, root=replace(units.root, stage=stage))

@@ -10,7 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwise.spec.adapter import Adapter
-from shardwise.units.unit import POLICIES, Kept, Moment, Parameter, Policy, Stage, frozen, prune
+from shardwise.units.unit import (
+    DEQUANTISING_BYTES,
+    POLICIES,
+    Kept,
+    Moment,
+    Parameter,
+    Policy,
+    Stage,
+    frozen,
+    prune,
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -45,6 +55,8 @@ class Op:
     pointwise: bool = False
     # One kernel whose backward allocates no full-size temporary.
     fused: bool = False
+    # The matrix it reads, if that can be quantised.
+    quantised: str | None = None
 
     @property
     def saves_own_output(self) -> bool:
@@ -128,6 +140,8 @@ class Graph:
             elements = self.parameter(f"{name}.weight", *shape, matrix=matrix)
         elements += self.parameter(f"{name}.bias", out) if bias else 0
         product = self.matmul(x, out, elements, 2.0 * width * out, logits=logits)
+        if not tied and self.adapter is not None and self.adapter.quantised and matrix:
+            self.ops[-1].quantised = f"{name}.weight"
         if self.adapter is None or not self.adapter.adapts(self.linear_names.get(name, "lm_head")):
             return product
         return self._adapted(self.adapter, x, product, name)
@@ -236,8 +250,8 @@ class Graph:
             compiled=compiled,
             gradient_flops=sum(op.gradient_flops for op in self.ops),
             kept={policy: self._kept(policy, saves) for policy in POLICIES},
-            forward_peak=self._forward_peak(saves),
-            forward_peak_unsaved=self._forward_peak([() for _ in self.ops]),
+            forward=self._forward(saves),
+            forward_unsaved=self._forward([() for _ in self.ops]),
             backward=prune(moments),
         )
 
@@ -301,25 +315,26 @@ class Graph:
         last = max((i for i, op in enumerate(self.ops) if op.saves), default=-1)
         return last + 1 if last >= 0 and self.ops[last].saves_own_output else last
 
-    def _forward_peak(self, saves: list[tuple[Value, ...]]) -> Moment:
+    def _forward(self, saves: list[tuple[Value, ...]]) -> tuple[Moment, ...]:
         last_use: dict[Value, int] = {}
         for index, op in enumerate(self.ops):
             for x in (*op.inputs, op.output):
                 last_use[x] = index
         held: dict[Value, None] = {self.input: None}
-        peak = (0.0, 0.0)
+        moments: list[Moment] = []
         transient: dict[Value, None] = {}
         made: dict[Value, None] = {}
         for index, op in enumerate(self.ops):
             held |= dict.fromkeys(saves[index])
+            if op.quantised:
+                moments.append(_moment({**held, **transient}, 0.0, op, DEQUANTISING_BYTES))
             transient[op.output] = None
             named = [v for v in self.named if v in transient or v in made]
             made[op.output] = None
             live = {**held, **transient, **dict.fromkeys(named)}
-            now = (_bytes(live, False), _bytes(live, True))
-            peak = max(peak, now, key=sum)
+            moments.append(_moment(live, 0.0, op, float(self.itemsize)))
             transient = {v: None for v in transient if last_use[v] > index}
-        return Moment(activation_bytes=peak[0], logit_bytes=peak[1], gradient_elements=0.0)
+        return prune(moments)
 
     def _backward(self, saves: list[tuple[Value, ...]]) -> list[Moment]:
         """Memory after each operation of the backward, which frees saved values."""
@@ -335,6 +350,9 @@ class Graph:
             outgoing = gradients.pop(op.output, None)
             if outgoing is None:
                 continue
+            if op.quantised:
+                live = [*held, *dict.fromkeys((outgoing, *gradients.values()))]
+                moments.append(_moment(live, made_elements, op, DEQUANTISING_BYTES))
             fresh: list[Value] = []
             for x in op.inputs:
                 if not x.needs:
@@ -349,13 +367,7 @@ class Graph:
                 fresh.append(Value(op.output.width, op.output.itemsize, op.output.logits))
             made_elements += op.parameter_elements
             live = [*held, *dict.fromkeys((outgoing, *gradients.values(), *fresh))]
-            moments.append(
-                Moment(
-                    activation_bytes=_bytes(live, False),
-                    logit_bytes=_bytes(live, True),
-                    gradient_elements=made_elements,
-                )
-            )
+            moments.append(_moment(live, made_elements, op, float(self.itemsize)))
             for value in saved:
                 readers[value] -= 1
                 if readers[value] == 0:
@@ -365,6 +377,19 @@ class Graph:
 
 def _unique(saves: Sequence[tuple[Value, ...]]) -> list[Value]:
     return list(dict.fromkeys(value for saved in saves for value in saved))
+
+
+def _moment(
+    live: Sequence[Value] | dict[Value, None], gradients: float, op: Op, copied_bytes: float
+) -> Moment:
+    """The live values, and a copy of the operation's matrix if it can be quantised."""
+    return Moment(
+        activation_bytes=_bytes(live, False),
+        logit_bytes=_bytes(live, True),
+        gradient_elements=gradients,
+        copied=op.quantised,
+        copied_bytes=copied_bytes if op.quantised else 0.0,
+    )
 
 
 def _bytes(values: Sequence[Value] | dict[Value, None], logits: bool | None) -> float:

@@ -67,6 +67,7 @@ def module_units(
             units={parameter_name: owner[parameter_name] for parameter_name in owner},
             parameters={n: t for n, t in state.items() if n in owner},
             tied=_tied_shapes(module),
+            quantised=_quantised(module, owner),
         )
         casting = torch.autocast("cpu", dtype=TORCH_DTYPES[dtype], enabled=autocast)
         with recorder.hooked(module, names), _fused_attention(module), recorder, casting:
@@ -94,6 +95,8 @@ def _run(
     try:
         # Only the loss is kept; other outputs are freed, as in a training loop.
         recorder.backward(_loss(functional_call(module, state, args, dict(kwargs))))
+        with recorder.without_saving():
+            functional_call(module, state, args, dict(kwargs))
     except DataDependentOutputException as error:
         raise SpecError(
             f"model: {type(module).__name__} reads the values of its tensors ({error.func}), so "
@@ -235,22 +238,20 @@ def _units(
 
     adapter = adapter_of(module)
     trained = {parameter.dtype for parameter in named.values() if parameter.requires_grad}
+    quantised = _quantised(module, owner)
 
-    def described(n: str, short: str, in_block: bool) -> Parameter:
+    def described(n: str, short: str) -> Parameter:
         tensor = named[n]
         made = Parameter(name=short, shape=tuple(tensor.shape), after_blocks=n in used_late)
         if tensor.requires_grad:
             return made
         if adapter is not None:
-            linear = isinstance(module.get_submodule(n.rpartition(".")[0]), nn.Linear)
-            return frozen(made, adapter, in_block and linear and tensor.ndim == 2)
+            return frozen(made, adapter, n in quantised)
         stored = float(tensor.element_size()) if tensor.dtype not in trained else None
         return made._replace(trainable=False, stored=stored)
 
     def parameters(unit: str, shorten: Callable[[str], str]) -> tuple[Parameter, ...]:
-        return tuple(
-            described(n, shorten(n), unit != ROOT) for n, holder in owner.items() if holder == unit
-        )
+        return tuple(described(n, shorten(n)) for n, holder in owner.items() if holder == unit)
 
     # Equal blocks share one Unit, taken from the last of them: the first also saves tensors that
     # all share, such as rotary tables.
@@ -275,6 +276,22 @@ def _units(
         tied=bool(_tied_shapes(module)),
         boundary_bytes=recorder.boundary_bytes / tokens,
         embedding_gradient_elements=sum(p.numel for p in before),
+    )
+
+
+def _quantised(module: nn.Module, owner: dict[str, str]) -> frozenset[str]:
+    """Names of the weights an adapter stores quantised: matrices of linear layers in blocks."""
+    adapter = adapter_of(module)
+    if adapter is None or not adapter.quantised:
+        return frozenset()
+    named = dict(module.named_parameters(remove_duplicate=False))
+    return frozenset(
+        name
+        for name, holder in owner.items()
+        if holder != ROOT
+        and named[name].ndim == 2
+        and not named[name].requires_grad
+        and isinstance(module.get_submodule(name.rpartition(".")[0]), nn.Linear)
     )
 
 

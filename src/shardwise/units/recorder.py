@@ -27,7 +27,16 @@ from shardwise.engine.torch_private import (
     tree_leaves,
 )
 from shardwise.units.blocks import parameter_names
-from shardwise.units.unit import NOTHING, POLICIES, Kept, Moment, Policy, Stage, prune
+from shardwise.units.unit import (
+    DEQUANTISING_BYTES,
+    NOTHING,
+    POLICIES,
+    Kept,
+    Moment,
+    Policy,
+    Stage,
+    prune,
+)
 
 ROOT = ""
 
@@ -66,8 +75,11 @@ class _Record:
     chosen_matmul_flops: float = 0.0
     chosen_matmul_flops_at_last_save: float = 0.0
     chosen_alive: dict[int, int] = field(default_factory=dict)
-    forward_peak: tuple[float, float] = (0.0, 0.0)
-    moments: list[Moment] = field(default_factory=list)
+    # Memory after each operation, in bytes; and before one that reads a quantised weight.
+    forward: list[Moment] = field(default_factory=list)
+    # The same of a forward that saves nothing, as under full recompute.
+    unsaved: list[Moment] = field(default_factory=list)
+    backward: list[Moment] = field(default_factory=list)
 
 
 class Recorder(TorchDispatchMode):
@@ -81,15 +93,18 @@ class Recorder(TorchDispatchMode):
         units: dict[str, str],
         parameters: dict[str, torch.Tensor],
         tied: set[tuple[int, ...]],
+        quantised: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tied_shapes = tied | {shape[::-1] for shape in tied}
         self.unit_of = units
         self.parameters = parameters
+        self._quantised = {_key(parameters[name]): name for name in quantised}
         self.records: dict[str, _Record] = {}
         self.order: list[str] = []
         self.unit = ROOT
         self.in_backward = False
+        self.saves_nothing = False
         self.boundary_bytes = 0.0
         self._logit_shape = (-1, -1)
         self._first_use: dict[str, bool] = {}
@@ -148,9 +163,20 @@ class Recorder(TorchDispatchMode):
         self.in_backward, self.unit = True, ROOT
         loss.backward()  # type: ignore[no-untyped-call]
 
+    @contextmanager
+    def without_saving(self) -> Iterator[None]:
+        """Record a second forward, in which nothing is saved; after `backward`."""
+        self.in_backward, self.saves_nothing, self.unit = False, True, ROOT
+        with torch.no_grad():
+            yield
+
     def _enter(self, block: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self.in_backward:
+                return
+            if self.saves_nothing:
+                self.unit = block
+                self._saved_before = self._live_bytes[0] - self._of(block).input_bytes
                 return
             if not self.order:
                 self._root_saved_before = self._of(ROOT).saved_bytes
@@ -172,6 +198,8 @@ class Recorder(TorchDispatchMode):
             if self.in_backward:
                 return
             self.unit = ROOT
+            if self.saves_nothing:
+                return
             self._saved_before += self._of(block).saved_bytes
             tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
             for tensor in tensors:
@@ -221,15 +249,25 @@ class Recorder(TorchDispatchMode):
             for tensor in narrower:
                 self._fixed.add(_key(tensor))
                 self._watch(tensor)
+        copied = self._read_quantised(args) if flops and self._quantised else None
+        if copied:
+            self._record_moment(copied, DEQUANTISING_BYTES)
         for tensor in tensors:
             self._track(tensor)
         if self.in_backward:
             if ATTENTION not in func.__name__:
                 self._of(self.unit).gradient_flops += flops
-            self._record_moment()
+            self._record_moment(copied, tensors[0].itemsize if copied else 0.0)
         elif not _is_view(func, (args, kwargs), tensors):
-            self._count(func, flops, (args, kwargs), tensors)
+            if not self.saves_nothing:
+                self._count(func, flops, (args, kwargs), tensors)
+            self._record_moment(copied, tensors[0].itemsize if copied else 0.0)
         return out
+
+    def _read_quantised(self, args: tuple[Any, ...]) -> str | None:
+        """The quantised weight that an operation reads."""
+        keys = [_key(t) for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+        return next((self._quantised[key] for key in keys if key in self._quantised), None)
 
     def _count(self, func: Any, flops: float, operands: Any, tensors: list[torch.Tensor]) -> None:
         record = self._of(self.unit)
@@ -247,8 +285,6 @@ class Recorder(TorchDispatchMode):
                 record.chosen_matmul_flops += flops
         else:
             self._count_elementwise(record, func, operands, tensors)
-        live = (self._live_bytes[0] - self._saved_before, self._live_bytes[1])
-        record.forward_peak = max(record.forward_peak, live, key=sum)
 
     def _count_elementwise(
         self, record: _Record, func: Any, operands: Any, made: list[torch.Tensor]
@@ -343,14 +379,20 @@ class Recorder(TorchDispatchMode):
     def _add_gradient(self, unit: str, elements: int) -> None:
         self._gradient_elements[unit] = self._gradient_elements.get(unit, 0.0) + elements
 
-    def _record_moment(self) -> None:
-        if self.unit not in self._below:
+    def _record_moment(self, copied: str | None, copied_bytes: float) -> None:
+        if self.in_backward and self.unit not in self._below:
             return
-        self._of(self.unit).moments.append(
+        before = self._below[self.unit] if self.in_backward else self._saved_before
+        made = self._gradient_elements.get(self.unit, 0.0) if self.in_backward else 0.0
+        record = self._of(self.unit)
+        forward = record.unsaved if self.saves_nothing else record.forward
+        (record.backward if self.in_backward else forward).append(
             Moment(
-                activation_bytes=max(0.0, self._live_bytes[0] - self._below[self.unit]),
+                activation_bytes=max(0.0, self._live_bytes[0] - before),
                 logit_bytes=self._live_bytes[1],
-                gradient_elements=self._gradient_elements.get(self.unit, 0.0),
+                gradient_elements=made,
+                copied=copied and copied.removeprefix(f"{self.unit}."),
+                copied_bytes=copied_bytes,
             )
         )
 
@@ -363,14 +405,16 @@ class Recorder(TorchDispatchMode):
         """The recorded computation of `unit`, per token."""
         record = self._of(unit)
         kernels, moved = _fused(record.elementwise, self._saved_numbers)
-        moments = [
-            Moment(
-                activation_bytes=m.activation_bytes / tokens,
-                logit_bytes=m.logit_bytes / tokens,
-                gradient_elements=m.gradient_elements,
-            )
-            for m in record.moments
-        ]
+
+        def front(moments: list[Moment]) -> tuple[Moment, ...]:
+            per_token = [
+                m._replace(
+                    activation_bytes=m.activation_bytes / tokens, logit_bytes=m.logit_bytes / tokens
+                )
+                for m in moments
+            ]
+            return prune(per_token) or (NOTHING,)
+
         return Stage(
             matmul_flops=record.matmul_flops / tokens,
             attention_flops=record.attention_flops / tokens,
@@ -378,12 +422,9 @@ class Recorder(TorchDispatchMode):
             kernels=record.kernels + kernels,
             gradient_flops=record.gradient_flops / tokens,
             kept=_kept(record, tokens),
-            forward_peak=Moment(
-                activation_bytes=max(0.0, record.forward_peak[0]) / tokens,
-                logit_bytes=record.forward_peak[1] / tokens,
-                gradient_elements=0.0,
-            ),
-            backward=prune(moments) or (NOTHING,),
+            forward=front(record.forward),
+            forward_unsaved=front(record.unsaved),
+            backward=front(record.backward),
         )
 
 

@@ -20,6 +20,9 @@ from shardwise.spec.dtype import DTYPE_BYTES
 QUANTISED_BLOCK = 64 * 256
 # Bytes that every device holds of each: the 16 values, and the mean of the scales.
 QUANTISED_TABLE = 34
+# Of an element of a quantised matrix, while torchao turns it into the compute dtype: half an index
+# of 8 bytes for each of two halves, the values, the scaled values, the result, and a scale per 64.
+DEQUANTISING_BYTES = 8 + 2 + 2 + 2 + 2 / 64
 
 Policy = Literal["none", "selective", "full"]
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
@@ -104,11 +107,14 @@ class Kept(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """One point of a unit's backward: live bytes per token, and gradient elements so far."""
+    """One point of a unit's forward or backward: live bytes per token, gradient elements so far."""
 
     activation_bytes: float
     logit_bytes: float
     gradient_elements: float
+    # The matrix, by name, of which there is a copy if it is quantised, and bytes per element.
+    copied: str | None = None
+    copied_bytes: float = 0.0
 
 
 NOTHING = Moment(activation_bytes=0.0, logit_bytes=0.0, gradient_elements=0.0)
@@ -131,10 +137,15 @@ class Stage:
     kept: Mapping[Policy, Kept] = field(
         default_factory=lambda: {policy: Kept(activation_bytes=0.0) for policy in POLICIES}
     )
-    forward_peak: Moment = NOTHING
-    # The same under full recompute, when autograd saves nothing; None where it is not known.
-    forward_peak_unsaved: Moment | None = None
+    # Those that can be the peak, the one with the most activations first.
+    forward: tuple[Moment, ...] = (NOTHING,)
+    # The same under full recompute, when autograd saves nothing; empty where it is not known.
+    forward_unsaved: tuple[Moment, ...] = ()
     backward: tuple[Moment, ...] = (NOTHING,)
+
+    @property
+    def forward_peak(self) -> Moment:
+        return self.forward[0]
 
     @property
     def forward_flops(self) -> float:
@@ -204,9 +215,9 @@ class Unit:
         """Those that are, with so many devices."""
         return tuple(p for p in self.quantised if p.is_packed(shard))
 
-    def dequantised_numel(self, shard: int) -> int:
-        """Elements of the largest matrix that is turned into the compute dtype to be used."""
-        return max((parameter.numel for parameter in self.packed(shard)), default=0)
+    def copied_numel(self, name: str, shard: int) -> int:
+        """Elements of a matrix if it is turned into the compute dtype to be used, else 0."""
+        return next((p.numel for p in self.packed(shard) if p.name == name), 0)
 
     def packed_numel(self, shard: int) -> int:
         """Elements that are gathered as they are stored."""
@@ -388,9 +399,17 @@ def prune(moments: list[Moment]) -> tuple[Moment, ...]:
     best: list[Moment] = []
     ordered = sorted(
         moments,
-        key=lambda m: (-m.activation_bytes - m.logit_bytes, -m.gradient_elements),
+        key=lambda m: (-m.activation_bytes - m.logit_bytes, -m.gradient_elements, -m.copied_bytes),
     )
     for moment in ordered:
-        if not best or moment.gradient_elements > best[-1].gradient_elements:
+        if not any(_as_much(other, moment) for other in best):
             best.append(moment)
     return tuple(best)
+
+
+def _as_much(one: Moment, other: Moment) -> bool:
+    """Whether `one`, with no fewer activations, also has no less of all else."""
+    copies = other.copied is None or (
+        one.copied == other.copied and one.copied_bytes >= other.copied_bytes
+    )
+    return copies and one.gradient_elements >= other.gradient_elements

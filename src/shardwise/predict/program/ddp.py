@@ -190,7 +190,7 @@ class Replicated(Placement):
                     Alloc("activations", working),
                     Alloc("unsharded_gradients", self._new_gradients(m, unit, made)),
                     Alloc("gradients", self._made(m, made)),
-                    *self.dequantised(block),
+                    *self.dequantised(block, moment),
                 )
             )
 

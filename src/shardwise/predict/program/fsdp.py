@@ -90,8 +90,12 @@ class Fsdp(Placement):
         return index >= self._first_trained
 
     @cached_property
+    def _embedding_trained(self) -> bool:
+        return any(not parameter.after_blocks for parameter in self.units.root.trained)
+
+    @cached_property
     def _first_trained(self) -> int:
-        if any(not parameter.after_blocks for parameter in self.units.root.trained):
+        if self._embedding_trained:
             return 0
         blocks = self.units.blocks
         return next((i for i, unit in enumerate(blocks) if unit.trained), len(blocks))
@@ -280,7 +284,12 @@ class Fsdp(Placement):
         yield from self.once(key, lambda: self._backward_of_blocks(m, group))
         resharded = self.gathered(unit) * self.reshards(m)
         yield Alloc("unsharded_parameters", -resharded)
-        yield from self._reduction(m, unit, index, self._scattered_before(index), boundary)
+        alive: tuple[Alloc, ...] = (boundary,)
+        if index == self._first_trained and not self._embedding_trained:
+            # Its input needs no gradient: it is reduced when the whole backward is over.
+            alive = ()
+            yield Alloc("unsharded_parameters", -self._gathered_for_nothing() * m.final)
+        yield from self._reduction(m, unit, index, self._scattered_before(index), *alive)
         yield Alloc("unsharded_parameters", -ahead)
 
     def _left_alone(self, m: MicroBatch, group: Group) -> Iterator[Event]:
@@ -319,7 +328,9 @@ class Fsdp(Placement):
                 made = moment.gradient_elements + made_before
                 working = moment.activation_bytes * self.s.tokens + unread
                 fresh = Alloc("unsharded_gradients", self._new_gradients(m, group.unit, made))
-                yield Instant((Alloc("activations", working), fresh, *self.dequantised(block)))
+                yield Instant(
+                    (Alloc("activations", working), fresh, *self.dequantised(block, moment))
+                )
             made_before += float(block.trained_numel)
         cost = Cost("backward", (group.unit, group.recomputed))
         yield self.compute("backward", group.place, cost, self.beside)
@@ -343,7 +354,8 @@ class Fsdp(Placement):
         if before is not None:
             yield Alloc("reduce_buffers", -self._scatter_input(m, before))
         yield Alloc("reduce_buffers", -self._all_reduce_input(m, self.s.all_trained))
-        yield Alloc("unsharded_parameters", -self._gathered_for_nothing())
+        if not m.final or self._first_trained == len(self.units.blocks):
+            yield Alloc("unsharded_parameters", -self._gathered_for_nothing())
 
     # ---- gradients ----------------------------------------------------------------------------
 

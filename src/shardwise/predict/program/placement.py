@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 
 import numpy as np
 
@@ -10,11 +11,7 @@ from shardwise.predict.configurations import Bools, Ints
 from shardwise.predict.program.blocks import Group
 from shardwise.predict.program.events import Alloc, Cost, Event, Instant, Message, Run, Wait, Work
 from shardwise.predict.program.sizes import MicroBatch, Sizes
-from shardwise.units.unit import Unit
-
-# Of an element of a quantised matrix, while it is turned into the compute dtype: two indices of 8
-# bytes per two elements, their values, their scales, the scaled values, and the result.
-DEQUANTISING_BYTES = 16.0
+from shardwise.units.unit import NOTHING, Moment, Unit
 
 
 class Placement:
@@ -110,19 +107,24 @@ class Placement:
 
     def forward_of(self, block: Unit, again: Bools) -> Iterator[Event]:
         """A block's forward; it leaves what its backward will read."""
-        working = self.s.forward_working(block.stage, again)
-        yield Instant((Alloc("activations", working),))
+        saving, unsaved = block.stage.forward, block.stage.forward_unsaved or block.stage.forward
+        # A block that recomputes saves nothing meanwhile.
+        dropping = again | self.c.selective
+        for one, other in zip_longest(saving, unsaved, fillvalue=NOTHING):
+            working = self.s.forward_working(block.stage, other, again)
+            working = np.where(dropping, working, one.activation_bytes * self.s.tokens)
+            copies: tuple[Alloc, ...] = ()
+            if block.quantised:
+                copied = np.where(dropping, self.s.copied(block, other), self.s.copied(block, one))
+                copies = (Alloc("unsharded_parameters", copied),)
+            yield Instant((Alloc("activations", working), *copies))
         yield Alloc("activations", self.s.kept(block.stage, again))
-        if block.quantised:
-            # About as much is alive when its largest matrix is used.
-            boundary = Alloc("activations", self.s.boundary)
-            yield Instant((boundary, *self.dequantised(block)))
 
-    def dequantised(self, block: Unit) -> tuple[Alloc, ...]:
-        """What torchao holds while it turns the largest quantised matrix into the compute dtype."""
-        if not block.quantised:
+    def dequantised(self, block: Unit, moment: Moment) -> tuple[Alloc, ...]:
+        """What a quantised matrix takes beside itself, while it is used."""
+        if moment.copied is None:
             return ()
-        return (Alloc("unsharded_parameters", self.s.dequantised(block) * DEQUANTISING_BYTES),)
+        return (Alloc("unsharded_parameters", self.s.copied(block, moment)),)
 
 
 def only(rows: Bools) -> Bools | None:

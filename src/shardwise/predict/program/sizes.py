@@ -52,9 +52,16 @@ class Sizes:
         elements, stored = self.packed(unit)
         return gathered - elements * self.c.param_bytes + stored
 
-    def dequantised(self, unit: Unit) -> Floats:
-        """Elements of the largest quantised matrix."""
-        return self._of(unit, "dequantised_numel")
+    def copied(self, block: Unit, moment: Moment) -> Floats:
+        """Bytes of the copy of a quantised matrix that exists at this moment."""
+        if moment.copied is None:
+            return np.zeros(len(self.c))
+        key = (id(block), f"copied {moment.copied}")
+        if key not in self._by_degree:
+            shards = (int(degree) // 2 for degree in self._degrees)
+            sizes = [float(block.copied_numel(moment.copied, shard)) for shard in shards]
+            self._by_degree[key] = np.asarray(sizes)[self._row]
+        return self._by_degree[key] * moment.copied_bytes
 
     def packed(self, unit: Unit) -> tuple[Floats, Floats]:
         """Elements of all of them, and their bytes."""
@@ -177,10 +184,14 @@ class Sizes:
         )
         return np.where(recomputes, kept["full"].activation_bytes, other) * self.tokens
 
-    def forward_working(self, stage: Stage, recomputes: Bools | bool) -> Floats:
-        """The most a block's forward holds; a block that recomputes saves nothing meanwhile."""
-        saving, transient = stage.forward_peak, stage.forward_peak_unsaved or stage.forward_peak
-        working = np.where(recomputes, transient.activation_bytes, saving.activation_bytes)
+    def forward_working(self, stage: Stage, unsaved: Moment, recomputes: Bools | bool) -> Floats:
+        """What a forward that saves nothing holds at a moment; a selective one has saved no more
+        than it keeps, and holds no more than one that saves all.
+        """
+        kept = stage.kept["selective"].activation_bytes - stage.kept["full"].activation_bytes
+        most = stage.forward_peak.activation_bytes
+        selective = min(unsaved.activation_bytes + kept, most)
+        working = np.where(recomputes, unsaved.activation_bytes, selective)
         return working * self.tokens
 
     def unread(self, stage: Stage, recomputes: Bools | bool) -> Floats:
