@@ -161,9 +161,14 @@ LORA = 'rank = 4\nbase = "fp32"'
 
 @pytest.mark.parametrize(
     "adapter",
-    [LORA, f'{LORA}\ntargets = ["q_proj", "v_proj"]\nrslora = true', f"{LORA}\ndora = true",
-     f'{LORA}\ntrain = ["lm_head", "norm"]'],
-)  # fmt: skip
+    [
+        f'{LORA}\ntargets = ["q_proj", "v_proj"]\nrslora = true',
+        *(
+            pytest.param(f"{LORA}{more}", marks=pytest.mark.nightly)
+            for more in ("", "\ndora = true", '\ntrain = ["lm_head", "norm"]')
+        ),
+    ],
+)
 def test_peft_loads_an_exported_adapter(adapter: str, tmp_path: Path, workers: Workers) -> None:
     base = pretrained(tmp_path)
     trained(tmp_path, workers, adapter)
