@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import adapters
 from benchmarks.memory import REASONS as MEMORY_REASONS
 from benchmarks.memory import STACKS
 from shardwise.report.page.chart import Area, Axis, Series, svg_file
@@ -147,7 +148,14 @@ def _source(name: str, result: dict[str, Any]) -> str:
 
 def report(result: dict[str, Any]) -> str:
     """The text of docs/accuracy.md."""
-    return "\n".join([*_time(result), *_memory(result["memory"]), *_left_out(result)])
+    return "\n".join(
+        [
+            *_time(result),
+            *_memory(result["memory"]),
+            *adapters.section(adapters.study()),
+            *_left_out(result),
+        ]
+    )
 
 
 def _table(head: str, rows: list[str]) -> list[str]:
