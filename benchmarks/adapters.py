@@ -40,18 +40,19 @@ _PER_LOGIT = (
 )
 REASONS: dict[str, str] = {
     "qwen-.*-qlora": "kind not stated, near or inside the device memory; GPTQ weights, not NF4",
-    "qwen-14b-qlora-8192": "the figures grow by 1.2 MB per token here and by 3.1 MB for LoRA of the "
-    "same model: not explained; predicted 2.3 MB, mostly logits",
+    "qwen-7b-lora-4096": "kind not stated, inside the predicted device memory",
+    "qwen-14b-qlora-8192": "the figures grow by 1.2 MB per token here and by 3.1 MB for LoRA of "
+    "the same model: not explained; predicted 2.3 MB, mostly logits",
     "qwen-7b-lora-2x2": "DeepSpeed's ZeRO-2 holds frozen weights once; predicted is fully_shard, "
     "which holds a shard of them too (4.0 GB)",
-    "qwen-.*-emb": "embedding and head are likely trained in bf16, states too; predicted with fp32 weights, "
-    "gradients and states",
+    "qwen-.*-emb": "embedding and head are likely trained in bf16, states too; predicted with "
+    "fp32 weights, gradients and states",
     "litgpt": "grows by 1.4 MB per token more than predicted, likely the dropout and the padded "
     "adapters of its fused QKV matrix",
     "litgpt-.*-qlora": "as litgpt-7b-lora-b2; the other 1.6 to 2.3 GB are not explained (bf16 and "
     "4 bits differ by less than the weights)",
-    "litgpt-.*-fsdp": "more than the complete model in bf16 on each GPU: likely the peak of loading, "
-    "before it is sharded",
+    "litgpt-.*-fsdp": "more than the complete model in bf16 on each GPU: likely the peak of "
+    "loading, before it is sharded",
     "torchtune-7b-qlora": "reserved before the first step, while the model was built (9.13 GB "
     "published for that), and likely kept by the allocator",
     "torchtune-70b": "kind and options of the recipe not stated; predicted holds root and three "
@@ -64,11 +65,12 @@ REASONS: dict[str, str] = {
     "answer-7b-lora-offload": "one more fp32 copy of the logits is 2.4 GiB; the rest is not "
     "explained",
     "answer-70b": "one more fp32 copy of the logits is 0.5 GiB; the rest is not explained",
-    "peft-70b-lora-z3": "read from a monitor (80 %); one more copy of the logits is 2.1 GB; the rest "
-    "is DeepSpeed's buffers or not explained",
-    "peft-70b-lora-fsdp": "weights are loaded and sharded in fp32 (17 GB more); 72 to 80 GB published",
-    "peft-70b-qlora-fsdp-offload": "not explained; answer-70b-qlora-offload-b2, nearly the same run, "
-    "took 14.9 GiB (16.0 GB)",
+    "peft-70b-lora-z3": "read from a monitor (80 %); one more copy of the logits is 2.1 GB; the "
+    "rest is DeepSpeed's buffers or not explained",
+    "peft-70b-lora-fsdp": "weights are loaded and sharded in fp32 (17 GB more); 72 to 80 GB "
+    "published",
+    "peft-70b-qlora-fsdp-offload": "not explained; answer-70b-qlora-offload-b2, nearly the same "
+    "run, took 14.9 GiB (16.0 GB)",
     "longlora": "kind not stated, 0.8 GB above the device memory; one more copy of the logits is "
     "1.0 GB",
     "automodel": "kernels of Transformer Engine and Triton, predicted without; rank, targets and "

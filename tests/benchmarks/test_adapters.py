@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ def test_lines_of_the_docs_are_what_the_command_prints(result: dict[str, Any]) -
 
 def _named() -> list[str]:
     with adapters.FIGURES.open(encoding="utf-8") as file:
-        rows = list(adapters.csv.DictReader(file))
+        rows = list(csv.DictReader(file))
     return [row["id"] for row in rows if not row["not_predicted"]]
 
 
