@@ -240,7 +240,18 @@ def _within_stack(run: RunSpec, stack: str, space: Space) -> tuple[Strategy, Spa
         reduce_dtypes=limits.choices("reduce_dtype", space.reduce_dtypes),
         allowed=limits.allowed,
         applied=limits.applied,
+        adapted=lambda adapter: _adapted_within_stack(run, stack, space, adapter),
     )
+
+
+def _adapted_within_stack(
+    run: RunSpec, stack: str, space: Space, adapter: Adapter
+) -> tuple[Strategy, Space] | None:
+    """The same of a run with an adapter; None where the stack cannot express it."""
+    from shardwise.stacks.limits import expresses
+
+    adapted = run._replace(model=run.model.but(adapter=adapter))
+    return _within_stack(adapted, stack, space) if expresses(adapted, stack, "adapter") else None
 
 
 def _current(path: Path, described: RunSpec) -> Strategy:

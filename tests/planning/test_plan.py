@@ -18,6 +18,7 @@ from shardwise.planning.reasons import (
     Compared,
     DataParallelEnds,
     DoesNotFit,
+    FitsAdapted,
     FitsOffloaded,
     LargeBatch,
     LeastMemory,
@@ -32,6 +33,7 @@ from shardwise.planning.reasons import (
     StepBatch,
 )
 from shardwise.planning.rows import Candidate
+from shardwise.planning.search import Search
 from shardwise.spec.lookup import find_cluster, write_cluster
 from shardwise.spec.mesh import Mesh
 from shardwise.spec.record import SpecError
@@ -221,6 +223,39 @@ def test_where_nothing_fits_it_says_what_would() -> None:
     (tip,) = reasons(smaller, FitsOffloaded)
     assert tip.strategy.offload
     assert tip.needed_bytes <= smaller.limit_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "adapter"),
+    [
+        ("llama-3-70b", "8xH100-SXM", "lora:16"),
+        ("llama-3-70b", "8xRTX-4090", "qlora:16"),
+        ("llama-3.1-405b", "1xRTX-4090", None),
+    ],
+)
+def test_where_all_parameters_do_not_fit_an_adapter_may(
+    model: str, cluster: str, adapter: str | None
+) -> None:
+    """Its figure is that of the configuration that `plan --adapter` finds to need the least."""
+    found = plan(model, cluster)
+    tips = reasons(found, FitsAdapted)
+    assert [tip.adapter for tip in tips] == ([adapter] if adapter else [])
+    if adapter is None:
+        return
+    adapted = plan(model, cluster, adapter=adapter)
+    assert winner(adapted).needed_bytes <= adapted.limit_bytes
+    least = min(n.needed_bytes for n in Search(adapted.problem).run().nearest.values())
+    assert tips[0].needed_bytes == pytest.approx(least, rel=1e-6)
+
+
+def test_no_adapter_is_proposed_where_one_is_set_or_none_is_needed() -> None:
+    tight = plan("llama-3.1-405b", "1xRTX-4090", adapter="lora:16")
+    assert tight.winner is None
+    assert not reasons(tight, FitsAdapted)
+    lora = plan("llama-3-70b", "8xRTX-4090", adapter="lora:16")
+    assert lora.winner is None
+    assert not reasons(lora, FitsAdapted)
+    assert not reasons(plan("gpt2", "1xRTX-4090"), FitsAdapted)
 
 
 def test_the_run_it_writes_is_the_run_it_planned() -> None:

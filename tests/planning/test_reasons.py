@@ -21,6 +21,7 @@ from shardwise.planning.reasons import (
     CompileGain,
     DataParallelEnds,
     DoesNotFit,
+    FitsAdapted,
     FitsOffloaded,
     GradientsUnsharded,
     LargeBatch,
@@ -215,6 +216,7 @@ def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
 
 
 NO_FIT = (
+    FitsAdapted,
     FitsOffloaded,
     GradientsUnsharded,
     OtherParallelism,
@@ -281,6 +283,8 @@ def test_every_reason_agrees_with_the_table(seed: int, objective: str) -> None:
     if plan.winner is None:
         for tip in plan.tips:
             assert isinstance(tip, NO_FIT)
+            if isinstance(tip, FitsAdapted):
+                assert tip.needed_bytes <= plan.limit_bytes
         assert all(miss.needed_bytes > plan.limit_bytes for miss in plan.rejected)
         return
     winner = plan.winner

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.api import estimate_run, plan_run
+from shardwise.planning.reasons import FitsAdapted
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
@@ -160,6 +161,29 @@ def test_values_are_narrowed_to_those_of_the_stack() -> None:
     assert limits.choices("recompute", ("none", "selective", 0.5, "full")) == ("none", "full")
     assert limits.choices("prefetch", (0, 1, 2)) == (1,)
     assert limits.choices("blocks_per_unit", (1, 2, 4)) == (1,)
+
+
+@pytest.mark.parametrize(("stack", "adapter"), [("axolotl", "lora:16"), ("torchtitan", None)])
+def test_an_adapter_is_proposed_only_where_the_stack_trains_one(
+    stack: str, adapter: str | None
+) -> None:
+    """Its figure is that of the stack: `plan --for` with the adapter finds nothing smaller."""
+    asked: dict[str, Any] = {
+        "model": "llama-3-70b",
+        "cluster": "8xH100-SXM",
+        "for_stack": stack,
+    }
+    found, _ = plan_run(**asked)
+    tips = [tip for tip in found.tips if isinstance(tip, FitsAdapted)]
+    assert [tip.adapter for tip in tips] == ([adapter] if adapter else [])
+    if adapter is None:
+        return
+    adapted, run = plan_run(**asked, adapter=adapter, objective="memory")
+    assert adapted.winner is not None
+    assert run is not None
+    assert tips[0].needed_bytes <= adapted.winner.needed_bytes
+    here = estimate_run(run, stack).known_memory
+    assert here.needed_bytes == pytest.approx(adapted.winner.needed_bytes, rel=1e-6)
 
 
 def test_a_model_that_the_stack_cannot_train_is_refused_before_the_search() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from shardwise.planning.reasons import (
     BeyondPositions,
     CompileGain,
     DecimalLength,
+    FitsAdapted,
     FitsOffloaded,
     GradientsUnsharded,
     LeastMemory,
@@ -33,6 +35,7 @@ from shardwise.predict.configurations import Configurations
 from shardwise.predict.fit import Change, other_parallelism, ways_to_fit
 from shardwise.predict.memory import predict_memory
 from shardwise.predict.rates import coefficients_for, error_interval, hardware_of, is_fitted
+from shardwise.spec.adapter import read_adapter
 from shardwise.spec.catalogue import coefficient, figure
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import SMALLER
@@ -50,6 +53,8 @@ MIN_REDUCE_GAIN = 0.01
 MIN_SAVED_STATES = 0.05
 # A gain from torch.compile below this is not worth a line.
 MIN_COMPILE_GAIN = 0.01
+# Adapters to try where training all parameters does not fit; the first that fits is proposed.
+ADAPTERS = ("lora:16", "qlora:16")
 
 
 class Baseline(NamedTuple):
@@ -368,6 +373,7 @@ def _helps(
     return [
         *_gradients_unsharded(problem, search.units, found),
         *_why_nothing_fits(search, found, objective),
+        *_adapted(problem, search.space),
         *_offloaded(problem, search.space),
         *_other_parallelism(problem),
     ]
@@ -398,6 +404,25 @@ def _why_nothing_fits(search: Search, found: Found, objective: Objective) -> Ite
     shorter = longest(search.problem, search.space) if objective != "sequence" else None
     if shorter is not None and shorter.tokens < search.problem.job.seq_len:
         yield ShorterFits(tokens=shorter.tokens)
+
+
+def _adapted(problem: Problem, space: Space) -> Iterator[Reason]:
+    """The first adapter with which the same job fits, in its configuration of least memory."""
+    # Other models would be traced once more, which takes seconds.
+    if problem.model.adapter is not None or not isinstance(problem.model, ModelSpec):
+        return
+    for text in ADAPTERS:
+        adapter = read_adapter(text)
+        within = space.adapted(adapter) if space.adapted else (problem.base, space)
+        if within is None:
+            continue
+        model = problem.model.but(adapter=adapter)
+        other = problem._replace(model=model, base=within[0])
+        found = Search(other, within[1].quick().least_memory()).run()
+        needed = min((n.needed_bytes for n in found.nearest.values()), default=math.inf)
+        if needed <= found.limit_bytes:
+            yield FitsAdapted(adapter=text, needed_bytes=needed)
+            return
 
 
 def _offloaded(problem: Problem, space: Space) -> list[Reason]:

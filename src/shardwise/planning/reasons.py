@@ -306,6 +306,15 @@ class CompileGain(Reason):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FitsAdapted(Reason):
+    """Training an adapter instead of all parameters fits: the least memory it needs."""
+
+    # As `--adapter` takes it.
+    adapter: str
+    needed_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class FitsOffloaded(Reason):
     """The fastest that fits when parameters and optimizer states live in host memory."""
 

@@ -15,7 +15,7 @@ MOST = 2**24
 def longest(problem: Problem, space: Space | None = None) -> LongestSequence | None:
     """The longest sequence, a multiple of 512; None where not even that fits."""
     refused: dict[int, str] = {}
-    smallest = _least_memory(space or Space())
+    smallest = (space or Space()).least_memory()
 
     def fits(blocks: int) -> bool:
         try:
@@ -41,17 +41,4 @@ def longest(problem: Problem, space: Space | None = None) -> LongestSequence | N
         limited_by="search" if searched else "input" if high in refused else "memory",
         refused=refused.get(high),
         positions=positions if positions is not None and tokens > positions else None,
-    )
-
-
-def _least_memory(space: Space) -> Space:
-    """What takes the least memory; the rest is searched once the length is known."""
-    policies = tuple(p for p in space.recompute if p == "full") or space.recompute
-    ahead = tuple(count for count in space.prefetch if count <= 1) or space.prefetch
-    return space._replace(
-        recompute=policies,
-        micro_batches=(1,),
-        batch_tolerance=max(space.batch_tolerance, 1.0),
-        prefetch=ahead,
-        blocks_per_unit=space.blocks_per_unit[:1],
     )

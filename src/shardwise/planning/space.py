@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from shardwise.planning.batches import BATCH_TOLERANCE
+from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Loss, Strategy
@@ -43,6 +44,9 @@ class Space(NamedTuple):
     allowed: Callable[[Strategy], bool] | None = None
     # A resolved strategy as the stack runs it; layouts are tried in that form.
     applied: Callable[[Strategy], Strategy] = _unchanged
+    # The base strategy and the space of the same search with an adapter; None where the stack
+    # cannot express it. Without a function both stay as they are.
+    adapted: Callable[[Adapter], tuple[Strategy, Space] | None] | None = None
 
     def allows(self, strategy: Strategy) -> bool:
         return self.allowed is None or self.allowed(strategy)
@@ -58,6 +62,16 @@ class Space(NamedTuple):
             prefetch=self.prefetch[:1] if 1 not in self.prefetch else (1,),
             forward_prefetch=self.forward_prefetch[:1] if 0 not in self.forward_prefetch else (0,),
             blocks_per_unit=self.blocks_per_unit[:1] if 1 not in self.blocks_per_unit else (1,),
+        )
+
+    def least_memory(self) -> Space:
+        """Only what takes the least memory."""
+        return self._replace(
+            recompute=tuple(p for p in self.recompute if p == "full") or self.recompute,
+            micro_batches=(1,),
+            batch_tolerance=max(self.batch_tolerance, 1.0),
+            prefetch=tuple(count for count in self.prefetch if count <= 1) or self.prefetch,
+            blocks_per_unit=self.blocks_per_unit[:1],
         )
 
 

@@ -17,6 +17,7 @@ from shardwise.planning.reasons import (
     DataParallelEnds,
     DecimalLength,
     DoesNotFit,
+    FitsAdapted,
     FitsOffloaded,
     GradientsUnsharded,
     LargeBatch,
@@ -370,6 +371,14 @@ def _compile_gain(reason: CompileGain, blocks: int | None) -> str:
     )
 
 
+def _adapted(reason: FitsAdapted, blocks: int | None) -> str:
+    name = "QLoRA" if reason.adapter.startswith("q") else "LoRA"
+    return (
+        f"{name} fine-tuning of the same job fits: --adapter {reason.adapter} needs "
+        f"{show_memory(reason.needed_bytes)}."
+    )
+
+
 def _offloaded(reason: FitsOffloaded, blocks: int | None) -> str:
     return (
         f"Fits with offload to host memory: {configuration_words(reason.strategy, blocks=blocks)}, "
@@ -445,6 +454,7 @@ _WORDS: dict[type[Reason], Callable[[Any, int | None], str]] = {
     LowPrecisionReduce: _low_precision_reduce,
     SmallerStates: _smaller_states,
     CompileGain: _compile_gain,
+    FitsAdapted: _adapted,
     FitsOffloaded: _offloaded,
     ShorterFits: _shorter_fits,
     OtherParallelism: _other_parallelism,

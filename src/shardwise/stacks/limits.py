@@ -5,12 +5,22 @@ from __future__ import annotations
 from functools import cache
 from typing import TypeVar
 
+from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.write.differences import changed_fields
 from shardwise.stacks.write.exports import applied_strategy, export_run
 
 Value = TypeVar("Value")
+
+
+def expresses(run: RunSpec, stack: str, setting: str) -> bool:
+    """Whether a stack trains the run without changing a setting, such as `job.optimizer`."""
+    try:
+        exported = export_run(run, stack)
+    except SpecError:
+        return False
+    return not any(sentence.startswith(setting) for sentence in exported.unsupported)
 
 
 class StackLimits:
