@@ -240,6 +240,7 @@ def _within_stack(run: RunSpec, stack: str, space: Space) -> tuple[Strategy, Spa
         reduce_dtypes=limits.choices("reduce_dtype", space.reduce_dtypes),
         allowed=limits.allowed,
         applied=limits.applied,
+        has_optimizer=limits.has_optimizer,
         adapted=lambda adapter: _adapted_within_stack(run, stack, space, adapter),
     )
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.api import estimate_run, plan_run
-from shardwise.planning.reasons import FitsAdapted
+from shardwise.planning.reasons import FitsAdapted, SmallerStates
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
@@ -184,6 +184,19 @@ def test_an_adapter_is_proposed_only_where_the_stack_trains_one(
     assert tips[0].needed_bytes <= adapted.winner.needed_bytes
     here = estimate_run(run, stack).known_memory
     assert here.needed_bytes == pytest.approx(adapted.winner.needed_bytes, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("stack", "has_it"),
+    [("trainer", True), ("slurm", True)]
+    + [(stack, False) for stack in ("deepspeed", "torchtitan", "python", "lightning")],
+)
+def test_smaller_states_are_proposed_only_where_the_stack_has_them(
+    stack: str, has_it: bool
+) -> None:
+    found, _ = plan_run("llama-3-8b", "2xRTX-4090", for_stack=stack)
+    assert found.winner is None
+    assert any(isinstance(tip, SmallerStates) for tip in found.tips) == has_it
 
 
 def test_a_model_that_the_stack_cannot_train_is_refused_before_the_search() -> None:

@@ -252,7 +252,7 @@ def make_plan(
         why=reasons(search, found, winner, by_speed=objective != "memory") if winner else [],
         limits=limits,
         limits_why=_limits(problem, objective, winner, limits),
-        tips=_tips(problem, units, found, winner) + _helps(search, found, winner, objective),
+        tips=_tips(search, found, winner) + _helps(search, found, winner, objective),
         ways=[] if winner else _ways(search, found),
         for_stack=search.space.for_stack,
         considered=found.considered,
@@ -304,8 +304,9 @@ def _limits(
     return [slack] if objective in ("memory", "sequence") else [binding, slack]
 
 
-def _tips(problem: Problem, units: Units, found: Found, winner: Candidate | None) -> list[Reason]:
+def _tips(search: Search, found: Found, winner: Candidate | None) -> list[Reason]:
     """What was not chosen for other reasons and would bring more."""
+    problem, units = search.problem, search.units
     tips: list[Reason] = list(_risky_alternative(problem, found, winner))
     positions = getattr(problem.model, "max_positions", None)
     if positions is not None and problem.job.seq_len > positions:
@@ -313,7 +314,7 @@ def _tips(problem: Problem, units: Units, found: Found, winner: Candidate | None
     thousands, rest = divmod(problem.job.seq_len, 1000)
     if not rest and problem.job.seq_len % 1024:
         tips.append(DecimalLength(seq_len=problem.job.seq_len, binary=thousands * 1024))
-    tips += _smaller_states(problem, units, found, winner)
+    tips += _smaller_states(search, found, winner)
     if winner is None:
         return tips
     strategy = winner.strategy
@@ -325,10 +326,9 @@ def _tips(problem: Problem, units: Units, found: Found, winner: Candidate | None
     return [*tips, *_compiled(problem, units, winner)]
 
 
-def _smaller_states(
-    problem: Problem, units: Units, found: Found, winner: Candidate | None
-) -> Iterator[Reason]:
+def _smaller_states(search: Search, found: Found, winner: Candidate | None) -> Iterator[Reason]:
     """States in fewer bits, where they are most of the peak or no configuration fits."""
+    problem, units = search.problem, search.units
     smaller = SMALLER.get(problem.job.optimizer)
     if smaller is None or (winner is None and not found.nearest):
         return
@@ -338,7 +338,8 @@ def _smaller_states(
     other = problem._replace(job=problem.job.but(optimizer=smaller))
     needed = price_one(other, units, nearest.strategy).needed_bytes
     saved = nearest.needed_bytes - needed
-    if saved > MIN_SAVED_STATES * nearest.needed_bytes:
+    has = search.space.has_optimizer
+    if saved > MIN_SAVED_STATES * nearest.needed_bytes and (has is None or has(smaller)):
         fits = winner is None and needed <= found.limit_bytes
         yield SmallerStates(optimizer=smaller, saved_bytes=saved, needed_bytes=needed, fits=fits)
 

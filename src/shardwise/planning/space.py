@@ -8,6 +8,7 @@ from typing import NamedTuple
 from shardwise.planning.batches import BATCH_TOLERANCE
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Loss, Strategy
 
@@ -44,6 +45,8 @@ class Space(NamedTuple):
     allowed: Callable[[Strategy], bool] | None = None
     # A resolved strategy as the stack runs it; layouts are tried in that form.
     applied: Callable[[Strategy], Strategy] = _unchanged
+    # Whether the stack has an optimizer. None allows all.
+    has_optimizer: Callable[[Optimizer], bool] | None = None
     # The base strategy and the space of the same search with an adapter; None where the stack
     # cannot express it. Without a function both stay as they are.
     adapted: Callable[[Adapter], tuple[Strategy, Space] | None] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TypeVar
 
+from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
@@ -49,6 +50,11 @@ class StackLimits:
     def allowed(self, strategy: Strategy) -> bool:
         """Whether the stack runs this strategy unchanged."""
         return not changed_fields(strategy, self.applied(strategy))
+
+    def has_optimizer(self, optimizer: Optimizer) -> bool:
+        """Whether the stack trains with this optimizer."""
+        run = self._run._replace(job=self._run.job.but(optimizer=optimizer))
+        return expresses(run, self.stack, "job.optimizer")
 
     def choices(self, field: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
         """Those of the values of a field that the stack runs unchanged in a typical strategy."""
