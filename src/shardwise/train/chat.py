@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardwise.spec.chat import read_json, shape_of, starts_with_chat
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import DataSettings
 
@@ -15,13 +15,6 @@ Message = dict[str, str]
 
 ANSWERS = "assistant"
 _ROLES = {"human": "user", "gpt": ANSWERS, "bot": ANSWERS, "model": ANSWERS}
-# The keys of each shape, of which a record has all.
-_SHAPES = (
-    ("messages",),
-    ("conversations",),
-    ("prompt", "completion"),
-    ("instruction", "output"),
-)
 
 
 class Conversation(NamedTuple):
@@ -35,7 +28,7 @@ def is_chat(data: DataSettings, files: list[Path]) -> bool:
     """Whether the files hold chat examples; raises SpecError if only some of them do."""
     if data.format == "text":
         return False
-    chat = [file for file in files if _starts_with_chat(file, data.text_key)]
+    chat = [file for file in files if starts_with_chat(file, data.text_key)]
     if data.format == "auto" and not chat:
         return False
     other = next((file for file in files if file.suffix != ".jsonl" or file not in chat), None)
@@ -56,7 +49,7 @@ def read_conversations(file: Path) -> Iterator[Conversation]:
             for number, line in enumerate(stream, 1):
                 if line.strip():
                     where = f"line {number} of {file}"
-                    yield Conversation(messages_of(_json(line), where), where)
+                    yield Conversation(messages_of(read_json(line), where), where)
     except (UnicodeDecodeError, OSError) as error:
         raise SpecError(f"data.path: cannot read {file}: {error}") from None
 
@@ -68,7 +61,7 @@ def messages_of(record: Any, where: str) -> list[Message]:
     - `prompt` and `completion`: texts, or lists of messages.
     - `instruction` and `output`, with an optional `input`.
     """
-    shape = _shape(record)
+    shape = shape_of(record)
     if shape is None:
         raise SpecError(
             f"data.path: {where} has no messages, conversations, prompt and completion, or "
@@ -106,27 +99,3 @@ def _listed(messages: list[Any], where: str) -> list[Message]:
 
 def _message(role: Any, content: Any) -> Message:
     return {"role": _ROLES.get(role, role), "content": content}
-
-
-def _shape(record: Any) -> tuple[str, ...] | None:
-    known = record if isinstance(record, dict) else {}
-    return next((keys for keys in _SHAPES if all(key in known for key in keys)), None)
-
-
-def _starts_with_chat(file: Path, text_key: str) -> bool:
-    """Whether the first record has the keys of a chat example and no text."""
-    if file.suffix != ".jsonl":
-        return False
-    try:
-        with file.open(encoding="utf-8") as stream:
-            first = _json(next((line for line in stream if line.strip()), ""))
-    except (UnicodeDecodeError, OSError):
-        return False
-    return _shape(first) is not None and text_key not in first
-
-
-def _json(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (json.JSONDecodeError, RecursionError):
-        return None

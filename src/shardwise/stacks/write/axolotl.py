@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.spec.adapter import ALL_LINEAR, Adapter
+from shardwise.spec.chat import holds_chat
 from shardwise.spec.families import BLOCKS
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
@@ -110,9 +111,12 @@ def _data(run: RunSpec) -> dict[str, Any]:
         sets: list[dict[str, Any]] = [{"path": CHANGE_ME, "type": "chat_template"}]
     else:
         kind, files = found
-        chat = getattr(run.data, "packing", None) is not None
         field = run.data.text_key if run.data is not None else "text"
-        form = {"type": "chat_template"} if chat else {"type": "completion", "field": field}
+        form = (
+            {"type": "chat_template"}
+            if holds_chat(run.data)
+            else {"type": "completion", "field": field}
+        )
         sets = [{"path": file, "ds_type": kind, **form} for file in files]
     table: dict[str, Any] = {
         "datasets": sets,
@@ -192,4 +196,8 @@ def _command(run: RunSpec, name: str) -> str:
     return f"axolotl train {name} --launcher torchrun -- {places}"
 
 
-_STACK = Stack("axolotl", NAME, _table, read, _RULES, _OPTIMIZERS)
+_CHAT = {
+    ("loss_on", "all"): "axolotl computes the loss on answers only; set roles_to_train of the data "
+    "set to all roles",
+}
+_STACK = Stack("axolotl", NAME, _table, read, _RULES, _OPTIMIZERS, chat=_CHAT)

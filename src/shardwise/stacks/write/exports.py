@@ -8,6 +8,7 @@ from typing import Any
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.write.chat_differences import left_to_script
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 
 # Each is a module of its name, hyphens as underscores, with a function `export`. Those that cannot
@@ -20,6 +21,8 @@ STACKS = (
 # torchtitan uses dimension 1 where there are fewer experts than devices, DeepSpeed divides
 # flattened tensors, and the scripts for Lightning and plain torch do what Shardwise does.
 _ALONG_ROWS = ("accelerate", "trainer", "trl", "axolotl", "llama-factory")
+# Those whose data the user's script reads; that of the Trainer only without adapters.
+_DATA_BY_SCRIPT = ("accelerate", "deepspeed", "trainer")
 # Those whose files say nothing of adapters, which the user's script makes.
 _BY_SCRIPT = ("accelerate", "deepspeed")
 # Those whose scripts and configurations train every parameter.
@@ -37,6 +40,9 @@ def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
     if run.adapter is not None and stack in _BY_SCRIPT:
         made = f"adapter = {run.adapter}: make it in your script, with get_peft_model of peft."
         exported = exported._replace(in_script=(*exported.in_script, made))
+    by_script = stack in _DATA_BY_SCRIPT and (stack != "trainer" or run.adapter is None)
+    if by_script:
+        exported = exported._replace(in_script=(*exported.in_script, *left_to_script(run)))
     return exported
 
 

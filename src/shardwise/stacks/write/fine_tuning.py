@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardwise.spec.adapter import Adapter
+from shardwise.spec.chat import holds_chat
 from shardwise.spec.lookup import ModuleRef, config_folder
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
@@ -14,6 +15,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.stacks.read.imported import Imported
 from shardwise.stacks.write.adapter_differences import settings_differences
 from shardwise.stacks.write.arguments import OPTIMIZERS, other_differences, rules_of
+from shardwise.stacks.write.chat_differences import chat_differences
 from shardwise.stacks.write.differences import Comparison, Rule, compare, padded_experts
 from shardwise.stacks.write.exported import Exported
 
@@ -38,6 +40,8 @@ class Stack(NamedTuple):
     optimizers: Mapping[str, str] = OPTIMIZERS
     # Fields that its start command sets, not its file.
     by_command: tuple[str, ...] = ()
+    # What it does instead of settings of chat data: by the setting and its value.
+    chat: Mapping[tuple[str, str], str] = {}
 
 
 def compared(stack: Stack, run: RunSpec, table: dict[str, Any]) -> Comparison:
@@ -71,6 +75,7 @@ def write(stack: Stack, run: RunSpec, command: str, more: tuple[str, ...] = ()) 
         *padded_experts(run, found.applied, stack.who),
         *settings_differences(run, stack.read(table), stack.who),
         *other_differences(run, stack.who, stack.optimizers),
+        *chat_differences(run, stack.chat),
         *more,
     )
     text = yaml.safe_dump(table, sort_keys=False, allow_unicode=True)
@@ -110,8 +115,8 @@ def data_files(run: RunSpec) -> tuple[str, list[str]] | None:
 
 
 def packs(run: RunSpec) -> bool:
-    """Whether sequences are packed, as Shardwise's data are unless `[data]` says otherwise."""
-    return getattr(run.data, "packing", None) is not False
+    """Whether sequences are packed: always those of text, of chat as `[data]` says."""
+    return run.data is None or run.data.packing or not holds_chat(run.data)
 
 
 def whole_alpha(adapter: Adapter) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.spec.adapter import ALL_LINEAR, Adapter
+from shardwise.spec.chat import holds_chat
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.read.llama_factory import read
@@ -61,7 +62,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
     table.pop("gradient_checkpointing", None)
     if "fsdp_config" in table:
         table["fsdp_config"]["activation_checkpointing"] = False
-    if getattr(run.data, "packing", False):
+    if holds_chat(run.data) and packs(run):
         # Sequences in one row do not see each other.
         table["neat_packing"] = True
     if strategy.param_dtype == strategy.master_dtype == "bf16":
@@ -110,4 +111,8 @@ def _command(run: RunSpec, name: str) -> str:
     return " ".join(words)
 
 
-_STACK = Stack("LLaMA-Factory", NAME, _table, read, by_command=("shard", "replicate"))
+_CHAT = {
+    ("loss_on", "all"): "LLaMA-Factory computes the loss on answers only; set train_on_prompt: "
+    "true",
+}
+_STACK = Stack("LLaMA-Factory", NAME, _table, read, by_command=("shard", "replicate"), chat=_CHAT)

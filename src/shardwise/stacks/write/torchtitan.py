@@ -14,6 +14,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import CheckpointSettings, DataSettings, TrainSettings
 from shardwise.stacks.read.source import Script
 from shardwise.stacks.read.torchtitan import read
+from shardwise.stacks.write.chat_differences import stream_differences
 from shardwise.stacks.write.differences import Comparison, Rule, compare
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.quoting import comment
@@ -312,6 +313,7 @@ def _unsupported_settings(run: RunSpec, train: TrainSettings, data: DataSettings
         f"data = {where[:200]!r}: the file names the data set c4, which is downloaded; register "
         "others in torchtitan.hf_datasets.text_datasets."
     )
+    found += stream_differences(run, "torchtitan")
     if data.tokenizer == "bytes" and not getattr(run.model, "pretrained", False):
         found.append(
             "data.tokenizer = bytes: torchtitan needs a tokenizer; put the model's own in "

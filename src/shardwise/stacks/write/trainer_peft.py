@@ -11,6 +11,7 @@ from shardwise.stacks.read import torch_script
 from shardwise.stacks.read.trainer_script import TRAIN_ONLY
 from shardwise.stacks.write.adapter_differences import settings_differences
 from shardwise.stacks.write.arguments import TRAINER, other_differences
+from shardwise.stacks.write.chat_differences import stream_differences
 from shardwise.stacks.write.differences import Comparison, padded_experts
 from shardwise.stacks.write.exported import Exported, Target
 from shardwise.stacks.write.fine_tuning import CHANGE_ME, data_files, model_name
@@ -61,6 +62,7 @@ def export(run: RunSpec, table: dict[str, Any], found: Comparison, target: Targe
         *padded_experts(run, found.applied, TRAINER),
         *settings_differences(run, back, TRAINER),
         *other_differences(run),
+        *stream_differences(run, "the script"),
     )
     to_fill_in = [
         f"{name}: write {what} into the script."

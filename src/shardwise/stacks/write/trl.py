@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.spec.adapter import Adapter
+from shardwise.spec.chat import holds_chat
 from shardwise.spec.dtype import TORCH_NAMES
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
@@ -52,7 +53,7 @@ def _table(run: RunSpec) -> dict[str, Any]:
     if adapter is not None and adapter.rank is not None:
         table |= _lora(adapter)
     table |= {**_data(run), "max_length": run.job.seq_len, "packing": packs(run)}
-    if packs(run) and not getattr(run.data, "packing", False):
+    if not holds_chat(run.data):
         # One stream of tokens, cut where a sequence is full.
         table["packing_strategy"] = "wrapped"
     # TRL turns both on where a file does not say.
@@ -114,4 +115,12 @@ def _command(run: RunSpec, name: str) -> str:
     return " ".join(words)
 
 
-_STACK = Stack("TRL", NAME, _table, read_trl, _RULES)
+_CHAT = {
+    ("loss_on", "answers"): "TRL computes the loss on every token of messages; set "
+    "assistant_only_loss: true if the chat template marks answers",
+    ("loss_on", "all"): "of prompt and completion TRL computes the loss on the completion; set "
+    "completion_only_loss: false",
+    ("packing", "true"): "TRL keeps packed examples apart only with flash attention; set "
+    "attn_implementation",
+}
+_STACK = Stack("TRL", NAME, _table, read_trl, _RULES, chat=_CHAT)

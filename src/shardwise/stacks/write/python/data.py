@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shardwise.spec.chat import holds_chat
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
@@ -22,7 +23,12 @@ def data_settings(run: RunSpec) -> dict[str, object]:
 
 
 def token_folders(data: DataSettings) -> list[Path]:
-    """Cached token folders of a text file with this name, the newest last."""
+    """Cached token folders of a text file with this name, the newest last.
+
+    None of chat examples: their tokens are flagged, and no script reads them.
+    """
+    if holds_chat(data):
+        return []
     stem = Path(data.path[0]).stem[:40]
     indexes = [
         index

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from shardwise.spec.chat import holds_chat
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec
+from shardwise.stacks.write.chat_differences import stream_differences
 from shardwise.stacks.write.python import foreign
 from shardwise.stacks.write.python.data import token_folders
 from shardwise.stacks.write.python.settings import data_of, on_cpu, train_of
@@ -60,6 +62,11 @@ def _data(run: RunSpec) -> list[str]:
         ]
     if not data.path:
         return []
+    if holds_chat(data):
+        return [
+            *stream_differences(run, "the script"),
+            "data.path: tokenize the examples as text and set TOKENS to the folder.",
+        ]
     folders = token_folders(data)
     if not folders:
         return [

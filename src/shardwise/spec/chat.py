@@ -1,0 +1,54 @@
+"""Chat and instruction examples: the shapes of their records, and which data hold them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shardwise.spec.train import DataSettings
+
+# The keys of each shape, of which a record has all.
+_SHAPES = (
+    ("messages",),
+    ("conversations",),
+    ("prompt", "completion"),
+    ("instruction", "output"),
+)
+
+
+def holds_chat(data: DataSettings | None) -> bool:
+    """Whether `[data]` names chat examples, as far as files that exist say so."""
+    if data is None or not data.path or data.format == "text":
+        return False
+    if data.format == "chat":
+        return True
+    paths = [Path(path) for path in data.path]
+    files = (file for path in paths for file in (path.glob("*.jsonl") if path.is_dir() else [path]))
+    return any(starts_with_chat(file, data.text_key) for file in files)
+
+
+def starts_with_chat(file: Path, text_key: str) -> bool:
+    """Whether the first record has the keys of a chat example and no text."""
+    if file.suffix != ".jsonl":
+        return False
+    try:
+        with file.open(encoding="utf-8") as stream:
+            first = read_json(next((line for line in stream if line.strip()), ""))
+    except (UnicodeDecodeError, OSError):
+        return False
+    return shape_of(first) is not None and text_key not in first
+
+
+def shape_of(record: Any) -> tuple[str, ...] | None:
+    """The keys that make a record a chat example; None where it is none."""
+    known = record if isinstance(record, dict) else {}
+    return next((keys for keys in _SHAPES if all(key in known for key in keys)), None)
+
+
+def read_json(line: str) -> Any:
+    """The value of a line; None where it is no JSON."""
+    try:
+        return json.loads(line)
+    except (json.JSONDecodeError, RecursionError):
+        return None
