@@ -30,7 +30,10 @@ TRAIN = 'checkpoint = {{ every = {every} }}\nschedule = "constant"\nmeasure = fa
 ADAPTERS = {
     "fp32": '[adapter]\nrank = 4\nbase = "fp32"\ndropout = 0.1\ntrain = ["norm"]',
     "bf16": "[adapter]\nrank = 4\ndora = true",
+    "nf4": '[adapter]\nrank = 4\nbase = "nf4"\ndropout = 0.1',
 }
+# Sizes of which each of two ranks holds full blocks of NF4.
+LARGER = {"hidden = 64": "hidden = 256", "ffn = 96": "ffn = 512"}
 PRETRAINED = """
 cluster = "1x2xCPU"
 model = {{ config = "base", pretrained = true }}
@@ -64,13 +67,26 @@ def assert_same_run(one: Path, other: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("dtype", ADAPTERS)
-def test_a_resumed_run_is_equal_to_the_bit(dtype: str, tmp_path: Path, workers: Workers) -> None:
-    settings: dict[str, Any] = {"log_every": 1, "train": TRAIN.format(every=4), "dtype": dtype}
+def write_adapted(folder: Path, base: str, steps: int, every: int) -> Path:
+    file = write(
+        folder, steps=steps, log_every=1, train=TRAIN.format(every=every), data=ADAPTERS[base],
+        dtype="bf16" if base == "nf4" else base,
+    )  # fmt: skip
+    if base == "nf4":
+        text = file.read_text()
+        for small, large in LARGER.items():
+            assert small in text
+            text = text.replace(small, large)
+        file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize("base", ADAPTERS)
+def test_a_resumed_run_is_equal_to_the_bit(base: str, tmp_path: Path, workers: Workers) -> None:
     for folder, ends in (("whole", (8,)), ("resumed", (4, 8))):
         (tmp_path / folder).mkdir()
         for steps in ends:
-            file = write(tmp_path / folder, steps=steps, data=ADAPTERS[dtype], **settings)
+            file = write_adapted(tmp_path / folder, base, steps, every=4)
             [ranks] = workers.run(run_toml, 2, [{"file": str(file)}])
             assert [rank.get("steps") for rank in ranks] == [steps] * 2, ranks
     assert len(losses(tmp_path / "whole")) == 8
@@ -83,10 +99,11 @@ def test_a_resumed_run_is_equal_to_the_bit(dtype: str, tmp_path: Path, workers: 
 
 
 @pytest.mark.nightly
-def test_a_killed_run_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", ["fp32", "nf4"])
+def test_a_killed_run_loses_nothing(base: str, tmp_path: Path) -> None:
     from shardwise.train.launch import kill_tree
 
-    text = write(tmp_path, steps=40, train=TRAIN.format(every=2), data=ADAPTERS["fp32"]).read_text()
+    text = write_adapted(tmp_path, base, steps=40, every=2).read_text()
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.toml").write_text(text)

@@ -25,8 +25,6 @@ log = logging.getLogger("shardwise")
 _MARK = "_shardwise_base"
 # Elements of NF4's blocks and of the blocks of their scales. Each rank must hold full ones.
 _NF4_BLOCK = 64 * 256
-# Elements of the table of NF4's values.
-_TABLE = 16
 # Elements whose checksum is computed at a time, and a constant that makes it depend on their order.
 _CHUNK, _MIX = 2**22, 0x1E3779B97F4A7C15
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -167,12 +165,10 @@ def is_quantised(weight: torch.Tensor) -> bool:
 
 
 def stored_bytes(parameter: torch.Tensor) -> int:
-    """Bytes of a parameter on this rank, as it is stored.
-
-    Of a quantised one without the table and the mean that each tensor has once.
+    """Bytes of a parameter on this rank, as it is stored: of a quantised one with its scales, the
+    table of its values and the mean of its scales.
     """
-    parts = list(plain_tensors(parameter))
-    return sum(part.nbytes for part in parts if len(parts) == 1 or part.numel() > _TABLE)
+    return sum(part.nbytes for part in plain_tensors(parameter))
 
 
 def checksum(tensor: torch.Tensor) -> int:

@@ -103,14 +103,25 @@ def sharded_units(model: nn.Module, strategy: Strategy) -> list[tuple[ModelUnits
 
 
 def _parameters(group: Any) -> tuple[Parameter, ...]:
-    return tuple(
-        Parameter(
+    casts, master = group.mp_policy.param_dtype is not None, _master_dtype(group)
+
+    def described(parameter: Any) -> Parameter:
+        tensor = parameter.sharded_param
+        made = Parameter(
             *unsharded_parameter(parameter),
-            trainable=parameter.sharded_param.requires_grad,
+            trainable=tensor.requires_grad,
             dim=parameter.fsdp_placement.dim,
         )
-        for parameter in group.fsdp_params
-    )
+        if casts or tensor.requires_grad or tensor.dtype == master:
+            return made
+        return made._replace(stored=float(tensor.element_size()), uncast=True)
+
+    return tuple(described(parameter) for parameter in group.fsdp_params)
+
+
+def casts_parameters(model: nn.Module) -> bool:
+    """Whether `fully_shard` brings all parameters to one dtype when it gathers them."""
+    return any(group.state.mp_policy.param_dtype is not None for group in _groups(model))
 
 
 def shards_along_rows(model: nn.Module) -> bool:

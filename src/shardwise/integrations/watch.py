@@ -12,6 +12,7 @@ from torch import nn
 
 from shardwise.engine.mesh import processes_per_node, world
 from shardwise.engine.wrapped import (
+    casts_parameters,
     keeps_two_gradients,
     non_gradient_traffic,
     read_strategy,
@@ -203,6 +204,7 @@ class StepWatch:
             self._job.seq_len,
             strategy.param_dtype,
             autocast=strategy.autocast,
+            casts=casts_parameters(model),
             inputs=self._inputs,
         )
         if shards_along_rows(model):

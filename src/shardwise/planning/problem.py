@@ -34,7 +34,7 @@ class Units:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._made: dict[tuple[bool, bool, int], ModelUnits] = {}
+        self._made: dict[tuple[bool, bool, bool, int], ModelUnits] = {}
 
     @property
     def blocks(self) -> int:
@@ -52,7 +52,9 @@ class Units:
         return self.can_chunk and not self.of(self._problem.base.but(blocks_per_unit=1)).tied
 
     def of(self, strategy: Strategy) -> ModelUnits:
-        key = (strategy.autocast, strategy.compile, strategy.blocks_per_unit)
+        # Frozen weights of a module of one's own may compute in a dtype that sharding casts.
+        casts = strategy.sharded or not isinstance(self._problem.model, ModuleRef)
+        key = (strategy.autocast, casts, strategy.compile, strategy.blocks_per_unit)
         if key not in self._made:
             if strategy.blocks_per_unit == 1:
                 seq_len = self._problem.job.seq_len

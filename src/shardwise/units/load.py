@@ -31,7 +31,7 @@ def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
     from shardwise.units.module import traced_units
 
     with progress_line(f"Tracing {source} on the meta device …"):
-        return traced_units(model, seq_len, dtype, autocast)
+        return traced_units(model, seq_len, dtype, autocast, casts=strategy.sharded)
 
 
 def _why_not_traceable(model: Model) -> str:

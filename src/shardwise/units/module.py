@@ -32,12 +32,12 @@ TRACED_BATCHES = (2, 3, 5, 7, 11, 13)
 
 
 def traced_units(
-    model: Model, seq_len: int, dtype: DType = "bf16", autocast: bool = False
+    model: Model, seq_len: int, dtype: DType = "bf16", autocast: bool = False, casts: bool = True
 ) -> ModelUnits:
     """Units of the module that a run names."""
     with torch.device("meta"):
         module = build_module(model)
-    return module_units(module, seq_len, dtype, autocast=autocast, name=model.name)
+    return module_units(module, seq_len, dtype, autocast=autocast, casts=casts, name=model.name)
 
 
 def module_units(
@@ -46,10 +46,14 @@ def module_units(
     dtype: DType = "bf16",
     *,
     autocast: bool = False,
+    casts: bool = True,
     inputs: Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...] | None = None,
     name: str | None = None,
 ) -> ModelUnits:
     """Units of `module` at sequence length `seq_len`, in `dtype` or with `autocast` to it.
+
+    `casts`: an all-gather brings frozen weights of another dtype than trained ones to `dtype` too.
+    Without one, as under DDP, they compute in their own.
 
     `inputs` is an example of two samples. Default: the module's own `example_inputs(batch,
     seq_len)` if it has one, else token ids and labels as transformers models take.
@@ -60,7 +64,7 @@ def module_units(
     names = {id(block): block_name for block_name, block in blocks.items()}
     with FakeTensorMode(allow_non_fake_inputs=True):
         kept = torch.float32 if autocast else TORCH_DTYPES[dtype]
-        state = _fake_state(module, kept, autocast)
+        state = _fake_state(module, kept, autocast, casts)
         example = _example(module, inputs, batch, seq_len, kept)
         tokens = batch * seq_len
         recorder = Recorder(
@@ -72,7 +76,8 @@ def module_units(
         casting = torch.autocast("cpu", dtype=TORCH_DTYPES[dtype], enabled=autocast)
         with recorder.hooked(module, names), _fused_attention(module), recorder, casting:
             _run(module, state, example, recorder)
-    return _units(module, blocks, owner, recorder, tokens, seq_len, name or type(module).__name__)
+    named = name or type(module).__name__
+    return _units(module, blocks, owner, recorder, tokens, seq_len, named, casts)
 
 
 def _batch(module: nn.Module, seq_len: int) -> int:
@@ -111,18 +116,23 @@ def _run(
         ) from error
 
 
-def _fake_state(module: nn.Module, dtype: torch.dtype, autocast: bool) -> dict[str, torch.Tensor]:
+def _fake_state(
+    module: nn.Module, dtype: torch.dtype, autocast: bool, casts: bool
+) -> dict[str, torch.Tensor]:
     """Fake tensors for parameters and buffers; tied names share one.
 
-    Under autocast frozen parameters keep the dtype they are stored in.
+    Under autocast frozen parameters keep the dtype they are stored in, and so do those of another
+    dtype than trained ones if nothing casts them.
     """
     adapter = adapter_of(module)
+    master = _master_dtype(module)
     made: dict[int, torch.Tensor] = {}
     state = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if id(parameter) not in made:
             kind = dtype if parameter.is_floating_point() else parameter.dtype
-            if autocast and not parameter.requires_grad:
+            keeps = autocast or (not casts and parameter.dtype != master)
+            if keeps and not parameter.requires_grad:
                 kind = TORCH_DTYPES[adapter.float_dtype] if adapter else parameter.dtype
             fake = torch.empty(parameter.shape, dtype=kind, device="cpu")
             made[id(parameter)] = fake.requires_grad_(parameter.requires_grad)
@@ -130,6 +140,15 @@ def _fake_state(module: nn.Module, dtype: torch.dtype, autocast: bool) -> dict[s
     for name, buffer in module.named_buffers(remove_duplicate=False):
         state[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
     return state
+
+
+def _master_dtype(module: nn.Module) -> torch.dtype | None:
+    """The dtype of the first trained parameter, which becomes the master dtype of a run.
+
+    Frozen parameters of the same dtype follow it; others are stored in their own. peft trains
+    copies of modules in the dtype of the base beside adapters in fp32.
+    """
+    return next((p.dtype for p in module.parameters() if p.requires_grad), None)
 
 
 def _example(
@@ -232,12 +251,13 @@ def _units(
     tokens: int,
     seq_len: int,
     name: str,
+    casts: bool,
 ) -> ModelUnits:
     named = dict(module.named_parameters(remove_duplicate=False))
     used_late = recorder.used_after_blocks(module)
 
     adapter = adapter_of(module)
-    trained = {parameter.dtype for parameter in named.values() if parameter.requires_grad}
+    master = _master_dtype(module)
     quantised = _quantised(module, owner)
 
     def described(n: str, short: str) -> Parameter:
@@ -247,8 +267,10 @@ def _units(
             return made
         if adapter is not None:
             return frozen(made, adapter, n in quantised)
-        stored = float(tensor.element_size()) if tensor.dtype not in trained else None
-        return made._replace(trainable=False, stored=stored)
+        if tensor.dtype == master:
+            return made._replace(trainable=False)
+        stored = float(tensor.element_size())
+        return made._replace(trainable=False, stored=stored, uncast=not casts)
 
     def parameters(unit: str, shorten: Callable[[str], str]) -> tuple[Parameter, ...]:
         return tuple(described(n, shorten(n)) for n, holder in owner.items() if holder == unit)

@@ -44,6 +44,8 @@ class Parameter(NamedTuple):
     # The same where it can be quantised: it is then gathered as it is stored, and turned into the
     # compute dtype where it is used.
     quantised: float | None = None
+    # Gathered in the dtype it is stored in, as FSDP2 does without a dtype in its policy.
+    uncast: bool = False
 
     @property
     def numel(self) -> int:
@@ -225,6 +227,17 @@ class Unit:
 
     def packed_bytes(self, shard: int) -> float:
         return sum(parameter.packed_bytes(shard) for parameter in self.packed(shard))
+
+    @cached_property
+    def uncast(self) -> tuple[Parameter, ...]:
+        """The parameters that nothing brings to the compute dtype."""
+        return tuple(p for p in self.parameters if p.uncast)
+
+    def uncast_numel(self, shard: int) -> int:
+        return sum(parameter.padded_numel(shard) for parameter in self.uncast)
+
+    def uncast_bytes(self, shard: int) -> float:
+        return sum(parameter.stored_bytes(shard) for parameter in self.uncast)
 
     def master_numel(self, shard: int) -> int:
         """Elements kept in the master dtype."""

@@ -47,6 +47,9 @@ class Sizes:
     def gathered_bytes(self, unit: Unit) -> Floats:
         """Of a whole unit: in the compute dtype, but for what is gathered as it is stored."""
         gathered: Floats = self.elements(unit) * self.c.param_bytes
+        if unit.uncast:
+            elements, stored = self._of(unit, "uncast_numel"), self._of(unit, "uncast_bytes")
+            gathered = gathered - elements * self.c.param_bytes + stored
         if not unit.quantised:
             return gathered
         elements, stored = self.packed(unit)
