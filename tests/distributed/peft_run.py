@@ -27,10 +27,16 @@ SEQ_LEN, MICRO_BATCH, STEPS = 64, 4, 5
 def wrapped_by_peft(base: str, **settings: Any) -> nn.Module:
     """A Llama with adapters of peft alone: Shardwise has not seen it."""
     torch.manual_seed(0)
-    module = build(SPEC, device="cpu", attention="sdpa").to(getattr(torch, base))
+    device = str(torch.empty(0).device)
+    module = build(SPEC, device=device, attention="sdpa").to(getattr(torch, base))
     config = {"r": 8, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **settings}
     model: nn.Module = peft.get_peft_model(module, peft.LoraConfig(**config))
     return model
+
+
+def fp32_base() -> nn.Module:
+    """The factory of a run.toml."""
+    return wrapped_by_peft("float32")
 
 
 def own_loop(case: dict[str, Any]) -> dict[str, Any]:

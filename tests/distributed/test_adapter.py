@@ -86,7 +86,8 @@ def test_a_model_on_the_meta_device_starts_with_the_same_weights(
 @pytest.mark.parametrize(
     ("processes", "strategy"),
     [(2, {"kind": "zero3"}), (2, {"kind": "zero2"}), (2, {"kind": "ddp"}),
-     (4, {"kind": "zero3", "shard": 2}), (2, {"kind": "zero3", "recompute": "full"})],
+     (4, {"kind": "zero3", "shard": 2}), (2, {"kind": "zero3", "recompute": "full"}),
+     (2, {"kind": "zero3", "offload": True})],
     ids=str,
 )  # fmt: skip
 def test_the_loss_of_qlora_is_that_of_one_process_to_the_bit(

@@ -83,13 +83,15 @@ def write_adapted(folder: Path, base: str, steps: int, every: int) -> Path:
 
 @pytest.mark.parametrize("base", ADAPTERS)
 def test_a_resumed_run_is_equal_to_the_bit(base: str, tmp_path: Path, workers: Workers) -> None:
-    for folder, ends in (("whole", (8,)), ("resumed", (4, 8))):
+    # On a CPU steps of QLoRA are slow.
+    half = 2 if base == "nf4" else 4
+    for folder, ends in (("whole", (2 * half,)), ("resumed", (half, 2 * half))):
         (tmp_path / folder).mkdir()
         for steps in ends:
-            file = write_adapted(tmp_path / folder, base, steps, every=4)
+            file = write_adapted(tmp_path / folder, base, steps, every=half)
             [ranks] = workers.run(run_toml, 2, [{"file": str(file)}])
             assert [rank.get("steps") for rank in ranks] == [steps] * 2, ranks
-    assert len(losses(tmp_path / "whole")) == 8
+    assert len(losses(tmp_path / "whole")) == 2 * half
     assert losses(tmp_path / "resumed") == losses(tmp_path / "whole")
     tensors = assert_same_run(tmp_path / "whole", tmp_path / "resumed")
     # Only what is trained is saved.
@@ -124,12 +126,13 @@ def test_a_killed_run_loses_nothing(base: str, tmp_path: Path) -> None:
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
 
-def pretrained(folder: Path, seed: int = 0) -> Any:
+def pretrained(folder: Path, seed: int = 0, hidden: int = 64, ffn: int = 96) -> Any:
     """A tiny model saved as transformers saves one."""
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=96, vocab_size=101, max_position_embeddings=64, tie_word_embeddings=False,
+        hidden_size=hidden, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=ffn, vocab_size=101, max_position_embeddings=64,
+        tie_word_embeddings=False,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config)
     model.save_pretrained(folder / "base")
@@ -217,6 +220,44 @@ def test_a_merged_model_keeps_the_dtype_of_its_base(tmp_path: Path, workers: Wor
     # Weights of bf16 have 8 bits.
     error = (logits(merged.float()) - expected).norm() / expected.norm()
     assert error < 2**-7
+
+
+@pytest.mark.nightly
+def test_qlora_is_merged_into_the_weights_it_was_trained_with(
+    tmp_path: Path, workers: Workers
+) -> None:
+    """Those are the quantised ones, turned into bf16: not the pretrained ones."""
+    from shardwise.engine.adapter import to_nf4
+
+    def quantised() -> Any:
+        model = pretrained(tmp_path, hidden=256, ffn=512).to(torch.bfloat16)
+        for layer in model.model.layers.modules():
+            if isinstance(layer, torch.nn.Linear):
+                layer.weight.data = to_nf4(layer.weight.data).to(torch.bfloat16)
+        return model.float()
+
+    pretrained(tmp_path, hidden=256, ffn=512)
+    adapter = 'rank = 4\nbase = "nf4"'
+    trained(tmp_path, workers, adapter, "bf16")
+    expected = logits(with_trained_tensors(tmp_path, quantised(), adapter))
+
+    said = export(tmp_path, "--output", "adapter")
+    assert "PeftModel.from_pretrained" in said
+    loaded = peft.PeftModel.from_pretrained(quantised(), str(tmp_path / "adapter"))
+    assert torch.equal(logits(loaded), expected)
+
+    said = export(tmp_path, "--output", "merged", "--merge")
+    assert "NF4" in said
+    merged = transformers.AutoModelForCausalLM.from_pretrained(str(tmp_path / "merged"))
+    assert merged.dtype == torch.bfloat16
+
+    def error(base: Any) -> float:
+        return float((logits(merged.float()) - base).norm() / base.norm())
+
+    assert error(expected) < 2**-7
+    # Merged into the pretrained weights, it would be another model.
+    other = pretrained(tmp_path, hidden=256, ffn=512).to(torch.bfloat16).float()
+    assert error(logits(with_trained_tensors(tmp_path, other, adapter))) > 2**-5
 
 
 def test_parameters_trained_in_full_are_exported_by_merging(

@@ -42,6 +42,31 @@ def test_a_sound_run_passes(tmp_path: Path, strategy: str) -> None:
     assert "bf16" in checks["dtypes as declared"]["detail"]
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("llama-3-8b", '[adapter]\nrank = 8\nbase = "nf4"\ndropout = 0.1'),
+        ("llama-3-8b", '[adapter]\nrank = 8\ntrain = ["norm"]'),
+        ("tests.distributed.peft_run:fp32_base", ""),
+    ],
+)
+def test_a_sound_run_with_adapters_passes(tmp_path: Path, model: str, more: str) -> None:
+    pytest.importorskip("peft")
+    file = tmp_path / "run.toml"
+    file.write_text(f'model = "{model}"\ncluster = "8xH100-SXM"\nstrategy = "zero3"\n{more}\n')
+    checks = examine(file, 0)
+    assert {name for name, check in checks.items() if check["passed"] is not True} == set()
+    # Four more than of a model that is trained in full.
+    assert len(checks) == 14
+    assert "bytes of parameters per rank" in checks["sharded as planned"]["detail"]
+    assert "equal the prediction" in checks["collectives as predicted"]["detail"]
+    # Two adapters of each adapted layer of three blocks, and norms; nothing that is frozen.
+    tensors = {"nf4": 42, "norm": 49, "": 12}[next(k for k in ("nf4", "norm", "") if k in more)]
+    states = checks["optimizer states as sharded"]["detail"]
+    assert states == f"states of {tensors} trained tensors"
+
+
 def test_what_is_wrong_is_named_with_what_to_change(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(

@@ -58,6 +58,8 @@ def read_strategy(model: nn.Module, **settings: object) -> Strategy:
 
 
 def _sharded(groups: list[_Group], settings: dict[str, object]) -> Strategy:
+    # Groups of frozen weights alone, such as an embedding's, do not show the master dtype.
+    groups = [group for group in groups if _is_trained(group.state)] or groups
     # Most groups are blocks; the root may differ.
     values = [group.reshards for group in groups]
     reshard = max(values, key=values.count)
@@ -166,6 +168,10 @@ def _groups(model: nn.Module) -> Iterator[_Group]:
             if id(group) not in seen:
                 seen.add(id(group))
                 yield _Group(group, False if kept else reshards_after_forward(group))
+
+
+def _is_trained(group: Any) -> bool:
+    return any(parameter.sharded_param.requires_grad for parameter in group.fsdp_params)
 
 
 def _master_dtype(group: Any) -> torch.dtype:

@@ -23,6 +23,8 @@ def _lines(exported: ExportedWeights) -> list[str]:
         f"Exported step {exported.step:,}: {exported.tensors:,} tensors, "
         f"{show_gb(exported.bytes)}, {' and '.join(exported.dtypes)}, in {named}",
     ]
+    if exported.base:
+        lines.append(exported.base)
     if exported.adapter:
         lines.append(f"Written to {exported.folder}")
         lines.append(f"Load with: PeftModel.from_pretrained(base_model, {exported.folder!r})")

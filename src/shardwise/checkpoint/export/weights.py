@@ -60,6 +60,8 @@ class ExportedWeights(NamedTuple):
     skipped: tuple[str, ...] = ()
     # Adapters in PEFT's format, which belong on their base model.
     adapter: bool = False
+    # Which weights of the base the adapters belong to, if not those of its files.
+    base: str = ""
 
 
 class NotExportedError(Exception):
@@ -185,7 +187,17 @@ def _export_adapted(
         files=tuple(files),
         no_config=f"{model.name} is not a transformers model" if is_factory else "",
         adapter=rebuild is None,
+        base=_base(adapter, merged=rebuild is not None),
     )
+
+
+def _base(adapter: Adapter, *, merged: bool) -> str:
+    """One sentence on the base of a quantised run; empty for others."""
+    if not adapter.quantised:
+        return ""
+    if merged:
+        return "Merged into the NF4 weights of the run, dequantised: not into the pretrained ones"
+    return "Trained on NF4 weights: load the base in NF4, or use --merge"
 
 
 def parts_of(saved: Saved, dtype: DType | None) -> list[Part]:
