@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from shardwise.spec.adapter import Adapter, read_adapter
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import read_run, write_run
+from tests.spec.test_huggingface import LLAMA
 
 
 def test_shorthands() -> None:
@@ -59,3 +62,20 @@ def test_a_run_is_written_and_read_back(tmp_path: Path, adapter: str) -> None:
     path.write_text(write_run(run))
     assert read_run(path) == run
     assert "[adapter]" in path.read_text()
+
+
+def test_adapters_start_from_the_weights_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    text = f'model = "{tmp_path}"\ncluster = "1xA100-80GB"\nstrategy = "single"\n'
+    file = tmp_path / "run.toml"
+
+    def starts(adapter: str) -> bool:
+        file.write_text(text + adapter)
+        model = read_run(file).from_weights().model
+        assert isinstance(model, ModelSpec)
+        return model.pretrained
+
+    assert not starts('adapter = "lora:8"')
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    assert starts('adapter = "lora:8"')
+    assert not starts("")

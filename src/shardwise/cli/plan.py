@@ -133,7 +133,7 @@ def plan(
         budget=read_budget(tokens, price, deadline),
     )
     if output is not None and chosen is not None:
-        output.write_text(write_run(chosen), encoding="utf-8")
+        output.write_text(write_run(chosen.from_weights()), encoding="utf-8")
     late = found.winner is not None and not found.budget.in_time(found.winner.tokens_per_s)
     more = devices_for_deadline(found.problem, found.budget) if late else None
     if form is Format.json:

@@ -16,6 +16,7 @@ from shardwise.spec.lookup import (
     ModuleRef,
     cluster_from_table,
     cluster_table,
+    config_folder,
     find_cluster,
     find_config,
     find_model,
@@ -50,6 +51,14 @@ class RunSpec(NamedTuple):
     def adapter(self) -> Adapter | None:
         """What of the model is trained, if that is not all of it."""
         return self.model.adapter
+
+    def from_weights(self) -> RunSpec:
+        """The same run; with adapters it starts from the weights beside its config, if any."""
+        config = getattr(self.model, "config", None)
+        if self.adapter is None or config is None:
+            return self
+        weights = config_folder(config).glob("model*.safetensors")
+        return self._replace(model=self.model.but(pretrained=any(True for _ in weights)))
 
     def resolved(self) -> RunSpec:
         """The same run with every default of the strategy decided for the cluster."""
