@@ -275,8 +275,10 @@ class Fsdp(Placement):
         yield Alloc("unsharded_parameters", self.gathered(unit) * regathers - shard)
         again = self.s.rearranged(unit) * self.c.param_bytes
         copying = (self.buffer(unit) + again) * regathers + shard
+        # Of the units gathered ahead, only the furthest is gathered after this is copied out.
+        copying = copying + self._buffers_ahead(index, self.prefetch - 1)
         yield Instant((Alloc("unsharded_parameters", copying), boundary))
-        ahead = self._buffers_ahead(index)
+        ahead = self._buffers_ahead(index, self.prefetch)
         yield Alloc("unsharded_parameters", ahead)
         if index == self._first_trained:
             yield Alloc("unsharded_parameters", self._gathered_for_nothing())
@@ -301,9 +303,9 @@ class Fsdp(Placement):
         yield Alloc("unsharded_parameters", -kept)
         yield Instant()
 
-    def _buffers_ahead(self, index: int) -> Floats:
-        """Flat buffers of the units gathered ahead of `index`, which are those before it."""
-        first = max(index - self.prefetch, self._first_trained)
+    def _buffers_ahead(self, index: int, reach: int) -> Floats:
+        """Flat buffers of the `reach` units gathered ahead of `index`: those before it."""
+        first = max(index - max(0, reach), self._first_trained)
         return self._buffers(self.units.blocks[first:index])
 
     def _gathered_for_nothing(self) -> Floats:
