@@ -40,7 +40,7 @@ def _named() -> list[str]:
 
 
 @beside
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_section_of_the_docs_is_what_the_command_prints() -> None:
     pytest.importorskip("transformers")
     page = adapters.PAGE.read_text(encoding="utf-8")
