@@ -57,8 +57,9 @@ class RunSpec(NamedTuple):
         config = getattr(self.model, "config", None)
         if self.adapter is None or config is None:
             return self
-        weights = config_folder(config).glob("model*.safetensors")
-        return self._replace(model=self.model.but(pretrained=any(True for _ in weights)))
+        if not any(config_folder(config).glob("model*.safetensors")):
+            return self
+        return self._replace(model=self.model.but(pretrained=True))
 
     def resolved(self) -> RunSpec:
         """The same run with every default of the strategy decided for the cluster."""
