@@ -217,7 +217,7 @@ class Unit:
         """Those that are, with so many devices."""
         return tuple(p for p in self.quantised if p.is_packed(shard))
 
-    def copied_numel(self, name: str, shard: int) -> int:
+    def copied_numel(self, shard: int, name: str) -> int:
         """Elements of a matrix if it is turned into the compute dtype to be used, else 0."""
         return next((p.numel for p in self.packed(shard) if p.name == name), 0)
 

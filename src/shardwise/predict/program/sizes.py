@@ -38,7 +38,7 @@ class Sizes:
         # An integer reshard works only on what is sharded along its first dimension.
         along_rows = c.reshard_group > 0
         self._degrees, self._row = np.unique(2 * c.shard + along_rows, return_inverse=True)
-        self._by_degree: dict[tuple[int, str], Floats] = {}
+        self._by_degree: dict[tuple[object, ...], Floats] = {}
 
     def elements(self, unit: Unit) -> Floats:
         """Elements of a unit, padded as FSDP2 pads for each row's degree."""
@@ -59,12 +59,7 @@ class Sizes:
         """Bytes of the copy of a quantised matrix that exists at this moment."""
         if moment.copied is None:
             return np.zeros(len(self.c))
-        key = (id(block), f"copied {moment.copied}")
-        if key not in self._by_degree:
-            shards = (int(degree) // 2 for degree in self._degrees)
-            sizes = [float(block.copied_numel(moment.copied, shard)) for shard in shards]
-            self._by_degree[key] = np.asarray(sizes)[self._row]
-        return self._by_degree[key] * moment.copied_bytes
+        return self._of(block, "copied_numel", moment.copied) * moment.copied_bytes
 
     def packed(self, unit: Unit) -> tuple[Floats, Floats]:
         """Elements of all of them, and their bytes."""
@@ -90,15 +85,15 @@ class Sizes:
         """Elements of the gradients that the engine refers to during a reduce-scatter."""
         return self._of(unit, "held_while_scattered")
 
-    def _of(self, unit: Unit, size: str) -> Floats:
+    def _of(self, unit: Unit, size: str, *of: str) -> Floats:
         """A size of a unit that depends on the degree of sharding, for each row's degree."""
-        key = (id(unit), size)
+        key = (id(unit), size, *of)
         if key not in self._by_degree:
             sizes = []
             for degree in self._degrees:
                 shard, along_rows = divmod(int(degree), 2)
                 placed = unit.along_rows if along_rows else unit
-                sizes.append(float(getattr(placed, size)(shard)))
+                sizes.append(float(getattr(placed, size)(shard, *of)))
             self._by_degree[key] = np.asarray(sizes)[self._row]
         return self._by_degree[key]
 
