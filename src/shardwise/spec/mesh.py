@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
-Axis = Literal["replicate", "shard"]
+Axis = Literal["replicate", "shard", "context", "tensor"]
+AXES: tuple[Axis, ...] = ("replicate", "shard", "context", "tensor")
 
 
 class Mesh(NamedTuple):
@@ -16,8 +17,12 @@ class Mesh(NamedTuple):
 
     # Copies of the model states.
     replicate: int = 1
-    # Devices that share one copy.
+    # Devices that share one copy and see different sequences.
     shard: int = 1
+    # Devices that share one copy and see parts of the same sequences.
+    context: int = 1
+    # Devices that divide every matrix, and compute together on the same tokens.
+    tensor: int = 1
 
     @property
     def devices(self) -> int:
@@ -28,6 +33,12 @@ class Mesh(NamedTuple):
         """Devices, or groups of them, that see different sequences."""
         return self.replicate * self.shard
 
-    def stride(self, axis: Axis) -> int:
-        """How many devices lie between neighbours along an axis."""
-        return math.prod(self[self._fields.index(axis) + 1 :])
+    @property
+    def states(self) -> int:
+        """Devices that share one copy of the states: those of a context group share it too."""
+        return self.shard * self.context
+
+    @property
+    def inner(self) -> int:
+        """Devices that work on the same sequences."""
+        return self.context * self.tensor

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import fractions
+import math
 import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StrictBool, field_validator, model_validator
 
 from shardwise.spec.dtype import DType
-from shardwise.spec.mesh import Mesh
+from shardwise.spec.mesh import AXES, Axis, Mesh
 from shardwise.spec.record import Record, SpecError, did_you_mean
 
 Kind = Literal["single", "ddp", "zero1", "zero2", "zero3"]
 GradSync = Literal["every", "local", "last"]
 Loss = Literal["plain", "chunked"]
+ContextMethod = Literal["ulysses", "ring"]
 # Far beyond any run, and small enough that bytes stay within 64 bits.
 PositiveInt = Annotated[int, Field(ge=1, le=2**20)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -23,15 +25,18 @@ SHORTHANDS = ("single", "ddp", "zero1", "zero2", "zero3", "hsdp")
 # Synonyms.
 _ALIASES = {"fsdp": "zero3", "fsdp2": "zero3", "none": "single"}
 _SHORTHAND = re.compile(r"(zero[123]):([0-9]{1,7})")
+# Degrees behind the kind, such as `zero3:8 tp4 cp2`.
+_DEGREE = re.compile(r"(tp|cp)([0-9]{1,7})")
+_DEGREES = {"tp": "tensor", "cp": "context"}
 
 
 # Fields that a kind sets.
-PLACEMENT = ("kind", "shard", "replicate", "within_node", "reshard_after_forward",
-             "reshard_after_backward", "grad_sync")  # fmt: skip
+PLACEMENT = ("kind", "shard", "replicate", "context", "tensor", "within_node",
+             "reshard_after_forward", "reshard_after_backward", "grad_sync")  # fmt: skip
 
 
 class Strategy(Record):
-    """One configuration of sharded data parallelism on PyTorch's engine.
+    """One configuration of parallel training on PyTorch's engine.
 
     The kinds are what `fully_shard` and DDP do, in the words of ZeRO:
 
@@ -44,6 +49,9 @@ class Strategy(Record):
     - `zero1`: as zero2, and gradients stay whole until the last micro-batch of the step. With one
       micro-batch per step it is the same run as zero2.
 
+    Each of them can be combined with tensor parallelism, which divides every matrix among devices
+    that compute together, and the zero kinds with context parallelism, which divides sequences.
+
     Unset fields take the value that is right for the kind; `resolve` fills in the degrees.
     """
 
@@ -52,6 +60,14 @@ class Strategy(Record):
     replicate: PositiveInt | None = None
     # Sharding inside a node and replicating across nodes needs the cluster to become numbers.
     within_node: StrictBool = False
+    # Devices that divide sequences among them, and how attention sees the whole of one.
+    context: PositiveInt = 1
+    context_method: ContextMethod = "ulysses"
+    # Devices that divide matrices among them, and whether they divide what lies between them too.
+    tensor: PositiveInt = 1
+    sequence_parallel: StrictBool = True
+    # The devices of a tensor group lie as far apart as they can, instead of side by side.
+    tensor_across_nodes: StrictBool = False
     micro_batch: PositiveInt = 1
     accumulate: PositiveInt = 1
     recompute: Literal["none", "selective", "full"] | Fraction = "none"
@@ -111,7 +127,7 @@ class Strategy(Record):
             problems.append(
                 "kind 'ddp' shards nothing; set shard to 1 or choose zero1, zero2, zero3"
             )
-        if self.sharded and self.shard == 1 and (self.replicate or 1) > 1:
+        if self.sharded and self.shard == self.context == 1 and (self.replicate or 1) > 1:
             problems.append("a shard degree of 1 shards nothing; choose ddp or leave shard out")
         if self.kind in ("single", "ddp"):
             if self.reshard_after_forward not in (None, False):
@@ -127,9 +143,24 @@ class Strategy(Record):
             )
         if self.within_node and self.shard is not None:
             problems.append("within_node sets shard from the cluster; leave shard out")
+        problems += self._problems_of_inner_axes()
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _problems_of_inner_axes(self) -> list[str]:
+        problems = []
+        if self.tensor > 1 and self.kind == "single":
+            problems.append("kind 'single' uses one device; for tensor parallelism choose zero3")
+        if self.context > 1 and not self.sharded:
+            problems.append("context parallelism needs sharding; choose zero1, zero2 or zero3")
+        if self.tensor > 1 and self.loss == "chunked":
+            problems.append(
+                "with tensor parallelism the loss is divided by vocabulary; leave loss 'plain'"
+            )
+        if self.tensor_across_nodes and self.tensor == 1:
+            problems.append("tensor_across_nodes means nothing without tensor parallelism")
+        return problems
 
     @property
     def full_recompute_share(self) -> float:
@@ -150,12 +181,18 @@ class Strategy(Record):
 
     @property
     def hybrid(self) -> bool:
-        return self.sharded and self.mesh.shard > 1 and self.mesh.replicate > 1
+        return self.sharded and self.mesh.states > 1 and self.mesh.replicate > 1
 
     @property
     def mesh(self) -> Mesh:
         """The degree along each axis; 1 where it is not decided."""
-        return Mesh(replicate=self.replicate or 1, shard=self.shard or 1)
+        return Mesh(self.replicate or 1, self.shard or 1, self.context, self.tensor)
+
+    def stride(self, axis: Axis) -> int:
+        """How many devices lie between neighbours along an axis."""
+        order = ("tensor", *AXES[:-1]) if self.tensor_across_nodes else AXES
+        inside = order[order.index(axis) + 1 :]
+        return math.prod(getattr(self.mesh, name) for name in inside)
 
     @property
     def devices(self) -> int:
@@ -184,14 +221,15 @@ class Strategy(Record):
         reshard_forward = self.reshard_after_forward
         if reshard_forward is None:
             reshard_forward = self.kind == "zero3"
-        if not isinstance(reshard_forward, bool) and reshard_forward == shard:
+        states = shard * self.context
+        if not isinstance(reshard_forward, bool) and reshard_forward == states:
             reshard_forward = True
         if not isinstance(reshard_forward, bool) and (
-            reshard_forward > shard or shard % reshard_forward
+            reshard_forward > states or states % reshard_forward
         ):
             raise SpecError(
                 f"strategy.reshard_after_forward: {reshard_forward} must divide the shard degree "
-                f"{shard}"
+                f"{states}"
             )
         reshard_backward = self.reshard_after_backward
         if reshard_backward is None:
@@ -200,7 +238,7 @@ class Strategy(Record):
         grad_sync = self.grad_sync
         if grad_sync is None:
             grad_sync = _DEFAULT_SYNC[self.kind]
-            if grad_sync == "every" and shard > 1 and replicate > 1:
+            if grad_sync == "every" and shard * self.context > 1 and replicate > 1:
                 grad_sync = "local"
         return self.but(
             shard=shard,
@@ -212,6 +250,13 @@ class Strategy(Record):
         )
 
     def _degrees(self, devices: int, node_size: int) -> tuple[int, int]:
+        whole, inner = devices, self.mesh.inner
+        if devices % inner:
+            raise SpecError(
+                f"strategy: {_product(self.mesh)} does not divide {devices} devices; "
+                "choose degrees that do"
+            )
+        devices, node_size = devices // inner, max(1, node_size // inner)
         if self.kind in ("single", "ddp"):
             if self.kind == "single" and devices != 1:
                 raise SpecError(
@@ -230,20 +275,33 @@ class Strategy(Record):
                 possible = [n for n in range(1, devices + 1) if devices % n == 0]
                 near = sorted(sorted(possible, key=lambda n: abs(n - shard))[:4])
                 listed = f"{', '.join(map(str, near[:-1]))} or {near[-1]}" if near[1:] else near[0]
-                whole = f"{devices} device{'s' if devices > 1 else ''}"
-                raise SpecError(f"strategy: groups of {shard} do not divide {whole}; use {listed}")
+                shared = f" that {_product(self.mesh)} leaves of {whole}" if inner > 1 else ""
+                count = f"{devices} device{'s' if devices > 1 else ''}{shared}"
+                raise SpecError(f"strategy: groups of {shard} do not divide {count}; use {listed}")
+            product = f"shard {shard} x replicate {replicate}"
+            if inner > 1:
+                product += f" x {_product(self.mesh)}"
             raise SpecError(
-                f"strategy: shard {shard} x replicate {replicate} = {shard * replicate} devices, "
-                f"but the cluster has {devices}; the degrees must multiply to that"
+                f"strategy: {product} = {shard * replicate * inner} devices, "
+                f"but the cluster has {whole}; the degrees must multiply to that"
             )
         return shard, replicate
 
     def __str__(self) -> str:
-        if self.kind in ("single", "ddp"):
-            return self.kind
+        inner = "".join(
+            f" × {axis} {degree}" for axis, degree in _inner(self.mesh).items() if degree > 1
+        )
         if self.hybrid:
-            return f"{self.kind} in {self.replicate} groups of {self.shard}"
-        return self.kind
+            return f"{self.kind} in {self.replicate} groups of {self.mesh.states}{inner}"
+        return f"{self.kind}{inner}"
+
+
+def _inner(mesh: Mesh) -> dict[str, int]:
+    return {"context": mesh.context, "tensor": mesh.tensor}
+
+
+def _product(mesh: Mesh) -> str:
+    return " x ".join(f"{axis} {degree}" for axis, degree in _inner(mesh).items() if degree > 1)
 
 
 def show_recompute(recompute: str | float, blocks: int | None = None) -> str:
@@ -277,17 +335,30 @@ _DEFAULT_SYNC: dict[Kind, GradSync] = {
 
 
 def parse_strategy(text: str) -> dict[str, object]:
-    """The fields behind a shorthand: `ddp`, `zero3`, `hsdp`, or `zero3:8` (shard degree 8)."""
-    name = text.strip().lower()
+    """The fields behind a shorthand: `ddp`, `zero3`, `hsdp`, `zero3:8` (shard degree 8), and
+    behind it degrees such as `tp4` and `cp2`.
+    """
+    name, *degrees = text.strip().lower().split() or [""]
     name = _ALIASES.get(name, name)
-    if name in SHORTHANDS:
-        return {"kind": name}
+    found: dict[str, object] = {}
     match = _SHORTHAND.fullmatch(name)
-    if match and int(match[2]) > 0:
-        return {"kind": match[1], "shard": int(match[2])}
+    if name in SHORTHANDS:
+        found = {"kind": name}
+    elif match and int(match[2]) > 0:
+        found = {"kind": match[1], "shard": int(match[2])}
+    for degree in degrees:
+        read = _DEGREE.fullmatch(degree)
+        if read is None or int(read[2]) < 1 or _DEGREES[read[1]] in found:
+            found = {}
+        if not found or read is None:
+            break
+        found[_DEGREES[read[1]]] = int(read[2])
+    if found:
+        return found
     raise SpecError(
         f"strategy: cannot read {text[:60]!r}; write one of {', '.join(SHORTHANDS)}, or zero3:8 "
-        f"for groups of 8{did_you_mean(name, SHORTHANDS)}"
+        "for groups of 8, and behind it tp4 or cp2 for tensor or context parallelism"
+        f"{did_you_mean(name, SHORTHANDS)}"
     )
 
 
