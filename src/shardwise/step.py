@@ -87,6 +87,9 @@ class TimeProfile(NamedTuple):
     exposed_communication_s: float | None = None
     exposed_copy_s: float | None = None
     optimizer_s: float | None = None
+    # Of exposed communication: that inside blocks, among devices of a tensor and a context group.
+    tensor_s: float | None = None
+    context_s: float | None = None
 
 
 class ThroughputProfile(NamedTuple):

@@ -135,6 +135,11 @@ def configurations(seconds: Seconds, r: Rules) -> Configurations:
     return Configurations(
         shard=np.where(sharded, 8, 1),
         replicate=np.where(across, 2, 1),
+        context=ones,
+        tensor=ones,
+        shard_stride=ones,
+        replicate_stride=np.where(sharded, 8, 1),
+        tensor_stride=ones,
         micro_batch=ones,
         accumulate=np.asarray(r["accumulate"]),
         param_bytes=4 * ones,

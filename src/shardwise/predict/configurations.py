@@ -21,8 +21,16 @@ Bools = npt.NDArray[np.bool_]
 class Configurations:
     """One row per resolved strategy. Rows must agree on what shapes the units themselves."""
 
+    # Devices that share one copy of the states: those of a context group do too.
     shard: Ints
     replicate: Ints
+    context: Ints
+    tensor: Ints
+    # How many devices lie between neighbours: of a shard or context group, of replicas, of a
+    # tensor group.
+    shard_stride: Ints
+    replicate_stride: Ints
+    tensor_stride: Ints
     micro_batch: Ints
     accumulate: Ints
     param_bytes: Ints
@@ -66,8 +74,13 @@ class Configurations:
 
         reshard = [s.reshard_after_forward for s in strategies]
         return cls(
-            shard=ints([s.shard or 1 for s in strategies]),
-            replicate=ints([s.replicate or 1 for s in strategies]),
+            shard=ints([s.mesh.states for s in strategies]),
+            replicate=ints([s.mesh.replicate for s in strategies]),
+            context=ints([s.context for s in strategies]),
+            tensor=ints([s.tensor for s in strategies]),
+            shard_stride=ints([s.stride("context") for s in strategies]),
+            replicate_stride=ints([s.stride("replicate") for s in strategies]),
+            tensor_stride=ints([s.stride("tensor") for s in strategies]),
             micro_batch=ints([s.micro_batch for s in strategies]),
             accumulate=ints([s.accumulate for s in strategies]),
             param_bytes=ints([DTYPE_BYTES[s.param_dtype] for s in strategies]),
@@ -103,8 +116,8 @@ class Configurations:
 
     @property
     def data_parallel(self) -> Ints:
-        """Devices that see different sequences."""
-        return self.replicate * self.shard
+        """Devices, or groups of them, that see different sequences."""
+        return self.replicate * self.shard // self.context
 
     def take(self, rows: Ints) -> Configurations:
         """These rows, in this order, any of them more than once."""

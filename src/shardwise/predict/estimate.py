@@ -77,7 +77,7 @@ def price(
 
 
 def _described(units: ModelUnits) -> dict[str, Any]:
-    described: dict[str, Any] = {"name": units.name, "parameters": units.numel}
+    described: dict[str, Any] = {"name": units.name, "parameters": units.parameters}
     if units.trained_numel != units.numel:
         described["trained_parameters"] = units.trained_numel
     return described
@@ -86,7 +86,13 @@ def _described(units: ModelUnits) -> dict[str, Any]:
 def traffic_of(units: ModelUnits, strategy: Strategy) -> tuple[CollectiveProfile, ...]:
     """The collectives of one step of a resolved strategy."""
     columns = Configurations.of([strategy])
-    sizes = {**strategy.mesh._asdict(), "reshard": int(columns.reshard_group[0])}
+    mesh = strategy.mesh
+    sizes = {
+        **mesh._asdict(),
+        # States are shared by the devices of a context group too.
+        "shard": mesh.states,
+        "reshard": int(columns.reshard_group[0]),
+    }
     return tuple(
         CollectiveProfile(
             op=collective.op,
@@ -136,6 +142,8 @@ def _timed(
             exposed_communication_s=exposed,
             exposed_copy_s=float(times.copy_s[0]),
             optimizer_s=float(times.optimizer_s[0]),
+            tensor_s=float(times.tensor_s[0]) if strategy.tensor > 1 else None,
+            context_s=float(times.context_s[0]) if strategy.context > 1 else None,
         ),
         "throughput": throughput_of(work, step, cluster.devices, peak),
         "bottleneck": _bottleneck(memory, times, without_latency),

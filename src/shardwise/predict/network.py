@@ -28,9 +28,14 @@ class Group(NamedTuple):
         return np.maximum(1.0, self.size / self.in_node)
 
 
-def ring_s(message: Floats, size: Ints, h: Hardware, k: Coefficients) -> Floats:
-    """All-gather or reduce-scatter of a whole group's message; a group fills node after node."""
-    group = Group(size, np.full_like(size, h.devices_per_node), size)
+def ring_s(
+    message: Floats, size: Ints, h: Hardware, k: Coefficients, stride: Ints | int = 1
+) -> Floats:
+    """All-gather or reduce-scatter of a whole group's message.
+
+    Neighbours lie `stride` devices apart: a group fills every node that it is in.
+    """
+    group = _spread(size, stride, h)
     moved = message * (size - 1) / size
     if h.measured:
         return moved / _measured(group, h.measured.ring, h)
@@ -44,7 +49,7 @@ def all_reduce_s(
 
     Replicas lie `stride` devices apart: several to a node, or one in every few.
     """
-    group = Group(replicas, np.maximum(1, h.devices_per_node // stride), replicas * stride)
+    group = _spread(replicas, stride, h)
     moved = 2.0 * message * (replicas - 1) / replicas
     if h.measured:
         return moved / _measured(group, h.measured.all_reduce, h)
@@ -55,6 +60,29 @@ def all_reduce_s(
     share = k.tree_efficiency * np.maximum(1.0, group.nodes / 2.0) ** -k.tree_falloff
     tree = moved / _bandwidth(group, link, h, k, share) + 2.0 * _tree_latency(group, k)
     return np.minimum(ring, tree)
+
+
+def all_to_all_s(
+    message: Floats, size: Ints, h: Hardware, k: Coefficients, stride: Ints | int = 1
+) -> Floats:
+    """Every device sends each other one a part of its own `message`.
+
+    What stays in a node and what leaves it go over different links at the same time.
+    """
+    group = _spread(size, stride, h)
+    if h.measured:
+        return message * (size - 1) / size / _measured(group, h.measured.ring, h)
+    near = np.minimum(size, group.in_node)
+    inside = message * (near - 1) / size / (h.link_bandwidth * k.link_efficiency)
+    alone = group._replace(in_node=np.ones_like(group.size))
+    beyond = message * (size - near) / size / _bandwidth(alone, h.link_bandwidth, h, k)
+    seconds: Floats = np.maximum(inside, beyond) + _ring_latency(group, k)
+    return seconds
+
+
+def _spread(size: Ints, stride: Ints | int, h: Hardware) -> Group:
+    in_node = np.maximum(1, h.devices_per_node // np.asarray(stride))
+    return Group(size, np.broadcast_to(in_node, size.shape), size * stride)
 
 
 def _bandwidth(

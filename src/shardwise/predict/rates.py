@@ -49,6 +49,10 @@ class Coefficients(NamedTuple):
     tree_falloff: float = 0.0
     # Bytes of element-wise operations that are left where blocks are compiled.
     compiled_elementwise: float = 1.0
+    # Of collectives inside blocks, which find all ranks ready: of the link inside a node, and of
+    # each call. An efficiency of 0 stands for what other collectives have.
+    exchange_efficiency: float = 0.0
+    exchange_latency_s: float = 0.0
 
 
 class Bandwidths(NamedTuple):

@@ -28,6 +28,7 @@ _KINDS: dict[str, Kind] = {
     "all-gather": "communication",
     "reduce-scatter": "communication",
     "all-reduce": "communication",
+    "all-to-all": "communication",
 }
 
 
@@ -44,7 +45,8 @@ def replay(
     prices = Prices(Sizes(grouped, columns, job.optimizer), hardware, k)
     streams, builder = Streams(program, (1,), prices), TimelineBuilder()
     for lane in _KINDS:
-        builder.lane(lane)
+        if lane != "all-to-all" or strategy.context > 1:
+            builder.lane(lane)
     # The largest instant of whatever the compute stream does, from when that begins.
     largest: dict[float, float] = {}
     alive = 0.0

@@ -19,6 +19,7 @@ import numpy as np
 from shardwise.predict.configurations import Bools, Configurations, Floats, Ints
 from shardwise.predict.program.events import (
     COMMUNICATION,
+    INSIDE,
     Cost,
     Program,
     Repeat,
@@ -47,6 +48,9 @@ class Times:
     exposed_communication_s: Floats
     optimizer_s: Floats
     communication_s: Floats
+    # Of the exposed communication: that inside blocks.
+    tensor_s: Floats
+    context_s: Floats
 
     def take(self, which: Ints | int) -> Times:
         """These rows, in this order; or those on one of several networks."""
@@ -116,12 +120,14 @@ def schedule(program: Program, shape: tuple[int, ...], prices: Priced) -> Times:
         exposed_communication_s=step - optimizer - spent("compute") - spent("copy"),
         optimizer_s=optimizer,
         communication_s=spent("communication"),
+        tensor_s=spent("tensor"),
+        context_s=spent("context"),
     )
 
 
 # Relative to the latest register: what rounding may make of equal times.
 _ROUNDING = 1e-13
-_SPENT = ("compute", "copy", "optimizer", "communication")
+_SPENT = ("compute", "copy", "optimizer", "communication", *INSIDE)
 
 
 class Streams:
@@ -180,6 +186,8 @@ class Streams:
         else:
             stream[:] = end
         self.at[self.spending[event.work]] += seconds
+        if event.stream in INSIDE:
+            self.at[self.index[f"spent on {event.stream}"]] += seconds
         if event.mark:
             self.at[self.index[event.mark]] = (
                 end if event.only is None else np.where(event.only, end, self.free(event.mark))

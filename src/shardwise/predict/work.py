@@ -29,10 +29,12 @@ class Work(NamedTuple):
 def predict_work(units: ModelUnits, c: Configurations) -> Work:
     """Forward and backward; recomputation adds what its policy runs again."""
     tokens = c.micro_batch * c.accumulate * c.data_parallel * float(units.seq_len)
-    once = units.forward_flops() + units.backward_flops()
+    # Every device of a tensor group does its part.
+    share = units.division.tensor
+    once = share * (units.forward_flops() + units.backward_flops())
     blocks = units.single_blocks
-    full = np.asarray([b.stage.recomputed_flops("full") for b in blocks])
-    selective = np.asarray([b.stage.recomputed_flops("selective") for b in blocks])
+    full = share * np.asarray([b.stage.recomputed_flops("full") for b in blocks])
+    selective = share * np.asarray([b.stage.recomputed_flops("selective") for b in blocks])
     recomputed = recomputed_blocks(c, len(blocks))
     again = np.where(recomputed, full, np.where(c.selective[:, None], selective, 0.0)).sum(axis=1)
     return Work(

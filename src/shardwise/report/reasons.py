@@ -95,9 +95,9 @@ def speed_words(throughput: float) -> str:
 
 def group_words(layout: Layout) -> str:
     """A layout in a sentence: "ZeRO-3 in groups of 8"."""
-    replicate, shard = layout.mesh
-    groups = f" in groups of {shard}" if shard > 1 and replicate > 1 else ""
-    return KIND_NAMES[layout.kind] + groups
+    mesh = layout.mesh
+    groups = f" in groups of {mesh.shard}" if mesh.states > 1 and mesh.replicate > 1 else ""
+    return KIND_NAMES[layout.kind] + groups + mesh.in_words
 
 
 # ---- the layout -----------------------------------------------------------------------------

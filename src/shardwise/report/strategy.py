@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from shardwise.spec.catalogue import figure
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DTYPE_BYTES
+from shardwise.spec.mesh import Mesh
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import LOW_BIT, Optimizer
 from shardwise.spec.run import RunSpec
@@ -34,12 +35,12 @@ _GRADIENT_SYNC = {
 def layout_words(strategy: Strategy) -> str:
     """The layout in a sentence: "DDP", "ZeRO-3", "ZeRO-3 in groups of 8"."""
     groups = f" in groups of {strategy.shard}" if strategy.hybrid else ""
-    return KIND_NAMES[strategy.kind] + groups
+    return KIND_NAMES[strategy.kind] + groups + strategy.mesh.in_words
 
 
 def shorthand(strategy: Strategy) -> str:
     """The layout as `--strategy` reads it, and as tables show it: "ddp", "zero3", "zero3:8"."""
-    return f"{strategy.kind}:{strategy.shard}" if strategy.hybrid else strategy.kind
+    return strategy.shorthand
 
 
 def configuration_words(
@@ -56,6 +57,7 @@ def configuration_words(
         _accumulation(strategy),
         _recompute(strategy, blocks),
         _loss(strategy),
+        _inside(strategy),
         _reshard(strategy),
         _prefetch(strategy),
         _blocks_per_unit(strategy),
@@ -88,6 +90,7 @@ def run_words(run: RunSpec) -> str:
         own if own == master else f"{own} over {master}",
         job.optimizer,
         _loss(strategy),
+        _inside(strategy),
         "embedding and head in their own units" if strategy.split_root else "",
         _blocks_per_unit(strategy),
         _prefetch(strategy),
@@ -145,9 +148,10 @@ def strategy_words(profile: StepProfile) -> str:
     """The layout of a profile."""
     fields = profile.strategy
     shard, replicate = fields.get("shard") or 1, fields.get("replicate") or 1
-    groups = f" in groups of {shard}" if shard > 1 and replicate > 1 else ""
+    mesh = Mesh(replicate, shard, fields.get("context", 1), fields.get("tensor", 1))
+    groups = f" in groups of {shard}" if mesh.states > 1 and replicate > 1 else ""
     kind = fields.get("kind", "?")
-    return KIND_NAMES.get(kind, str(kind)) + groups
+    return KIND_NAMES.get(kind, str(kind)) + groups + mesh.in_words
 
 
 def _joined(*parts: str) -> str:
@@ -173,6 +177,15 @@ def _recompute(strategy: Strategy, blocks: int | None) -> str:
 
 def _loss(strategy: Strategy) -> str:
     return f"loss in {strategy.loss_chunks} chunks" if strategy.loss == "chunked" else ""
+
+
+def _inside(strategy: Strategy) -> str:
+    """How tensor and context parallelism are done, where it is not the usual way."""
+    return _joined(
+        "no sequence parallelism" if strategy.tensor > 1 and not strategy.sequence_parallel else "",
+        "tensor groups across nodes" if strategy.tensor_across_nodes else "",
+        "ring attention" if strategy.context > 1 and strategy.context_method == "ring" else "",
+    )
 
 
 def _blocks_per_unit(strategy: Strategy) -> str:

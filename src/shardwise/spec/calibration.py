@@ -46,6 +46,10 @@ class Calibration(Record):
     tree_falloff: Factor = 0.0
     # Bytes of element-wise operations that are left where blocks are compiled.
     compiled_elementwise: Share = 1.0
+    # Of collectives inside blocks: of the link inside a node, and of each call. An efficiency of 0
+    # stands for what other collectives have.
+    exchange_efficiency: Factor = 0.0
+    exchange_latency_s: Seconds = 0.0
     interval: tuple[float, float] = (-0.2, 0.25)
     source: str = ""
 

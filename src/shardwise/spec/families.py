@@ -95,6 +95,13 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
 }
 
 
+# Families whose matrices tensor parallelism divides: transformers has a plan for each, in styles
+# that the engine knows.
+DIVISIBLE = frozenset(
+    ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo", "phi")
+)
+
+
 class Blocks(NamedTuple):
     """The repeated blocks of a family in transformers."""
 

@@ -39,6 +39,12 @@ class Mesh(NamedTuple):
         return self.shard * self.context
 
     @property
+    def in_words(self) -> str:
+        """The degrees inside a copy of the data: " × context 2 × tensor 8"; empty without."""
+        found = {"context": self.context, "tensor": self.tensor}
+        return "".join(f" × {axis} {degree}" for axis, degree in found.items() if degree > 1)
+
+    @property
     def inner(self) -> int:
         """Devices that work on the same sequences."""
         return self.context * self.tensor

@@ -288,20 +288,20 @@ class Strategy(Record):
         return shard, replicate
 
     def __str__(self) -> str:
-        inner = "".join(
-            f" × {axis} {degree}" for axis, degree in _inner(self.mesh).items() if degree > 1
-        )
-        if self.hybrid:
-            return f"{self.kind} in {self.replicate} groups of {self.mesh.states}{inner}"
-        return f"{self.kind}{inner}"
+        groups = f" in {self.replicate} groups of {self.shard}" if self.hybrid else ""
+        return f"{self.kind}{groups}{self.mesh.in_words}"
 
-
-def _inner(mesh: Mesh) -> dict[str, int]:
-    return {"context": mesh.context, "tensor": mesh.tensor}
+    @property
+    def shorthand(self) -> str:
+        """The layout as `parse_strategy` reads it: "ddp", "zero3:8", "zero3 cp2 tp8"."""
+        groups = f":{self.shard}" if self.hybrid else ""
+        degrees = {"cp": self.context, "tp": self.tensor}
+        inner = "".join(f" {name}{degree}" for name, degree in degrees.items() if degree > 1)
+        return f"{self.kind}{groups}{inner}"
 
 
 def _product(mesh: Mesh) -> str:
-    return " x ".join(f"{axis} {degree}" for axis, degree in _inner(mesh).items() if degree > 1)
+    return mesh.in_words.removeprefix(" × ").replace("×", "x")
 
 
 def show_recompute(recompute: str | float, blocks: int | None = None) -> str:

@@ -6,13 +6,15 @@ attention, because that decides what is saved for the backward.
 
 from __future__ import annotations
 
-from functools import lru_cache
+import math
+from functools import lru_cache, partial
 
 from shardwise.spec.adapter import ALL_LINEAR
 from shardwise.spec.dtype import DTYPE_BYTES, DType
 from shardwise.spec.families import linear_names
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.units.division import WHOLE, Division, Exchange, Exchanges, Operation
 from shardwise.units.graph import Graph, Value
 from shardwise.units.unit import ModelUnits, Parameter, Unit
 
@@ -26,14 +28,17 @@ def decoder_units(
     dtype: DType = "bf16",
     compiled: bool = False,
     autocast: bool = False,
+    division: Division = WHOLE,
 ) -> ModelUnits:
-    """The units of `model` at `seq_len`, computing in `dtype`.
+    """The units of `model` at `seq_len`, computing in `dtype`, as one device has them.
 
     With `autocast` only matmuls and attention do; otherwise everything, as under a
     mixed-precision policy of fully_shard.
     """
     model.check_seq_len(seq_len)
     _check_targets(model)
+    division.check(model, seq_len)
+    whole, model = model, _part(model, division.tensor)
     itemsize = DTYPE_BYTES[dtype]
     # Autocast leaves the residual stream in the dtype of the weights it comes from.
     stored = DTYPE_BYTES[model.adapter.float_dtype] if model.adapter else FP32
@@ -43,17 +48,72 @@ def decoder_units(
         (model.attention_span(layer, seq_len), layer > 0 or model.adapter is None)
         for layer in range(model.layers)
     ]
-    kinds = {key: _block(model, *key, itemsize, stream, compiled) for key in dict.fromkeys(keys)}
-    embeddings = _embeddings(model, _graph(model, itemsize, stream))
+    kinds = {
+        key: _block(model, *key, itemsize, stream, division, compiled)
+        for key in dict.fromkeys(keys)
+    }
+    embeddings = _embeddings(model, _graph(model, itemsize, stream, division))
     return ModelUnits(
         name=model.name,
         seq_len=seq_len,
-        root=_root(model, itemsize, stream),
+        root=_root(model, itemsize, stream, division),
         blocks=tuple(kinds[key] for key in keys),
         tied=model.tied,
-        boundary_bytes=model.hidden * stream,
+        boundary_bytes=model.hidden / division.between * stream,
         embedding_gradient_elements=sum(p.numel for p in embeddings if p.trainable),
+        division=division,
+        lookup=_lookup(model, division, stream),
+        lookup_bytes=float(model.hidden * stream) if division.between > 1 else 0.0,
+        whole_numel=decoder_units(whole, seq_len).numel if division.tensor > 1 else None,
     )
+
+
+def _part(model: ModelSpec, tensor: int) -> ModelSpec:
+    """What a device of a tensor group holds of a model; the first, which holds the most."""
+    if tensor == 1:
+        return model
+    sizes = ("heads", "kv_heads", "ffn", "vocab")
+    return model.model_copy(update={name: -(-getattr(model, name) // tensor) for name in sizes})
+
+
+def _lookup(model: ModelSpec, division: Division, stream: int) -> Exchanges:
+    """A table divided by vocabulary: a device finds the rows it has, and zeros for others."""
+    if division.tensor == 1:
+        return Exchanges()
+    size = float(model.hidden * stream)
+    if not division.sequence:
+        return Exchanges(forward=(_between("all-reduce", size),))
+    gathered, scattered = _between("all-gather", size), _between("reduce-scatter", size)
+    return Exchanges(forward=(scattered,), backward=(gathered,))
+
+
+def _between(op: Operation, size: float, calls: int = 1) -> Exchange:
+    return Exchange("tensor", op, size, calls=calls)
+
+
+def _enter(graph: Graph, model: ModelSpec, x: Value) -> Value:
+    """Before matrices divided by columns: all tokens on every device of a tensor group."""
+    division = graph.division
+    if division.tensor == 1:
+        return x
+    size = float(model.hidden * x.itemsize)
+    if not division.sequence:
+        return graph.exchange(x, model.hidden, (), (_between("all-reduce", size),))
+    gathered, scattered = _between("all-gather", size), _between("reduce-scatter", size)
+    return graph.exchange(x, model.hidden, (gathered,), (scattered,), scratch=size)
+
+
+def _leave(graph: Graph, model: ModelSpec, x: Value) -> Value:
+    """After a matrix divided by rows: the sum of what the devices of a tensor group made."""
+    division = graph.division
+    if division.tensor == 1:
+        return x
+    size = float(model.hidden * x.itemsize)
+    if not division.sequence:
+        return graph.exchange(x, model.hidden, (_between("all-reduce", size),), ())
+    gathered, scattered = _between("all-gather", size), _between("reduce-scatter", size)
+    width = model.hidden / division.tensor
+    return graph.exchange(x, width, (scattered,), (gathered,), scratch=size)
 
 
 def _check_targets(model: ModelSpec) -> None:
@@ -69,19 +129,28 @@ def _check_targets(model: ModelSpec) -> None:
             raise SpecError(f"adapter.targets: {model.name} has no linear layer {target!r}{hint}")
 
 
-def _graph(model: ModelSpec, itemsize: int, stream: int, needs: bool = True) -> Graph:
+def _graph(
+    model: ModelSpec, itemsize: int, stream: int, division: Division, needs: bool = True
+) -> Graph:
     return Graph(
         itemsize=itemsize,
-        input=Value(model.hidden, stream, needs=needs),
+        input=Value(model.hidden / division.between, stream, needs=needs),
         adapter=model.adapter,
+        division=division,
         linear_names=linear_names(model.family),
     )
 
 
 def _block(
-    model: ModelSpec, span: int, needs: bool, itemsize: int, stream: int, compiled: bool
+    model: ModelSpec,
+    span: int,
+    needs: bool,
+    itemsize: int,
+    stream: int,
+    division: Division,
+    compiled: bool,
 ) -> Unit:
-    graph = _graph(model, itemsize, stream, needs)
+    graph = _graph(model, itemsize, stream, division, needs)
     x = graph.input
     if model.layout in ("parallel", "parallel_two_norms"):
         normed = _norm(graph, model, x, "attention_norm")
@@ -100,12 +169,12 @@ def _block(
     return Unit(name="block", parameters=tuple(graph.parameters), stage=graph.stage(compiled))
 
 
-def _root(model: ModelSpec, itemsize: int, stream: int) -> Unit:
+def _root(model: ModelSpec, itemsize: int, stream: int, division: Division) -> Unit:
     """The root unit. Only blocks are compiled: head and loss run in eager mode."""
-    graph = _graph(model, itemsize, stream)
+    graph = _graph(model, itemsize, stream, division)
     embeddings = _embeddings(model, graph)
     graph.parameters.clear()
-    normed = _norm(graph, model, graph.input, "final_norm")
+    normed = _enter(graph, model, _norm(graph, model, graph.input, "final_norm"))
     logits = graph.linear(
         normed, "head", model.vocab, bias=model.head_bias, logits=True, tied=model.tied
     )
@@ -115,11 +184,27 @@ def _root(model: ModelSpec, itemsize: int, stream: int) -> Unit:
     graph.named.append(logits)
     # Cross-entropy in fp32, as transformers computes it: log-softmax keeps its output.
     upcast = graph.cast(logits, max(FP32, itemsize))
-    log_probabilities = graph.pointwise(upcast, save_output=True)
+    log_probabilities = _log_softmax(graph, upcast)
     loss = Value(1, FP32)
     graph.pointwise(log_probabilities, output=loss)
     head = tuple(p._replace(after_blocks=True) for p in graph.parameters)
     return Unit(name="root", parameters=(*embeddings, *head), stage=graph.stage())
+
+
+def _log_softmax(graph: Graph, logits: Value) -> Value:
+    """Over a divided vocabulary, ranks agree on the largest logit, on the sum of exponentials
+    and on the loss of each token.
+    """
+    if graph.division.tensor == 1:
+        return graph.pointwise(logits, save_output=True)
+    agreed = _between("all-reduce", 3.0 * logits.itemsize, calls=3)
+    shifted = graph.pointwise(logits)
+    graph.pointwise(logits, shifted)
+    made = graph.pointwise(logits, shifted, save_output=True)
+    graph.ops[-1].sent = (agreed,)
+    # Its backward is not in place.
+    graph.ops[-1].backward_scratch = logits.bytes
+    return made
 
 
 def _embeddings(model: ModelSpec, graph: Graph) -> tuple[Parameter, ...]:
@@ -133,6 +218,7 @@ def _embeddings(model: ModelSpec, graph: Graph) -> tuple[Parameter, ...]:
 def _attention(graph: Graph, model: ModelSpec, x: Value, span: int) -> Value:
     width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
     bias, transposed = model.attention_bias, model.transposed_weights
+    x = _enter(graph, model, x)
     if model.qkv == "fused":
         joined = graph.linear(
             x, "attention.qkv", width + 2 * kv_width, bias=bias, transposed=transposed
@@ -150,16 +236,46 @@ def _attention(graph: Graph, model: ModelSpec, x: Value, span: int) -> Value:
         # The tables have the residual stream's dtype, and so have the rotated tensors.
         q = graph.pointwise(q, output=graph.value(width, graph.input.itemsize))
         k = graph.pointwise(k, output=graph.value(kv_width, graph.input.itemsize))
-    mixed = graph.attention(q, k, v, heads=model.heads, width=width, span=span)
-    return graph.linear(
+    mixed = _attend(graph, model, q, k, v, span)
+    made = graph.linear(
         mixed, "attention.out", model.hidden, bias=model.output_bias, transposed=transposed
     )
+    return _leave(graph, model, made)
+
+
+def _attend(graph: Graph, model: ModelSpec, q: Value, k: Value, v: Value, span: int) -> Value:
+    """Attention over the whole sequence, of which a device of a context group has a part."""
+    width, division = model.heads * model.head_dim, graph.division
+    attention = partial(graph.attention, heads=model.heads, width=width, span=span)
+    if division.context == 1:
+        return attention(q, k, v)
+    if division.method == "ring":
+        # Keys and values are gathered for each pass; their gradients go round.
+        both = 2.0 * model.kv_heads * model.head_dim * graph.itemsize
+        gathered = Exchange("context", "all-gather", division.context * both)
+        passed = Exchange("context", "all-to-all", division.context * both, calls=division.context)
+        scratch = division.context * both
+        return attention(q, k, v, sent=(gathered,), returned=(gathered, passed), scratch=scratch)
+    # All tokens of some heads, instead of some tokens of all heads.
+    heads = math.lcm(model.kv_heads, division.context)
+    if heads != model.kv_heads:
+        repeated = heads * model.head_dim
+        k, v = (graph.pointwise(x, output=graph.value(repeated, x.itemsize)) for x in (k, v))
+    mixed = attention(*(_to_heads(graph, x) for x in (q, k, v)))
+    return _to_heads(graph, mixed)
+
+
+def _to_heads(graph: Graph, x: Value) -> Value:
+    """Exchange tokens for heads, or heads for tokens: as much goes out as comes in."""
+    exchanged = (Exchange("context", "all-to-all", x.bytes),)
+    return graph.exchange(x, x.width, exchanged, exchanged, scratch=x.bytes)
 
 
 def _mlp(graph: Graph, model: ModelSpec, x: Value, span: int = 0) -> Value:
     if model.experts is not None:
         return _experts(graph, model, x)
     bias, transposed = model.mlp_bias, model.transposed_weights
+    x = _enter(graph, model, x)
     if model.mlp == "plain":
         up = graph.linear(x, "mlp.up", model.ffn, bias=bias, transposed=transposed)
         product = _activation(graph, model, up)
@@ -170,7 +286,8 @@ def _mlp(graph: Graph, model: ModelSpec, x: Value, span: int = 0) -> Value:
         gate = graph.linear(x, "mlp.gate", model.ffn, bias=bias)
         up = graph.linear(x, "mlp.up", model.ffn, bias=bias)
         product = _gated(graph, model, gate, up)
-    return graph.linear(product, "mlp.down", model.hidden, bias=bias, transposed=transposed)
+    made = graph.linear(product, "mlp.down", model.hidden, bias=bias, transposed=transposed)
+    return _leave(graph, model, made)
 
 
 def _gated(graph: Graph, model: ModelSpec, gate: Value, up: Value, copies: int = 1) -> Value:
@@ -217,13 +334,17 @@ def _experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
 
 
 def _norm(graph: Graph, model: ModelSpec, x: Value, name: str, heads: int | None = None) -> Value:
-    width = round(x.width)
+    width = model.hidden if heads is None else round(x.width)
     if heads is not None and model.qk_norm == "head":
         width = model.head_dim
     rows = x.width / width
+    # A device sees some of the tokens, or of the heads, that the weights are for.
+    divided = graph.division.tensor > 1 and (graph.division.sequence or heads is not None)
     if model.norm == "layernorm":
-        return _layernorm(graph, model, x, name, width)
-    elements = graph.parameter(f"{name}.weight", width) if model.norm_parameters != "none" else 0
+        return _layernorm(graph, model, x, name, divided)
+    elements = 0
+    if model.norm_parameters != "none":
+        elements = _norm_parameter(graph, f"{name}.weight", width, divided)
     high = graph.cast(x, max(FP32, x.itemsize))
     scale = graph.norm_statistics(rows)
     mean = graph.pointwise(high, saves=(high,), output=graph.norm_statistics(rows))
@@ -243,16 +364,22 @@ def _norm(graph: Graph, model: ModelSpec, x: Value, name: str, heads: int | None
     return graph.cast(weighted, x.itemsize)
 
 
-def _layernorm(graph: Graph, model: ModelSpec, x: Value, name: str, width: int) -> Value:
-    elements = 0
+def _norm_parameter(graph: Graph, name: str, width: int, divided: bool) -> int:
+    if divided:
+        graph.reduced.append(Exchange("tensor", "all-reduce", 0.0, elements=width))
+    return graph.parameter(name, width)
+
+
+def _layernorm(graph: Graph, model: ModelSpec, x: Value, name: str, divided: bool) -> Value:
+    elements, width, rows = 0, model.hidden, x.width / model.hidden
     if model.norm_parameters != "none":
-        elements += graph.parameter(f"{name}.weight", width)
+        elements += _norm_parameter(graph, f"{name}.weight", width, divided)
     if model.norm_parameters == "weight+bias":
-        elements += graph.parameter(f"{name}.bias", width)
+        elements += _norm_parameter(graph, f"{name}.bias", width, divided)
     # OLMo casts to fp32 first; other families do it inside the kernel.
     bare = model.norm_parameters == "none"
     source = graph.cast(x, max(FP32, x.itemsize)) if bare else x
-    mean, scale = graph.norm_statistics(1), graph.norm_statistics(1)
+    mean, scale = graph.norm_statistics(rows), graph.norm_statistics(rows)
     made = graph.pointwise(
         source, saves=(source, mean, scale), parameter_elements=elements, fused=True
     )

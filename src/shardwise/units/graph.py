@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwise.spec.adapter import Adapter
+from shardwise.units.division import WHOLE, Division, Exchange, Exchanges, together
 from shardwise.units.unit import (
     DEQUANTISING_BYTES,
     POLICIES,
@@ -57,6 +58,12 @@ class Op:
     fused: bool = False
     # The matrix it reads, if that can be quantised.
     quantised: str | None = None
+    # Collectives of its forward and of its backward.
+    sent: tuple[Exchange, ...] = ()
+    returned: tuple[Exchange, ...] = ()
+    # Bytes of temporaries while its forward and its backward run.
+    scratch: float = 0.0
+    backward_scratch: float = 0.0
 
     @property
     def saves_own_output(self) -> bool:
@@ -85,12 +92,15 @@ class Graph:
     input: Value
     # What is trained; None trains everything.
     adapter: Adapter | None = None
+    division: Division = WHOLE
     # The names transformers gives to linear layers, by those used here.
     linear_names: Mapping[str, str] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
     # Values that variables in the model's code keep alive until its forward returns.
     named: list[Value] = field(default_factory=list)
+    # Collectives of gradients.
+    reduced: list[Exchange] = field(default_factory=list)
 
     def _run(self, op: Op) -> Value:
         op.output.needs = any(x.needs for x in op.inputs) or op.parameter_elements > 0
@@ -216,9 +226,22 @@ class Graph:
         return self._run(Op(output=output, inputs=(x, branch), alias=True, pointwise=True))
 
     def attention(
-        self, q: Value, k: Value, v: Value, *, heads: int, width: int, span: int
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        heads: int,
+        width: int,
+        span: int,
+        sent: tuple[Exchange, ...] = (),
+        returned: tuple[Exchange, ...] = (),
+        scratch: float = 0.0,
     ) -> Value:
-        """Fused attention: no score matrix, but one log-sum-exp per head and token."""
+        """Fused attention: no score matrix, but one log-sum-exp per head and token.
+
+        Keys and values may be exchanged inside it.
+        """
         output = self.value(width)
         statistics = self.value(heads, 4)
         inputs = tuple(self.cast(x, self.itemsize) for x in dict.fromkeys((q, k, v)))
@@ -228,6 +251,37 @@ class Graph:
                 inputs=inputs,
                 saves=(*inputs, output, statistics),
                 attention_flops=4.0 * span * width,
+                sent=sent,
+                returned=returned,
+                scratch=scratch,
+                backward_scratch=scratch,
+            )
+        )
+
+    def exchange(
+        self,
+        x: Value,
+        width: float,
+        sent: tuple[Exchange, ...],
+        returned: tuple[Exchange, ...],
+        scratch: float = 0.0,
+    ) -> Value:
+        """A collective among the devices that divide this block, and that of its gradient.
+
+        `scratch` are bytes of the copy that a collective makes of what it does not find in order.
+        Where nothing is sent, the tensor itself goes on.
+        """
+        output = self.value(width, x.itemsize) if sent else x
+        return self._run(
+            Op(
+                output=output,
+                inputs=(x,),
+                # Where nothing comes back, the gradient is passed on as it is.
+                alias=not returned,
+                sent=sent,
+                returned=returned,
+                scratch=scratch if sent else 0.0,
+                backward_scratch=scratch if returned else 0.0,
             )
         )
 
@@ -253,6 +307,16 @@ class Graph:
             forward=self._forward(saves),
             forward_unsaved=self._forward([() for _ in self.ops]),
             backward=prune(moments),
+            exchanges=self._exchanges(),
+        )
+
+    def _exchanges(self) -> Exchanges:
+        stop = self._recompute_stop()
+        return Exchanges(
+            forward=together([one for op in self.ops for one in op.sent]),
+            backward=together([one for op in reversed(self.ops) for one in op.returned]),
+            again=together([one for op in self.ops[: max(0, stop)] for one in op.sent]),
+            reduced=together(self.reduced),
         )
 
     def _saved_values(self, compiled: bool) -> list[tuple[Value, ...]]:
@@ -332,7 +396,7 @@ class Graph:
             named = [v for v in self.named if v in transient or v in made]
             made[op.output] = None
             live = {**held, **transient, **dict.fromkeys(named)}
-            moments.append(_moment(live, 0.0, op, float(self.itemsize)))
+            moments.append(_moment(live, 0.0, op, float(self.itemsize), op.scratch))
             transient = {v: None for v in transient if last_use[v] > index}
         return prune(moments)
 
@@ -367,7 +431,8 @@ class Graph:
                 fresh.append(Value(op.output.width, op.output.itemsize, op.output.logits))
             made_elements += op.parameter_elements
             live = [*held, *dict.fromkeys((outgoing, *gradients.values(), *fresh))]
-            moments.append(_moment(live, made_elements, op, float(self.itemsize)))
+            scratch = op.backward_scratch
+            moments.append(_moment(live, made_elements, op, float(self.itemsize), scratch))
             for value in saved:
                 readers[value] -= 1
                 if readers[value] == 0:
@@ -380,12 +445,17 @@ def _unique(saves: Sequence[tuple[Value, ...]]) -> list[Value]:
 
 
 def _moment(
-    live: Sequence[Value] | dict[Value, None], gradients: float, op: Op, copied_bytes: float
+    live: Sequence[Value] | dict[Value, None],
+    gradients: float,
+    op: Op,
+    copied_bytes: float,
+    scratch: float = 0.0,
 ) -> Moment:
     """The live values, and a copy of the operation's matrix if it can be quantised."""
+    logits = op.output.logits
     return Moment(
-        activation_bytes=_bytes(live, False),
-        logit_bytes=_bytes(live, True),
+        activation_bytes=_bytes(live, False) + (0.0 if logits else scratch),
+        logit_bytes=_bytes(live, True) + (scratch if logits else 0.0),
         gradient_elements=gradients,
         copied=op.quantised,
         copied_bytes=copied_bytes if op.quantised else 0.0,

@@ -11,6 +11,7 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.units.decoder import decoder_units
+from shardwise.units.division import Division
 from shardwise.units.unit import ModelUnits
 
 
@@ -23,7 +24,13 @@ def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
     dtype, autocast = strategy.param_dtype, strategy.autocast
     by_formulas = model.adapter is None or not model.adapter.train
     if isinstance(model, ModelSpec) and by_formulas:
-        return decoder_units(model, seq_len, dtype, strategy.compile, autocast)
+        division = Division.of(strategy)
+        return decoder_units(model, seq_len, dtype, strategy.compile, autocast, division)
+    if strategy.mesh.inner > 1:
+        raise SpecError(
+            f"strategy: {model.name} is traced, and a trace knows neither tensor nor context "
+            "parallelism; leave both at 1"
+        )
     problem = _why_not_traceable(model)
     if problem:
         raise SpecError(problem)

@@ -11,10 +11,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.dtype import DTYPE_BYTES
+from shardwise.units.division import NO_EXCHANGES, WHOLE, Division, Exchanges, together
 
 # Elements of a block of torchao's NF4 times the scales in a block: a rank holds full ones.
 QUANTISED_BLOCK = 64 * 256
@@ -144,6 +146,8 @@ class Stage:
     # The same under full recompute, when autograd saves nothing; empty where it is not known.
     forward_unsaved: tuple[Moment, ...] = ()
     backward: tuple[Moment, ...] = (NOTHING,)
+    # Collectives among the devices that divide it.
+    exchanges: Exchanges = NO_EXCHANGES
 
     @property
     def forward_peak(self) -> Moment:
@@ -304,10 +308,23 @@ class ModelUnits:
     # Bytes per token of a block's output: the gradient that passes between blocks.
     boundary_bytes: float = 0.0
     embedding_gradient_elements: float = 0.0
+    # Units are those of one device; the others of its group hold as much.
+    division: Division = WHOLE
+    # Of the embedding's lookup and of its backward, and bytes per token that they make one of.
+    lookup: Exchanges = NO_EXCHANGES
+    lookup_bytes: float = 0.0
+    # Parameters of the whole model, where a device holds a part.
+    whole_numel: int | None = None
 
     @property
     def numel(self) -> int:
+        """Parameters that one device computes with."""
         return self.root.numel + sum(block.numel for block in self.blocks)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the model."""
+        return self.numel if self.whole_numel is None else self.whole_numel
 
     @property
     def trained_numel(self) -> int:
@@ -383,6 +400,12 @@ def _joined(members: tuple[Unit, ...]) -> Unit:
         kernels=sum(s.kernels for s in stages),
         gradient_flops=sum(s.backward_matmul_flops for s in stages),
         kept={policy: _sum_kept([s.kept[policy] for s in stages]) for policy in POLICIES},
+        exchanges=Exchanges(
+            *(
+                together([*chain(*passes)])
+                for passes in zip(*(s.exchanges for s in stages), strict=True)
+            )
+        ),
     )
     parameters = tuple(
         parameter._replace(name=f"{index}.{parameter.name}")

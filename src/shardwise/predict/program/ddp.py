@@ -122,7 +122,7 @@ class Replicated(Placement):
     # ---- forward --------------------------------------------------------------------------------
 
     def begin(self, m: MicroBatch) -> Iterator[Event]:
-        yield from ()
+        yield from self.exchanged(ROOT, (self.units.lookup.forward, 1))
 
     def block_forward(self, m: MicroBatch, group: Group) -> Iterator[Event]:
         for number, block in enumerate(group.unit.blocks):
@@ -130,6 +130,7 @@ class Replicated(Placement):
             yield Alloc("unsharded_parameters", self.copies_of(block, again))
             yield from self.forward_of(block, group.recomputed > number)
         yield self.compute("forward", group.place, Cost("forward", (group.unit,)))
+        yield from self.exchanged_forward(group.unit, group.place)
 
     def head_begins(self, m: MicroBatch) -> Iterator[Event]:
         yield Alloc("unsharded_parameters", self._head_copies)
@@ -155,6 +156,7 @@ class Replicated(Placement):
         yield Alloc("unsharded_parameters", -self._head_copies)
         yield Alloc("unsharded_gradients", self._head_gradients(m))
         yield Alloc("gradients", self._made(m, self.s.head_elements))
+        yield from self.exchanged(ROOT, (self.units.root.stage.exchanges.reduced, 1))
         yield from self._all_reduce(m, ROOT, self.buckets.head)
 
     def block_backward(self, m: MicroBatch, group: Group) -> Iterator[Event]:
@@ -176,6 +178,8 @@ class Replicated(Placement):
         yield Instant((boundary,))
         cost = Cost("backward", (unit, group.recomputed))
         yield self.compute("backward", group.place, cost, self.beside)
+        yield from self.exchanged_backward(group)
+        yield from self.exchanged(group.place, (unit.stage.exchanges.reduced, 1))
         yield from self._all_reduce(m, group.place, self.buckets.blocks[group.place])
 
     def _moments(
@@ -195,6 +199,7 @@ class Replicated(Placement):
             )
 
     def last_backward(self, m: MicroBatch) -> Iterator[Event]:
+        yield from self.exchanged(ROOT, (self.units.lookup.backward, 1))
         table = self.s.tied
         # Autocast leaves the embedding alone: its gradient, and the sum of a tied table's two, are
         # of the master dtype.
@@ -203,8 +208,9 @@ class Replicated(Placement):
         yield Alloc(
             "gradients", self._made(m, self.units.root.trained_numel - self.s.head_elements)
         )
-        boundary = Alloc("activations", self.s.boundary)
-        yield Instant((Alloc("unsharded_gradients", fresh), boundary))
+        yield Instant((Alloc("activations", self.s.boundary + 2.0 * self.s.looked_up),))
+        incoming = self.s.looked_up if self.units.lookup_bytes else self.s.boundary
+        yield Instant((Alloc("unsharded_gradients", fresh), Alloc("activations", incoming)))
         yield Alloc("unsharded_gradients", -self._head_gradients(m))
         yield from self._all_reduce(m, ROOT, self.buckets.end)
         yield Wait("compute", ("replicate",))

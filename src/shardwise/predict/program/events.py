@@ -34,8 +34,12 @@ PHASES = (
     "last backward",
     "optimizer step",
 )
-Work = Literal["compute", "copy", "all-gather", "reduce-scatter", "all-reduce", "optimizer"]
-COMMUNICATION: tuple[Work, ...] = ("all-gather", "reduce-scatter", "all-reduce")
+Work = Literal[
+    "compute", "copy", "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "optimizer"
+]
+COMMUNICATION: tuple[Work, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+# Streams of collectives inside blocks, for which compute waits.
+INSIDE = ("tensor", "context")
 # Index of the unit that holds embedding, head and loss.
 ROOT = -1
 
@@ -45,7 +49,7 @@ class Message(NamedTuple):
 
     axis: str
     bytes: Ints
-    calls: int = 1
+    calls: int | Ints = 1
 
 
 class Cost(NamedTuple):

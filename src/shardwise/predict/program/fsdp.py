@@ -25,6 +25,7 @@ from shardwise.predict.program.blocks import Group, identity, neighbour
 from shardwise.predict.program.events import NOTHING, ROOT, Alloc, Cost, Event, Instant, Message
 from shardwise.predict.program.placement import Placement, only
 from shardwise.predict.program.sizes import MicroBatch, Sizes
+from shardwise.units.division import Exchange
 from shardwise.units.unit import Unit
 
 
@@ -51,6 +52,7 @@ class Fsdp(Placement):
             self.embedding, self.head, self.root = nothing, nothing, self.units.root
         # Gradients stay whole from micro-batch to micro-batch, in the reduce dtype.
         self.sums_whole = (c.accumulate > 1) & ~c.shard_sync_every
+        self.reduced_bytes = np.where(self.sums_whole, c.reduce_bytes, c.param_bytes)
         # Of an element of a sharded gradient between two micro-batches.
         every = c.replicate_sync_every | (c.replicate == 1)
         self.between_bytes = np.where(every, c.master_bytes, c.reduce_bytes)
@@ -129,6 +131,7 @@ class Fsdp(Placement):
         held = self.gathered(self.root) + self.buffer(self.root)
         yield Alloc("unsharded_parameters", held * gathers)
         yield from self._look_up(m)
+        yield from self.exchanged(ROOT, (self.units.lookup.forward, 1))
         if not self.waits:
             for index in range(min(1 + self.forward_prefetch, len(self.units.blocks))):
                 yield from self._gather(self.units.blocks[index], index, gathers)
@@ -173,6 +176,7 @@ class Fsdp(Placement):
         for number, block in enumerate(group.unit.blocks):
             yield from self.forward_of(block, group.recomputed > number)
         yield self.compute("forward", group.place, Cost("forward", (group.unit,)))
+        yield from self.exchanged_forward(group.unit, group.place)
 
     def _buffer_freed(self, m: MicroBatch, index: int) -> Event:
         """The flat buffer of the unit before `index`, when that one has been copied out."""
@@ -336,13 +340,17 @@ class Fsdp(Placement):
             made_before += float(block.trained_numel)
         cost = Cost("backward", (group.unit, group.recomputed))
         yield self.compute("backward", group.place, cost, self.beside)
+        yield from self.exchanged_backward(group)
 
     def last_backward(self, m: MicroBatch) -> Iterator[Event]:
         c = self.c
+        yield from self.exchanged(ROOT, (self.units.lookup.backward, 1))
         # A tied table receives the embedding's gradient beside the head's, and autograd adds the
         # two into a third.
         embedding = (self.units.embedding_gradient_elements + self.s.tied) * c.param_bytes
-        boundary = Alloc("activations", self.s.boundary)
+        yield Instant((Alloc("activations", self.s.boundary + 2.0 * self.s.looked_up),))
+        incoming = self.s.looked_up if self.units.lookup_bytes else self.s.boundary
+        boundary = Alloc("activations", incoming)
         yield Instant((Alloc("unsharded_gradients", embedding), boundary))
         if not self.head.parameters:
             yield Alloc("unsharded_gradients", -self._head_gradients(m))
@@ -394,6 +402,9 @@ class Fsdp(Placement):
         yield from self._collectives(m, unit, index)
 
     def _collectives(self, m: MicroBatch, unit: Unit, index: int) -> Iterator[Event]:
+        if self.units.division.tensor > 1:
+            reduced = self._reduced_inside(unit)
+            yield from self.exchanged(index, (reduced, self.scatters(m)))
         scatters = self.scatters(m) & self.moves
         if scatters.any():
             copied = NOTHING if self.alone else Cost("copy_in", (unit,))
@@ -413,6 +424,12 @@ class Fsdp(Placement):
                 Message("replicate", shard.astype(np.int64)),
                 after=("compute", "scattered"), only=only(reduces),
             )  # fmt: skip
+
+    def _reduced_inside(self, unit: Unit) -> tuple[Exchange, ...]:
+        """Gradients that a tensor group sums before they are scattered: those of norms."""
+        if unit is self.head or (unit is self.root and not self.head.parameters):
+            return self.units.root.stage.exchanges.reduced
+        return unit.stage.exchanges.reduced if unit in self.units.blocks else ()
 
     def _scatter_input(self, m: MicroBatch, unit: Unit) -> Floats:
         return self.s.trained(unit) * self.c.reduce_bytes * self.scatters(m)

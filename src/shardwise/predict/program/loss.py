@@ -49,6 +49,7 @@ def _all_tokens(placed: Placement) -> Iterator[Event]:
     c = placed.c
     made = c.param_bytes / (np.maximum(c.param_bytes, LOSS_BYTES) + LOSS_BYTES)
     yield placed.compute("forward", ROOT, Cost("forward", (placed.units.root,)))
+    yield from placed.exchanged_forward(placed.units.root, ROOT)
     yield _logits(placed, made)
 
 
@@ -61,6 +62,7 @@ def _logits(placed: Placement, share: float | Floats = 1.0) -> Instant:
 def _all_tokens_backward(placed: Placement, m: MicroBatch) -> Iterator[Event]:
     s = placed.s
     yield placed.compute("backward", ROOT, Cost("root_backward"))
+    yield from placed.exchanged(ROOT, (placed.units.root.stage.exchanges.backward, 1))
     for moment in s.head_moments:
         yield Instant(
             (

@@ -7,10 +7,11 @@ from itertools import zip_longest
 
 import numpy as np
 
-from shardwise.predict.configurations import Bools, Ints
+from shardwise.predict.configurations import Bools, Floats, Ints
 from shardwise.predict.program.blocks import Group
 from shardwise.predict.program.events import Alloc, Cost, Event, Instant, Message, Run, Wait, Work
 from shardwise.predict.program.sizes import MicroBatch, Sizes
+from shardwise.units.division import Exchange
 from shardwise.units.unit import NOTHING, Moment, Unit
 
 
@@ -25,11 +26,14 @@ class Placement:
         self.s, self.c, self.units, self.waits = sizes, sizes.c, sizes.units, waits
         self.rows = len(sizes.c)
         self.every: Bools = np.ones(self.rows, dtype=np.bool_)
+        self.none: Ints = np.zeros(self.rows, dtype=np.int64)
         self._emitted: dict[tuple[object, ...], Sequence[Event]] = {}
         self.chunked: Bools = sizes.c.loss_chunks > 1
         # Of an element of the head's gradient: summed over chunks, and of one chunk.
         self.head_gradient_bytes: Ints = sizes.c.param_bytes
         self.chunk_gradient_bytes: Ints = sizes.c.param_bytes
+        # Of an element of a gradient that a tensor group sums.
+        self.reduced_bytes: Ints = sizes.c.param_bytes
 
     # ---- what each placement says of its own ------------------------------------------------
 
@@ -98,6 +102,38 @@ class Placement:
         yield Run(stream, work, work, unit, cost, message=message, **how)  # type: ignore[arg-type]
         if self.waits:
             yield Wait("compute", (stream,))
+
+    def exchanged(
+        self, unit: int, *passes: tuple[tuple[Exchange, ...], Ints | Bools | int]
+    ) -> Iterator[Event]:
+        """Collectives inside blocks, each pass so many times; compute waits for them."""
+        calls: dict[tuple[str, Work], Ints] = {}
+        sizes: dict[tuple[str, Work], Floats] = {}
+        for exchanges, times in passes:
+            for one in exchanges:
+                key = one.axis, one.op
+                each = one.bytes * self.s.tokens + one.elements * self.reduced_bytes
+                calls[key] = calls.get(key, self.none) + one.calls * times
+                sizes[key] = sizes.get(key, 0.0) + each * times
+        for (axis, op), often in calls.items():
+            size = sizes[axis, op]
+            whole = np.rint(size).astype(np.int64)
+            yield Run(
+                axis, op, op, unit, Cost("exchange", (axis, op, often, size)),
+                after=("compute",), only=only(often > 0), message=Message(axis, whole, often),
+            )  # fmt: skip
+            yield Wait("compute", (axis,))
+
+    def exchanged_forward(self, unit: Unit, index: int) -> Iterator[Event]:
+        yield from self.exchanged(index, *((b.stage.exchanges.forward, 1) for b in unit.blocks))
+
+    def exchanged_backward(self, group: Group) -> Iterator[Event]:
+        """With those of the forward that recomputation repeats."""
+        passes: list[tuple[tuple[Exchange, ...], Ints | Bools | int]] = []
+        for number, block in enumerate(group.unit.blocks):
+            again = (group.recomputed > number) | self.c.selective
+            passes += [(block.stage.exchanges.backward, 1), (block.stage.exchanges.again, again)]
+        yield from self.exchanged(group.place, *passes)
 
     def once(self, key: tuple[object, ...], emit: Callable[[], Iterator[Event]]) -> Sequence[Event]:
         """Events that are the same in several micro-batches."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from shardwise.predict.compute import backward_s, forward_s, recompute_s
 from shardwise.predict.configurations import Floats, Ints
-from shardwise.predict.network import all_reduce_s, ring_s
+from shardwise.predict.network import all_reduce_s, all_to_all_s, ring_s
 from shardwise.predict.program.events import Cost
 from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.rates import Coefficients, Hardware
@@ -96,13 +98,14 @@ class Prices:
 
     def _gather(self, unit: Unit, group: Ints) -> Floats:
         message = self.s.gathered_bytes(unit)
-        return ring_s(message, group, self.h, self.k) + self._moved_to_host(message)
+        moved = ring_s(message, group, self.h, self.k, self.s.c.shard_stride)
+        return moved + self._moved_to_host(message)
 
     def scatter(self, unit: Unit) -> Floats:
         # Gloo runs a reduce-scatter as an all-reduce.
         passes, c = 2.0 if self.h.on_cpu else 1.0, self.s.c
         message = self.s.trained(unit) * c.reduce_bytes
-        moved = passes * ring_s(message, c.shard, self.h, self.k)
+        moved = passes * ring_s(message, c.shard, self.h, self.k, c.shard_stride)
         return moved + self._moved_to_host(message)
 
     def _moved_to_host(self, message: Floats) -> Floats:
@@ -114,14 +117,39 @@ class Prices:
         """Of a unit's sharded gradients, across replicas."""
         c = self.s.c
         message = self.s.trained(unit) * c.reduce_bytes / c.shard
-        return all_reduce_s(message, c.replicate, c.shard, self.h, self.k)
+        return all_reduce_s(message, c.replicate, c.replicate_stride, self.h, self.k)
+
+    def exchange(self, axis: str, op: str, calls: Ints, size: Floats) -> Floats:
+        """Collectives inside blocks, among the devices of a tensor or a context group."""
+        c, h, k = self.s.c, self.h, self._inside
+        degree, stride = c.tensor, c.tensor_stride
+        if axis == "context":
+            degree, stride = c.context, c.shard_stride
+        each = size / np.maximum(1, calls)
+        if op == "all-reduce":
+            seconds = all_reduce_s(each, degree, stride, h, k)
+        elif op == "all-to-all":
+            seconds = all_to_all_s(each, degree, h, k, stride)
+        else:
+            # Gloo runs a reduce-scatter as an all-reduce.
+            passes = 2.0 if self.h.on_cpu and op == "reduce-scatter" else 1.0
+            seconds = passes * ring_s(each, degree, h, k, stride)
+        return calls * (seconds + k.exchange_latency_s + self.hook_s)
+
+    @cached_property
+    def _inside(self) -> Coefficients:
+        """Coefficients of collectives inside blocks."""
+        k = self.k
+        if k.exchange_efficiency == 0.0:
+            return k
+        return k._replace(link_efficiency=k.exchange_efficiency, hop_latency_s=0.0)
 
     def buckets(self, sizes: tuple[int, ...]) -> Floats:
         """The all-reduces of some of DDP's buckets, one after the other."""
         c, total = self.s.c, self.nothing()
         for size in sizes:
             message = self.nothing() + size
-            total = total + all_reduce_s(message, c.replicate, c.shard, self.h, self.k)
+            total = total + all_reduce_s(message, c.replicate, c.replicate_stride, self.h, self.k)
         return total
 
     def copy_out(self, unit: Unit) -> Floats:

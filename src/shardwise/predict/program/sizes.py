@@ -31,7 +31,8 @@ class Sizes:
 
     def __init__(self, units: ModelUnits, c: Configurations, optimizer: Optimizer) -> None:
         self.units, self.c, self.optimizer = units, c, optimizer
-        self.tokens: Floats = c.micro_batch * float(units.seq_len)
+        # Of a device's own part of the sequences.
+        self.tokens: Floats = c.micro_batch * (units.seq_len / units.division.context)
         self.recomputed: Ints = blocks_of_share(c.full_recompute, len(units.single_blocks)).astype(
             np.int64
         )
@@ -155,6 +156,12 @@ class Sizes:
         """The gradient that passes between blocks."""
         boundary: Floats = self.units.boundary_bytes * self.tokens
         return boundary
+
+    @cached_property
+    def looked_up(self) -> Floats:
+        """What a lookup makes before a tensor group divides it along the sequence."""
+        made: Floats = self.units.lookup_bytes * self.tokens
+        return made
 
     @cached_property
     def tied(self) -> float:

@@ -1,0 +1,145 @@
+"""How the devices that work on the same sequences divide a model among them.
+
+Tensor parallelism divides matrices: heads of attention, the width of the MLP, the vocabulary.
+With sequence parallelism, what lies between matrices is divided along the sequence. Context
+parallelism divides sequences: attention then exchanges heads for parts of the sequence (Ulysses),
+or keys and values go round (ring).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from shardwise.spec.families import DIVISIBLE
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import ContextMethod, Strategy
+
+Operation = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
+
+
+class Division(NamedTuple):
+    """Degrees of tensor and context parallelism, and how each is done."""
+
+    tensor: int = 1
+    # Between matrices, along the sequence.
+    sequence: bool = True
+    context: int = 1
+    method: ContextMethod = "ulysses"
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> Division:
+        """Settings without effect take their default, so that equal divisions are equal."""
+        return cls(
+            strategy.tensor,
+            strategy.sequence_parallel or strategy.tensor == 1,
+            strategy.context,
+            strategy.context_method if strategy.context > 1 else "ulysses",
+        )
+
+    @property
+    def between(self) -> int:
+        """Among how many devices of a tensor group what lies between matrices is divided."""
+        return self.tensor if self.sequence else 1
+
+    def check(self, model: ModelSpec, seq_len: int) -> None:
+        """Raise SpecError for a model that cannot be divided so."""
+        problems = problems_of_division(model, self, seq_len)
+        if problems:
+            raise SpecError(problems)
+
+
+WHOLE = Division()
+
+
+class Exchange(NamedTuple):
+    """Collectives of one kind: bytes of the group's message per token, and whatever the tokens."""
+
+    axis: Literal["tensor", "context"]
+    op: Operation
+    bytes: float
+    # Of gradients: elements, in the dtype that gradients have.
+    elements: int = 0
+    calls: int = 1
+
+
+class Exchanges(NamedTuple):
+    """Collectives inside a unit, by the pass in which they run."""
+
+    forward: tuple[Exchange, ...] = ()
+    backward: tuple[Exchange, ...] = ()
+    # Those of the forward that recomputation repeats.
+    again: tuple[Exchange, ...] = ()
+    # Of gradients, wherever those are reduced.
+    reduced: tuple[Exchange, ...] = ()
+
+    def __bool__(self) -> bool:
+        return any(self)
+
+
+NO_EXCHANGES = Exchanges()
+
+
+def together(exchanges: Sequence[Exchange]) -> tuple[Exchange, ...]:
+    """Those of one kind as one."""
+    found: dict[tuple[str, str], Exchange] = {}
+    for one in exchanges:
+        key = (one.axis, one.op)
+        before = found.get(key, one._replace(bytes=0.0, elements=0, calls=0))
+        found[key] = before._replace(
+            bytes=before.bytes + one.bytes,
+            elements=before.elements + one.elements,
+            calls=before.calls + one.calls,
+        )
+    return tuple(found.values())
+
+
+def problems_of_division(model: ModelSpec, division: Division, seq_len: int) -> list[str]:
+    """Why a model cannot be divided so, in a sentence each."""
+    tensor, context = division.tensor, division.context
+    problems = []
+    if max(tensor, context) > 1 and model.adapter is not None:
+        problems.append("strategy: adapters are trained without tensor and context parallelism")
+    if tensor > 1:
+        if model.family not in DIVISIBLE or model.experts is not None:
+            known = ", ".join(sorted(DIVISIBLE))
+            problems.append(
+                f"strategy.tensor: models of family {model.family} are not divided; "
+                f"those of {known} are"
+            )
+        for name, count in (("attention heads", model.heads), ("key-value heads", model.kv_heads)):
+            if count % tensor:
+                problems.append(
+                    f"strategy.tensor: {tensor} does not divide the {count} {name} of "
+                    f"{model.name}; choose a degree that does"
+                )
+        if division.sequence and seq_len % (tensor * context):
+            problems.append(
+                f"strategy.tensor: {tensor} does not divide a sequence of "
+                f"{seq_len // context} tokens; choose another job.seq_len"
+            )
+    if context > 1:
+        problems += _problems_of_context(model, division, seq_len)
+    return problems
+
+
+def _problems_of_context(model: ModelSpec, division: Division, seq_len: int) -> list[str]:
+    tensor, context = division.tensor, division.context
+    problems = []
+    if model.positions == "alibi":
+        problems.append(
+            f"strategy.context: {model.name} has ALiBi positions, which are not divided"
+        )
+    if seq_len % context:
+        problems.append(
+            f"strategy.context: {context} does not divide a sequence of {seq_len} tokens; "
+            "choose another job.seq_len"
+        )
+    heads = model.heads // tensor
+    if division.method == "ulysses" and heads % context:
+        problems.append(
+            f"strategy.context: {context} does not divide the {heads} attention heads of a device; "
+            'choose a degree that does, or context_method = "ring"'
+        )
+    return problems
