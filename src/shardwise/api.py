@@ -167,7 +167,7 @@ def whatif(
     from shardwise.planning.problem import Problem
     from shardwise.planning.whatif import study
 
-    described = describe_run(model, cluster, run=run, **settings)
+    described = describe_run(model, cluster, run=run, planned=True, **settings)
     problem = Problem(described.model, described.cluster, described.job, described.strategy)
     return {
         name: study(problem, name.replace("_", "-"), [str(value) for value in values])
@@ -197,7 +197,7 @@ def plan_run(
     from shardwise.planning.problem import Problem
     from shardwise.planning.space import Space
 
-    described = describe_run(model, cluster, run=run, **settings)
+    described = describe_run(model, cluster, run=run, planned=True, **settings)
     base = described.strategy
     dtypes = (base.reduce_dtype, base.param_dtype) if low_precision_reduce else ()
     given = settings.get("loss")
@@ -339,12 +339,14 @@ def describe_run(
     optimizer: str | None = None,
     precision: str | None = None,
     adapter: str | Adapter | None = None,
+    planned: bool = False,
     **settings: object,
 ) -> RunSpec:
     """Combine names, a run.toml and single settings into a resolved run.
 
-    `settings` are fields of Strategy; values may be text, as a command line gives them. Raises one
-    SpecError that lists every problem.
+    `settings` are fields of Strategy; values may be text, as a command line gives them. With
+    `planned` the strategy is only what a plan starts from. Raises one SpecError that lists every
+    problem.
     """
     named = {"model": model, "cluster": cluster}
     # Paths are relative to the caller's folder, not to that of the run.toml.
@@ -405,7 +407,7 @@ def describe_run(
         strategy=chosen_strategy,
         train=base.train if base else None,
         data=base.data if base else None,
-    ).resolved()
+    ).resolved(planned=planned)
 
 
 def _strategy_fields(

@@ -48,13 +48,17 @@ def sequences_wanted(job: Job, cluster: ClusterSpec) -> float | None:
     return job.global_batch / (job.seq_len * cluster.devices)
 
 
-def distance(sequences: Floats | Ints, wanted: float | None) -> Floats:
-    """How far batches are from the one wanted, as a share of it: 0 counts as what was asked for."""
-    if wanted is None:
+def distance(sequences: Floats | Ints, groups: Ints | int, job: Job) -> Floats:
+    """How far batches are from the one wanted, as a share of it: 0 counts as what was asked for.
+
+    `sequences` are those of each of so many `groups` that see different ones.
+    """
+    if job.global_batch is None:
         return np.zeros(len(sequences))
+    wanted = job.global_batch / (job.seq_len * np.asarray(groups))
     away = np.abs(sequences / wanted - 1)
-    exact = wanted == round(wanted)
-    return away if exact else np.where(away <= SAME_BATCH, 0.0, away)
+    exact = wanted == np.round(wanted)
+    return np.where(~exact & (away <= SAME_BATCH), 0.0, away)
 
 
 def batches(
@@ -78,7 +82,7 @@ def batches(
         raise SpecError(
             f"job.global_batch: {job.global_batch:,} tokens are fewer than one sequence on every "
             f"device ({least:,}); raise it, shorten the sequences, or use at most {most:,} devices "
-            "at one sequence each: beyond that, tensor, context or pipeline parallelism is needed"
+            "at one sequence each: tensor and context parallelism cannot divide this model further"
         )
     largest = min(math.ceil(wanted * (1 + tolerance)), LARGEST_MICRO_BATCH)
     found = [_closest(size, wanted) for size in micro_batches or range(1, largest + 1)]

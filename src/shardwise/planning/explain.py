@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwise.planning.batches import LARGE_BATCH, distance, neighbours, sequences_wanted
+from shardwise.planning.batches import LARGE_BATCH, distance, neighbours
+from shardwise.planning.degrees import of_groups
 from shardwise.planning.layout import Layout
-from shardwise.planning.limits import Limits, crossover
+from shardwise.planning.limits import Limits, crossover, link_crossover
 from shardwise.planning.price import price_one
-from shardwise.planning.problem import Problem, Units
+from shardwise.planning.problem import Problem, Units, steps, times
 from shardwise.planning.reasons import (
     BatchCapped,
     ChunkedLoss,
@@ -19,9 +20,11 @@ from shardwise.planning.reasons import (
     DataParallelEnds,
     DecidedBy,
     Difference,
+    Divided,
     DoesNotFit,
     LargeBatch,
     LimitedBy,
+    LinkCrossover,
     MicroBatchGain,
     NetworkCrossover,
     NoRecompute,
@@ -37,9 +40,9 @@ from shardwise.planning.reasons import (
 )
 from shardwise.planning.rows import Candidate, complexity
 from shardwise.planning.search import HEADROOM_STEP, Found, Search, group_rank
-from shardwise.predict.configurations import Configurations
+from shardwise.predict.configurations import Configurations, Floats
+from shardwise.predict.program.events import INSIDE
 from shardwise.predict.program.sizes import Sizes
-from shardwise.spec.mesh import Mesh
 from shardwise.spec.strategy import Strategy
 
 # Settings that tell two configurations apart besides their layout, and their usual values.
@@ -93,7 +96,7 @@ def _layout(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
     if layout.kind == "single":
         yield SingleDevice()
         return
-    if layout.kind == "ddp":
+    if layout.kind == "ddp" and not layout.is_divided:
         units, columns = search.units.of(winner.strategy), Configurations.of([winner.strategy])
         sizes = Sizes(units, columns, search.problem.job.optimizer)
         yield StatesFit(state_bytes=float(sizes.state_bytes[0]))
@@ -101,9 +104,9 @@ def _layout(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
         if sharded:
             yield _compared(search, found, "sharded", sharded[0], winner)
         return
-    yield from _rival(
-        search, found, winner, Layout("ddp", Mesh(search.problem.cluster.devices)), "replicated"
-    )
+    yield from _divided(search, found, winner, by_speed)
+    replicated = layout.mesh._replace(replicate=layout.mesh.data_parallel, shard=1)
+    yield from _rival(search, found, winner, Layout("ddp", replicated), "replicated")
     if layout.kind == "zero3":
         yield from _rival(search, found, winner, layout.as_kind("zero2"), "gathered once")
     else:
@@ -112,6 +115,48 @@ def _layout(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
             yield _compared(search, found, "gathered twice", rival, winner)
     yield from _groups(search, found, winner, by_speed)
     yield from padding(search, winner.strategy)
+
+
+def _same_degrees(one: Candidate, other: Candidate) -> bool:
+    """Whether both divide sequences and matrices alike."""
+    first, second = one.strategy, other.strategy
+    return (first.tensor, first.context) == (second.tensor, second.context)
+
+
+def _divided(search: Search, found: Found, winner: Candidate, by_speed: bool) -> Iterator[Reason]:
+    """Why devices share sequences, or how those compare that do."""
+    strategy, problem = winner.strategy, search.problem
+    layouts = found.layouts()
+    if not winner.layout.is_divided:
+        divided = [c for c in layouts if c.layout.is_divided]
+        if divided:
+            yield _compared(search, found, "divided", divided[0], winner)
+        return
+    undivided = next((c for c in layouts if not c.layout.is_divided), None)
+    nearest = [n.needed_bytes for one, n in found.nearest.items() if not one.is_divided]
+    cluster = problem.cluster
+    priced = steps(search.units.of(strategy), Configurations.of([strategy]), problem)
+    times_found = times(priced, cluster, strategy.param_dtype)
+    spans = {axis: getattr(strategy, axis) * strategy.stride(axis) for axis in INSIDE}
+    yield Divided(
+        strategy=strategy,
+        usable_bytes=found.limit_bytes,
+        sequences=None if nearest else problem.job.sequences / cluster.devices,
+        undivided=undivided.strategy if undivided else None,
+        throughput=relative(undivided, winner) if undivided else 0.0,
+        needed_undivided_bytes=min(nearest) if nearest and not undivided else None,
+        tensor_share=_share(times_found.tensor_s, winner) if strategy.tensor > 1 else None,
+        context_share=_share(times_found.context_s, winner) if strategy.context > 1 else None,
+        across_nodes=tuple(axis for axis in INSIDE if spans[axis] > cluster.devices_per_node),
+    )
+    turn = link_crossover(search, winner) if by_speed else None
+    if turn is not None:
+        link = cluster.device.link_bandwidth * turn.factor
+        yield LinkCrossover(link=float(f"{link:.2g}"), layout=turn.choice.layout)
+
+
+def _share(seconds: Floats, winner: Candidate) -> float:
+    return float(seconds[0]) / winner.step_s
 
 
 def _rival(
@@ -164,10 +209,11 @@ def _compared(
 def _decided_by(search: Search, found: Found, other: Candidate, winner: Candidate) -> DecidedBy:
     """Which part of the rule decided against a faster one."""
     sequences = [c.strategy.micro_batch * c.strategy.accumulate for c in (other, winner)]
-    wanted = sequences_wanted(search.problem.job, search.problem.cluster)
-    away = distance(np.asarray(sequences), wanted)
-    if winner.layout.kind == "ddp":
-        return "unsharded"
+    groups = np.asarray([c.strategy.data_parallel for c in (other, winner)])
+    away = distance(np.asarray(sequences), groups, search.problem.job)
+    divided = other.layout.is_divided and not winner.layout.is_divided
+    if divided or winner.layout.kind == "ddp":
+        return "undivided" if divided else "unsharded"
     if found.is_tight(other) and not found.is_tight(winner):
         return "headroom"
     if away[0] > away[1]:
@@ -191,14 +237,15 @@ def _groups(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
     if cluster.nodes == 1 or cluster.network is None:
         return
     turn = crossover(search, winner) if by_speed else None
+    alike = [c for c in found.layouts() if _same_degrees(c, winner)]
     if winner.strategy.hybrid:
-        flat = [c for c in found.layouts() if c.strategy.sharded and not c.strategy.hybrid]
+        flat = [c for c in alike if c.strategy.sharded and not c.strategy.hybrid]
         if flat:
             yield _compared(search, found, "over all devices", flat[0], winner)
         else:
             yield from _rival(search, found, winner, layout.over_all_devices(), "over all devices")
     else:
-        rivals = [c for c in found.layouts() if c.strategy.hybrid]
+        rivals = [c for c in alike if c.strategy.hybrid]
         alike = [c for c in rivals if turn and c.layout == turn.choice.layout]
         # Groups of one node differ most; those near to all devices are the same thing.
         node = cluster.devices_per_node
@@ -220,7 +267,8 @@ def _rounded(rate: float) -> float:
 
 def padding(search: Search, strategy: Strategy) -> Iterator[Reason]:
     """Tensors with fewer rows than devices are padded; experts stored as rows most of all."""
-    units, devices = search.units.of(strategy), search.problem.cluster.devices
+    units, mesh = search.units.of(strategy), strategy.mesh
+    devices = mesh.devices // mesh.tensor
     share = 1 - units.numel / sum(unit.padded_numel(devices) for unit in units.units)
     if share >= MIN_PADDING:
         yield Padding(devices=devices, share=share)
@@ -273,9 +321,10 @@ def _batch(search: Search, winner: Candidate) -> Iterator[Reason]:
         micro_batch=strategy.micro_batch,
         accumulate=strategy.accumulate,
         seq_len=job.seq_len,
+        inner=strategy.mesh.inner,
         asked=job.global_batch,
         tolerance=search.space.batch_tolerance,
-        neighbours=neighbours(job, problem.cluster),
+        neighbours=neighbours(job, of_groups(problem.cluster, strategy.mesh.inner)),
     )
     smaller = strategy.micro_batch // 2
     if job.global_batch is None and smaller >= 1:
@@ -288,7 +337,8 @@ def _batch(search: Search, winner: Candidate) -> Iterator[Reason]:
     elif job.global_batch is None and tokens + ranks * job.seq_len > LARGE_BATCH:
         yield BatchCapped(limit_tokens=LARGE_BATCH)
     if sequences == 1 and ranks > 1 and job.global_batch is not None:
-        yield DataParallelEnds(devices=strategy.devices, tokens=tokens)
+        inner = strategy.mesh.inner
+        yield DataParallelEnds(devices=strategy.devices, tokens=tokens, inner=inner)
 
 
 def limit_reasons(problem: Problem, winner: Candidate, limits: Limits) -> list[Reason]:

@@ -8,6 +8,43 @@ from shardwise.spec.mesh import Mesh
 from shardwise.spec.strategy import Kind, Strategy
 
 
+class Degrees(NamedTuple):
+    """How many devices divide matrices, and how many divide sequences."""
+
+    tensor: int = 1
+    context: int = 1
+    # Where there are too few heads to divide them.
+    ring: bool = False
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> Degrees:
+        ring = strategy.context > 1 and strategy.context_method == "ring"
+        return cls(strategy.tensor, strategy.context, ring)
+
+    @property
+    def inner(self) -> int:
+        """Devices that work on the same sequences."""
+        return self.tensor * self.context
+
+    def divides(self, layout: Layout) -> bool:
+        """Whether these are the degrees of a layout."""
+        return (layout.mesh.tensor, layout.mesh.context) == (self.tensor, self.context)
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """The same as fields of a strategy."""
+        return {
+            "tensor": self.tensor,
+            "context": self.context,
+            "sequence_parallel": True,
+            "tensor_across_nodes": False,
+            "context_method": "ring" if self.ring else "ulysses",
+        }
+
+
+WHOLE = Degrees()
+
+
 class Layout(NamedTuple):
     """Where the model states live. Settings such as prefetch or recompute are no part of it."""
 
@@ -22,10 +59,15 @@ class Layout(NamedTuple):
     def to_dict(self) -> dict[str, object]:
         return {"kind": self.kind, **self.mesh._asdict()}
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether devices work on the same sequences: tensor or context parallelism."""
+        return self.mesh.inner > 1
+
     def as_kind(self, kind: Kind) -> Layout:
         """The same groups under another kind of sharding."""
         return self._replace(kind=kind)
 
     def over_all_devices(self) -> Layout:
         """The same kind, sharded over all devices."""
-        return self._replace(mesh=Mesh(shard=self.mesh.data_parallel))
+        return self._replace(mesh=self.mesh._replace(replicate=1, shard=self.mesh.data_parallel))

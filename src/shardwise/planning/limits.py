@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardwise.planning.layout import Degrees
 from shardwise.planning.price import scaled_network
 from shardwise.planning.problem import Problem, Units, steps, times
 from shardwise.planning.rows import Candidate
@@ -80,6 +81,18 @@ def _network_slack(problem: Problem, units: Units, winner: Candidate) -> float |
     found = times(priced, problem.cluster, strategy.param_dtype, networks=1 / slower)
     longer = found.step_s[:, 0] > winner.step_s * (1 + SLOWDOWN_THRESHOLD)
     return float(slower[longer.argmax()]) if longer.any() else None
+
+
+def link_crossover(search: Search, winner: Candidate) -> Crossover | None:
+    """The bandwidth inside a node below which other degrees would be chosen, if there is one."""
+    powers = np.arange(1, 4 * MOST_DOUBLINGS + 1) / 4
+    for power, there in zip(
+        powers, search.on_networks(2.0**-powers, "link_bandwidth"), strict=True
+    ):
+        best = there.best()
+        if best is not None and Degrees.of(best.strategy) != Degrees.of(winner.strategy):
+            return Crossover(2.0**-power, best)
+    return None
 
 
 class Crossover(NamedTuple):

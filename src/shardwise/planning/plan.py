@@ -439,9 +439,8 @@ def _offloaded(problem: Problem, space: Space) -> list[Reason]:
 
 
 def _other_parallelism(problem: Problem) -> list[Reason]:
-    """Those that split model states; context parallelism comes with a sequence that fits."""
-    useful = tuple(kind for kind in other_parallelism(problem.model) if kind != "context")
-    return [OtherParallelism(parallelism=useful)]
+    """Those that split model states."""
+    return [OtherParallelism(parallelism=other_parallelism(problem.model))]
 
 
 def _risky_alternative(

@@ -61,5 +61,5 @@ def mfu_of(problem: Problem, units: Units, candidate: Candidate) -> float:
     cluster, strategy = problem.cluster, candidate.strategy
     peak = cluster.device.peak_flops(strategy.param_dtype)
     assert peak is not None, "checked before the search"
-    per_token = 3.0 * units.of(strategy).forward_flops()
+    per_token = 3.0 * strategy.tensor * units.of(strategy).forward_flops()
     return candidate.tokens_per_s * per_token / (peak * cluster.devices)

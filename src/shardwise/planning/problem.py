@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from shardwise.predict.configurations import Configurations, Floats
 from shardwise.predict.memory import memory_of
@@ -14,8 +14,12 @@ from shardwise.spec.dtype import DType
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import Model, ModuleRef
 from shardwise.spec.strategy import Strategy
+from shardwise.units.division import Division
 from shardwise.units.load import load_units
 from shardwise.units.unit import ModelUnits
+
+# Between nodes, and inside one.
+Way = Literal["network_bandwidth", "link_bandwidth"]
 
 
 class Problem(NamedTuple):
@@ -34,7 +38,7 @@ class Units:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._made: dict[tuple[bool, bool, bool, int], ModelUnits] = {}
+        self._made: dict[tuple[object, ...], ModelUnits] = {}
 
     @property
     def blocks(self) -> int:
@@ -54,7 +58,8 @@ class Units:
     def of(self, strategy: Strategy) -> ModelUnits:
         # Frozen weights of a module of one's own may compute in a dtype that sharding casts.
         casts = strategy.sharded or not isinstance(self._problem.model, ModuleRef)
-        key = (strategy.autocast, casts, strategy.compile, strategy.blocks_per_unit)
+        division = Division.of(strategy)
+        key = (strategy.autocast, casts, strategy.compile, division, strategy.blocks_per_unit)
         if key not in self._made:
             if strategy.blocks_per_unit == 1:
                 seq_len = self._problem.job.seq_len
@@ -81,17 +86,23 @@ def peaks(priced: Steps, problem: Problem) -> tuple[Floats, Floats]:
 
 
 def times(
-    priced: Steps, cluster: ClusterSpec, dtype: DType, networks: Floats | None = None
+    priced: Steps,
+    cluster: ClusterSpec,
+    dtype: DType,
+    networks: Floats | None = None,
+    way: Way | None = None,
 ) -> Times:
     """Seconds of every row of a cluster whose rates are known.
 
-    `networks` are several to price at once: how many times as fast the slowest way between devices
-    is in each of them.
+    `networks` are several to price at once: how many times as fast a way between devices is in
+    each of them, the slowest way where none is named.
     """
     k, hardware = coefficients_for(cluster), hardware_of(cluster, dtype)
     assert k is not None, "checked before the search"
     assert hardware is not None, "checked before the search"
     if networks is not None:
-        way = "network_bandwidth" if cluster.nodes > 1 else "link_bandwidth"
-        hardware = hardware._replace(**{way: getattr(hardware, way) * networks[:, None]})
+        slowest: Way = "network_bandwidth" if cluster.nodes > 1 else "link_bandwidth"
+        changed = way or slowest
+        rate = getattr(hardware, changed) * networks[:, None]
+        hardware = hardware._replace(**{changed: rate})
     return steps_on(priced, hardware, k)

@@ -76,10 +76,23 @@ Setting = Literal[
     "loss",
 ]
 DecidedBy = Literal[
-    "objective", "batch", "headroom", "memory", "simplicity", "smaller groups", "unsharded"
+    "objective",
+    "batch",
+    "headroom",
+    "memory",
+    "simplicity",
+    "smaller groups",
+    "unsharded",
+    "undivided",
 ]
 Difference = Literal[
-    "replicated", "sharded", "gathered once", "gathered twice", "over all devices", "in groups"
+    "replicated",
+    "sharded",
+    "gathered once",
+    "gathered twice",
+    "over all devices",
+    "in groups",
+    "divided",
 ]
 
 
@@ -108,6 +121,34 @@ class NetworkCrossover(Reason):
 
     network: float
     direction: Literal["below", "above"]
+    layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divided(Reason):
+    """Why devices share sequences by tensor or context parallelism, and what it costs."""
+
+    strategy: Strategy
+    usable_bytes: int
+    # Sequences that the global batch leaves for each device, where that is less than one.
+    sequences: float | None = None
+    # The best without, and its throughput; None where none fits.
+    undivided: Strategy | None = None
+    throughput: float = 0.0
+    # The least that any without needs, where none fits.
+    needed_undivided_bytes: float | None = None
+    # Of the step: collectives inside blocks.
+    tensor_share: float | None = None
+    context_share: float | None = None
+    # Axes whose groups have members on several nodes.
+    across_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkCrossover(Reason):
+    """The bandwidth inside a node, in bytes/s, below which the choice changes to `layout`."""
+
+    link: float
     layout: Layout
 
 
@@ -170,6 +211,8 @@ class StepBatch(Reason):
     micro_batch: int
     accumulate: int
     seq_len: int
+    # Devices that work on the same sequences.
+    inner: int = 1
     # None where no global batch was given.
     asked: int | None = None
     # How far from that a step should be at most, as a share of it.
@@ -214,10 +257,12 @@ class LargeBatch(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class DataParallelEnds(Reason):
-    """Every device has one sequence per step: the batch per device cannot shrink any more."""
+    """Every device, or group, has one sequence per step: its batch cannot shrink any more."""
 
     devices: int
     tokens: int
+    # Devices that work on the same sequences.
+    inner: int = 1
 
 
 # ---- what limits ----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from shardwise.planning.layout import Layout
 from shardwise.planning.space import Recompute
 from shardwise.predict.configurations import Configurations, Floats, Ints
 from shardwise.predict.time import Times
+from shardwise.spec.job import Job
 from shardwise.spec.quantity import show_count, show_gib
 from shardwise.spec.strategy import Strategy, show_recompute
 
@@ -32,6 +33,8 @@ def complexity(strategy: Strategy, recompute: Recompute, accumulates: bool) -> i
             strategy.forward_prefetch != 0,
             strategy.blocks_per_unit != 1,
             strategy.loss != "plain",
+            2 * (strategy.tensor > 1),
+            2 * (strategy.context > 1),
             2 * (strategy.reduce_dtype != "fp32"),
             2 * strategy.offload,
         )
@@ -42,7 +45,7 @@ def _only_accumulated(strategies: Sequence[Strategy]) -> list[bool]:
     """Whether each is the same run as another one where a step has one micro-batch."""
 
     def key(strategy: Strategy) -> tuple[object, ...]:
-        return strategy.shard, strategy.replicate, strategy.reshard_after_forward
+        return strategy.mesh, strategy.reshard_after_forward
 
     usual = [s.grad_sync == ("local" if s.hybrid else "every") for s in strategies]
     reduced_at_once = {key(s) for s, kept in zip(strategies, usual, strict=True) if kept}
@@ -190,8 +193,8 @@ class Columns(NamedTuple):
 class Table:
     """Everything that was priced, one row each, from several sets of rows."""
 
-    def __init__(self, seq_len: int, sequences_wanted: float | None) -> None:
-        self._seq_len, self._sequences_wanted = seq_len, sequences_wanted
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self._sources: list[Rows] = []
         self._layouts: dict[Layout, int] = {}
         self._parts: list[Columns] = []
@@ -199,7 +202,7 @@ class Table:
     def add(self, rows: Rows, peak: Floats, needed: Floats, times: Times) -> None:
         c = rows.columns
         sequences = c.micro_batch * c.accumulate
-        tokens = sequences * c.data_parallel * float(self._seq_len)
+        tokens = sequences * c.data_parallel * float(self._job.seq_len)
         numbers = {
             index: self._layouts.setdefault(Layout.of(rows.strategies[index]), len(self._layouts))
             for index in np.unique(rows.which).tolist()
@@ -210,7 +213,7 @@ class Table:
                 row=np.arange(len(needed)),
                 layout=np.asarray([numbers[index] for index in rows.which.tolist()]),
                 complexity=rows.complexity,
-                distance=distance(sequences, self._sequences_wanted),
+                distance=distance(sequences, c.data_parallel, self._job),
                 peak_bytes=peak,
                 needed_bytes=needed,
                 tokens_per_s=tokens / times.step_s,

@@ -10,21 +10,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.planning.batches import Batch, batches, between, coarse, sequences_wanted
-from shardwise.planning.layout import Layout
-from shardwise.planning.problem import Problem, Units, peaks, steps, times
+from shardwise.planning.batches import Batch, batches, between, coarse
+from shardwise.planning.degrees import degrees, is_last_resort, least_seconds, of_groups
+from shardwise.planning.layout import WHOLE, Degrees, Layout
+from shardwise.planning.problem import Problem, Units, Way, peaks, steps, times
 from shardwise.planning.rows import Candidate, Rows, Table
 from shardwise.planning.space import Recompute, Space, placements
-from shardwise.predict.configurations import Floats, Ints
+from shardwise.predict.configurations import Bools, Floats, Ints
 from shardwise.predict.estimate import usable_bytes
 from shardwise.predict.program.step import Steps
 from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Kind, Loss, Strategy
 
 # Rows beyond the device that are priced all the same: they say what more memory would bring.
@@ -52,6 +55,13 @@ SLOWEST_CHOICE = 0.85
 MIN_GAIN = 0.03
 # Not sharding at all is so much simpler that it may be this much slower than the fastest.
 UNSHARDED_LOSS = 0.1
+# No tensor or context parallelism is so much simpler, and better predicted, that it may be this
+# much slower.
+UNDIVIDED_LOSS = 0.05
+# Policies that a first look at degrees of tensor and context parallelism tries, and how many
+# batches. The best of them are searched as a whole.
+PROBED = ("none", "selective", 0.5, "full")
+PROBED_BATCHES = 4
 # Logits below this share of the usable memory are no reason for a chunked loss.
 MIN_LOGITS = 0.02
 # Lower-memory options differ by at least this share of the usable memory.
@@ -94,9 +104,26 @@ class Found(NamedTuple):
         if layout is not None:
             return self._preferred(rows, memory)
         choice = self._chosen(rows, memory)
-        if kind is None and choice.strategy.sharded:
+        if kind is None and choice.layout.is_divided:
+            choice = self._undivided(rows, choice, memory) or choice
+        if kind is None and choice.strategy.sharded and not choice.layout.is_divided:
             return self._unsharded(rows, choice, memory) or choice
         return choice
+
+    def _undivided(self, rows: Ints, choice: Candidate, memory: float) -> Candidate | None:
+        """Pure data parallelism, unless it is UNDIVIDED_LOSS slower, or the other leaves headroom
+        that it lacks.
+        """
+        layouts, numbers = self.table.layouts, self.table.columns.layout[rows]
+        whole = [n for n in np.unique(numbers).tolist() if not layouts[n].is_divided]
+        undivided = rows[np.isin(numbers, whole)]
+        if not len(undivided):
+            return None
+        found = self._chosen(undivided, memory)
+        if self.is_tight(found) and not self.is_tight(choice):
+            return None
+        enough = found.tokens_per_s >= (1 - UNDIVIDED_LOSS) * choice.tokens_per_s
+        return found if enough else None
 
     def _unsharded(self, rows: Ints, choice: Candidate, memory: float) -> Candidate | None:
         """DDP, unless it is UNSHARDED_LOSS slower, or sharding leaves headroom that it lacks."""
@@ -235,6 +262,17 @@ class _Kept(NamedTuple):
     which: Ints
 
 
+@dataclass(frozen=True, eq=False)
+class _Divided:
+    """What can be tried with some degrees of tensor and context parallelism."""
+
+    degrees: Degrees
+    placements: Sequence[Strategy]
+    # All batches, and those of the first pass.
+    sizes: Sequence[Batch]
+    first: Sequence[Batch]
+
+
 class Search:
     """One search; `run` gives its outcome."""
 
@@ -246,51 +284,139 @@ class Search:
         self._kept: list[_Kept] = []
         self.nearest: dict[Layout, Nearest] = {}
         self.considered = self.fitting = 0
+        # Those that were searched.
+        self.degrees: dict[Degrees, _Divided] = {}
 
     def run(self) -> Found:
-        problem, space = self.problem, self.space
-        sizes = batches(problem.job, problem.cluster, space.micro_batches, space.batch_tolerance)
-        sizes = [size for size in sizes if size.micro_batch <= self._most_sequences()] or sizes[:1]
-        accumulates = any(size.accumulate > 1 for size in sizes)
-        chosen = placements(
-            problem.cluster, problem.base, accumulates, space, split_root=self.units.can_split
-        )
-        if space.offload:
-            chosen = [s.but(offload=True) for s in chosen if s.sharded]
-        chosen = [s.but(loss=loss) for loss in self._losses() for s in chosen]
-        first = coarse(sizes, asked=problem.job.global_batch is not None)
-        for autocast in (True, False):
-            alike = [s for s in chosen if s.autocast == autocast]
-            if alike:
-                self._price_placements(alike, first)
-        self._price_each(self._more_batches(sizes, first))
+        for divided in self._divided():
+            self.degrees[divided.degrees] = divided
+            for autocast in (True, False):
+                alike = [s for s in divided.placements if s.autocast == autocast]
+                if alike:
+                    self._price_placements(alike, divided.first)
+        self._price_each(self._more_batches())
         self._price_each(self._variants())
         self._price_each(self._prefetched())
         return self._found(self.table)
+
+    def _divided(self) -> Iterator[_Divided]:
+        """The degrees of tensor and context parallelism that are worth a search, none first."""
+        possible: list[_Divided] = []
+        refused: SpecError | None = None
+        for pair in degrees(self.problem, self.space):
+            try:
+                possible.append(self._placed(pair))
+            except SpecError as error:
+                refused = refused or error
+        if not possible:
+            assert refused is not None, "no parallelism but that of data is always a possibility"
+            raise refused
+        if possible[0].degrees == WHOLE:
+            yield possible.pop(0)
+        # Sequences of usual length are divided only where nothing else will do.
+        last = [one for one in possible if is_last_resort(one.degrees, self.problem)]
+        yield from self._promising([one for one in possible if one not in last])
+        if self._fastest_tokens_per_s() is None:
+            yield from self._promising(last)
+
+    def _promising(self, possible: Sequence[_Divided]) -> Iterator[_Divided]:
+        """Those that are the fastest when a few placements of each are tried."""
+        fastest = self._fastest_tokens_per_s() or 0.0
+        tried: dict[_Divided, float] = {}
+        bounds = {one.degrees: self._most_tokens_per_s(one) for one in possible}
+        for divided in sorted(possible, key=lambda one: -bounds[one.degrees]):
+            reached = max(tried.values(), default=0.0)
+            if bounds[divided.degrees] <= max(reached, fastest * (1 + UNDIVIDED_LOSS)):
+                break
+            self._probe(divided)
+            tried[divided] = self._fastest_tokens_per_s(divided.degrees) or 0.0
+        best = sorted(tried, key=lambda one: -tried[one])
+        found = [one for one in best if tried[one] > fastest]
+        if not found and not fastest:
+            # Nothing fits: the one that is closest to it.
+            found = sorted(best, key=lambda one: self._least_bytes(one.degrees))[:1]
+        yield from found[:1]
+
+    def _probe(self, divided: _Divided) -> None:
+        """The simplest placements, with some of the batches and policies."""
+        loss = divided.placements[-1].loss
+        simple = [
+            s for s in divided.placements
+            if s.kind == "zero3" and s.loss == loss and s.reshard_after_forward is True
+            and s.grad_sync in ("every", "local")
+        ]  # fmt: skip
+        shared = [s for s in simple if s.mesh.states > 1] or simple
+        policies = tuple(p for p in self.space.recompute if p in PROBED) or self.space.recompute
+        sizes = divided.first[:: -(-len(divided.first) // PROBED_BATCHES)]
+        self._price(Rows.product(shared, sizes, policies, self.space.allowed))
+
+    def _placed(self, pair: Degrees) -> _Divided:
+        """Placements and batches of groups of devices that work on the same sequences."""
+        problem, space = self.problem, self.space
+        groups = of_groups(problem.cluster, pair.inner)
+        sizes = batches(problem.job, groups, space.micro_batches, space.batch_tolerance)
+        accumulates = any(size.accumulate > 1 for size in sizes)
+        split = self.units.can_split
+        chosen = placements(
+            groups, problem.base, accumulates, space, split_root=split, degrees=pair
+        )
+        if space.offload:
+            chosen = [s.but(offload=True) for s in chosen if s.sharded]
+        if not chosen:
+            raise SpecError(f"strategy: no layout has tensor {pair.tensor}, context {pair.context}")
+        most = self._most_sequences(chosen[-1])
+        sizes = [size for size in sizes if size.micro_batch <= most] or sizes[:1]
+        chosen = [s.but(loss=loss) for loss in self._losses(chosen[-1]) for s in chosen]
+        first = coarse(sizes, asked=problem.job.global_batch is not None)
+        return _Divided(pair, chosen, sizes, first)
+
+    def _most_tokens_per_s(self, divided: _Divided) -> float:
+        """No placement is faster: nothing takes time but compute and collectives inside blocks."""
+        batch, groups = divided.sizes[-1], self.problem.cluster.devices // divided.degrees.inner
+        strategy = divided.placements[-1].but(micro_batch=batch.micro_batch, accumulate=1)
+        seconds = least_seconds(self.problem, self.units.of(strategy), strategy)
+        return groups * strategy.micro_batch * self.problem.job.seq_len / seconds
+
+    def _fastest_tokens_per_s(self, pair: Degrees | None = None) -> float | None:
+        """Of what fits so far, of all degrees or of some."""
+        columns = self.table.columns
+        fits = columns.needed_bytes <= self.limit
+        if pair is not None:
+            wanted = [n for n, one in enumerate(self.table.layouts) if pair.divides(one)]
+            fits &= np.isin(columns.layout, wanted)
+        return float(columns.tokens_per_s[fits].max()) if fits.any() else None
+
+    def _least_bytes(self, pair: Degrees) -> float:
+        return min(n.needed_bytes for one, n in self.nearest.items() if pair.divides(one))
 
     def _found(self, table: Table) -> Found:
         node = self.problem.cluster.devices_per_node
         return Found(table, self.nearest, self.considered, self.fitting, self.limit, node)
 
     def _empty_table(self) -> Table:
-        job = self.problem.job
-        return Table(job.seq_len, sequences_wanted(job, self.problem.cluster))
+        return Table(self.problem.job)
 
-    def _most_sequences(self) -> int:
+    def _most_sequences(self, strategy: Strategy) -> int:
         """No micro-batch beyond this fits: every block keeps its input even when it recomputes.
 
         Half of it is counted, so that nothing that could fit is missed.
         """
-        units = self.units.of(self.problem.base.but(blocks_per_unit=1))
-        each = units.boundary_bytes * self.problem.job.seq_len * len(units.blocks) / 2
+        units = self.units.of(strategy.but(blocks_per_unit=1))
+        tokens = self.problem.job.seq_len / strategy.context
+        each = units.boundary_bytes * tokens * len(units.blocks) / 2
         return max(1, int(self.limit * WITH_MORE_MEMORY / each)) if each else 2**62
 
-    def _losses(self) -> tuple[Loss, ...]:
-        """The losses to try: only the first where logits take next to nothing."""
-        units, job = self.units.of(self.problem.base.but(blocks_per_unit=1)), self.problem.job
+    def _losses(self, strategy: Strategy) -> tuple[Loss, ...]:
+        """The losses to try: only the first where logits take next to nothing.
+
+        With tensor parallelism the loss is divided by vocabulary.
+        """
+        if strategy.tensor > 1:
+            return ("plain",)
+        units, job = self.units.of(strategy.but(blocks_per_unit=1)), self.problem.job
         stage = units.root.stage
         logits = max(moment.logit_bytes for moment in (stage.forward_peak, *stage.backward))
-        worth = logits * job.seq_len >= MIN_LOGITS * self.limit
+        worth = logits * job.seq_len / strategy.context >= MIN_LOGITS * self.limit
         return self.space.losses if worth and self.units.can_chunk else self.space.losses[:1]
 
     def _price_placements(self, strategies: Sequence[Strategy], sizes: Sequence[Batch]) -> None:
@@ -312,7 +438,7 @@ class Search:
         self._price(rest.take(np.flatnonzero(rest.columns.micro_batch <= reach[rest.which])))
 
     def _price_each(self, strategies: Iterable[Strategy]) -> None:
-        by_units: dict[tuple[bool, int], list[Strategy]] = {}
+        by_units: dict[tuple[object, ...], list[Strategy]] = {}
         for strategy in strategies:
             by_units.setdefault(_shape(strategy), []).append(strategy)
         for alike in by_units.values():
@@ -352,12 +478,12 @@ class Search:
             self._time(table, kept, cluster)
         return self._found(table)
 
-    def on_networks(self, factors: Floats) -> list[Found]:
+    def on_networks(self, factors: Floats, way: Way | None = None) -> list[Found]:
         """The contenders on networks so many times as fast as the cluster's."""
         tables = [self._empty_table() for _ in factors]
         for kept in self._contenders:
             dtype = kept.rows.strategies[0].param_dtype
-            found = times(kept.steps, self.problem.cluster, dtype, factors)
+            found = times(kept.steps, self.problem.cluster, dtype, factors, way)
             for index, table in enumerate(tables):
                 table.add(kept.rows, kept.peak_bytes, kept.needed_bytes, found.take(index))
         return [self._found(table) for table in tables]
@@ -371,7 +497,7 @@ class Search:
             key = int(columns.layout[index]), self.table.policy(index)
             if key not in best or columns.tokens_per_s[index] > columns.tokens_per_s[best[key]]:
                 best[key] = index
-        alike: dict[tuple[bool, int], list[Candidate]] = {}
+        alike: dict[tuple[object, ...], list[Candidate]] = {}
         for index in best.values():
             candidate = self.table.candidate(index)
             alike.setdefault(_shape(candidate.strategy), []).append(candidate)
@@ -387,15 +513,14 @@ class Search:
             np.arange(len(alike)),
         )
 
-    def _more_batches(self, sizes: Sequence[Batch], first: Sequence[Batch]) -> Iterable[Strategy]:
+    def _more_batches(self) -> Iterable[Strategy]:
         """The fastest placements with the micro-batches up to the next one of the first pass."""
         columns = self.table.columns
-        fits = np.flatnonzero(columns.needed_bytes <= self.limit)
+        fits = np.flatnonzero((columns.needed_bytes <= self.limit) & self._searched)
         if not len(fits):
             return
         order = fits[np.argsort(-columns.tokens_per_s[fits], kind="stable")]
         least = REFINED_SHARE * columns.tokens_per_s[order[0]]
-        tried = [size.micro_batch for size in first]
         seen: set[tuple[int, int, int]] = set()
         for index in order.tolist():
             key = self.table.placement(index)
@@ -405,7 +530,8 @@ class Search:
                 continue
             seen.add(key)
             strategy = self.table.candidate(index).strategy
-            low = strategy.micro_batch
+            divided, low = self.degrees[Degrees.of(strategy)], strategy.micro_batch
+            sizes, tried = divided.sizes, [size.micro_batch for size in divided.first]
             high = min((size for size in tried if size > low), default=sizes[-1].micro_batch + 1)
             for size in between(sizes, low, high, MICRO_BATCHES_BETWEEN):
                 yield strategy.but(micro_batch=size.micro_batch, accumulate=size.accumulate)
@@ -413,13 +539,24 @@ class Search:
     def _fastest(self, low: float, high: float, most: int) -> list[Strategy]:
         """Of what takes more than `low` and at most `high` times the usable memory."""
         needed, speed = self.table.columns.needed_bytes, self.table.columns.tokens_per_s
-        rows = np.flatnonzero((needed > self.limit * low) & (needed <= self.limit * high))
+        rows = np.flatnonzero(
+            (needed > self.limit * low) & (needed <= self.limit * high) & self._searched
+        )
         order = np.argsort(-speed[rows], kind="stable")[:most]
         return [self.table.candidate(int(row)).strategy for row in rows[order]]
 
     def _smallest(self) -> list[Strategy]:
-        order = np.argsort(self.table.columns.needed_bytes, kind="stable")[:REFINED]
-        return [self.table.candidate(int(row)).strategy for row in order]
+        rows = np.flatnonzero(self._searched)
+        order = np.argsort(self.table.columns.needed_bytes[rows], kind="stable")[:REFINED]
+        return [self.table.candidate(int(row)).strategy for row in rows[order]]
+
+    @property
+    def _searched(self) -> Bools:
+        """Rows of degrees that were searched as a whole."""
+        layouts = self.table.layouts
+        wanted = [n for n, one in enumerate(layouts) if any(p.divides(one) for p in self.degrees)]
+        searched: Bools = np.isin(self.table.columns.layout, wanted)
+        return searched
 
     def _variants(self) -> Iterator[Strategy]:
         """What is fast with more prefetch or larger units, which may make it faster; what nearly
@@ -438,7 +575,7 @@ class Search:
         self, strategies: Iterable[Strategy], prefetch: Sequence[int], blocks: Sequence[int]
     ) -> Iterator[Strategy]:
         for strategy in strategies:
-            if not strategy.sharded or strategy.shard == 1:
+            if not strategy.sharded or strategy.mesh.states == 1:
                 continue
             dtypes = self.space.reduce_dtypes or (strategy.reduce_dtype,)
             for depth, size, dtype in product(prefetch, blocks, dtypes):
@@ -455,9 +592,9 @@ class Search:
                 yield changed
 
 
-def _shape(strategy: Strategy) -> tuple[bool, int]:
+def _shape(strategy: Strategy) -> tuple[object, ...]:
     """What rows must share to be priced together: it shapes their units."""
-    return strategy.autocast, strategy.blocks_per_unit
+    return strategy.autocast, strategy.blocks_per_unit, Degrees.of(strategy)
 
 
 def _share(policy: Recompute) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from shardwise.planning.batches import BATCH_TOLERANCE
+from shardwise.planning.layout import WHOLE, Degrees
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.optimizer import Optimizer
@@ -51,6 +52,15 @@ class Space(NamedTuple):
     # cannot express it. Without a function both stay as they are.
     adapted: Callable[[Adapter], tuple[Strategy, Space] | None] | None = None
 
+    # Degrees of tensor and context parallelism; None tries all that divide model and cluster.
+    tensor: tuple[int, ...] | None = None
+    context: tuple[int, ...] | None = None
+
+    def divides(self, tensor: int, context: int) -> bool:
+        """Whether a pair of degrees is among those to try."""
+        given = ((self.tensor, tensor), (self.context, context))
+        return all(wanted is None or degree in wanted for wanted, degree in given)
+
     def allows(self, strategy: Strategy) -> bool:
         return self.allowed is None or self.allowed(strategy)
 
@@ -85,13 +95,14 @@ def placements(
     space: Space | None = None,
     *,
     split_root: bool = False,
+    degrees: Degrees = WHOLE,
 ) -> list[Strategy]:
     """Every way to lay the states out over the devices, resolved, the simplest first.
 
     `base` gives what a plan does not choose: dtypes and compilation. Settings have their usual
     value, or the first of the space that has not got it. The space may change layouts into those
     that a stack runs. With `split_root` those that shard have embedding and head in units of their
-    own.
+    own. With tensor or context parallelism, the devices of `cluster` are groups of devices.
     """
     space = space or Space()
     first = space.quick()
@@ -101,12 +112,14 @@ def placements(
         "blocks_per_unit": first.blocks_per_unit[0],
         "loss": first.losses[0],
         "split_root": split_root,
+        **degrees.fields,
     }
+    devices = cluster.devices * degrees.inner
     found: list[Strategy] = []
-    for fields in _fields(cluster, accumulates):
+    for fields in _fields(cluster, accumulates, degrees):
         try:
             strategy = base.but(**{**_UNSET, **usual, **fields})
-            resolved = space.applied(strategy.resolve(cluster.devices, cluster.devices_per_node))
+            resolved = space.applied(strategy.resolve(devices, devices))
         except SpecError:
             continue
         if resolved not in found:
@@ -132,14 +145,20 @@ _UNSHARDED: dict[str, object] = {
 }
 
 
-def _fields(cluster: ClusterSpec, accumulates: bool) -> Iterator[dict[str, object]]:
+def _fields(
+    cluster: ClusterSpec, accumulates: bool, degrees: Degrees
+) -> Iterator[dict[str, object]]:
     def placed(kind: str, shard: int | None = None, **more: object) -> dict[str, object]:
         unset = {"reshard_after_forward": None, "grad_sync": None}
         return {"kind": kind, "shard": shard, **unset, **more}
 
-    if cluster.devices == 1:
+    if cluster.devices == 1 and degrees.inner == 1:
         yield {**placed("single"), **_UNSHARDED}
         return
+    if degrees.inner > 1:
+        # A group has a copy of the states to itself; those of a context group share it.
+        yield placed("zero2", 1)
+        yield placed("zero3", 1)
     yield {**placed("ddp"), **_UNSHARDED}
     for shard in group_sizes(cluster):
         if accumulates:
@@ -151,7 +170,8 @@ def _fields(cluster: ClusterSpec, accumulates: bool) -> Iterator[dict[str, objec
         if accumulates and shard < cluster.devices:
             yield placed("zero3", shard, grad_sync="every")
         if shard > cluster.devices_per_node > 1:
-            yield placed("zero3", shard, reshard_after_forward=cluster.devices_per_node)
+            group = cluster.devices_per_node * degrees.context
+            yield placed("zero3", shard, reshard_after_forward=group)
 
 
 def group_sizes(cluster: ClusterSpec) -> list[int]:

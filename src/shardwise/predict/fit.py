@@ -9,12 +9,14 @@ from shardwise.predict.configurations import Configurations
 from shardwise.predict.estimate import needed_bytes, verdict
 from shardwise.predict.memory import predict_memory
 from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.families import DIVISIBLE
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import Model
 from shardwise.spec.optimizer import SMALLER
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.step import StepProfile, Verdict
+from shardwise.units.division import Division
 from shardwise.units.unit import ModelUnits
 
 # These shrink as more devices share them; all others are the same on any number of devices.
@@ -44,17 +46,18 @@ class Shortfall(NamedTuple):
     keeps_all_gathered: bool
 
 
-Parallelism = Literal["expert", "tensor", "context"]
+Parallelism = Literal["expert", "tensor", "pipeline"]
 
 
 def other_parallelism(model: Model) -> tuple[Parallelism, ...]:
-    """Parallelism that reduces memory per device and that shardwise does not run.
+    """Parallelism that reduces memory per device and that shardwise does not run for this model.
 
     The most useful first: experts hold most of a mixture's parameters.
     """
     if getattr(model, "experts", None) is not None:
-        return ("expert", "tensor", "context")
-    return ("tensor", "context")
+        return ("expert", "pipeline")
+    divisible = getattr(model, "family", None) in DIVISIBLE and model.adapter is None
+    return ("pipeline",) if divisible else ("tensor", "pipeline")
 
 
 def shortfall_of(profile: StepProfile, strategy: Strategy) -> Shortfall:
@@ -197,8 +200,9 @@ def _resolved(
         return None
 
 
-def _shorthand(strategy: Strategy) -> str:
-    return f"{strategy.kind}:{strategy.shard}" if strategy.hybrid else strategy.kind
+def _quoted(text: str) -> str:
+    """As a shell takes it."""
+    return f'"{text}"' if " " in text else text
 
 
 def _typed(base: Strategy, wanted: Strategy, cluster: ClusterSpec, job: Job) -> _Tried | None:
@@ -209,14 +213,12 @@ def _typed(base: Strategy, wanted: Strategy, cluster: ClusterSpec, job: Job) -> 
     moved = base.devices != wanted.devices
     options = [f"--cluster {cluster}"] if moved else []
     start, explicit = base, set()
-    if moved or _shorthand(base) != _shorthand(wanted):
-        options.append(f"--strategy {_shorthand(wanted)}")
-        usual = _resolved(
-            base.as_kind(_shorthand(base)), {"replicate": base.replicate}, cluster, job
-        )
+    if moved or base.shorthand != wanted.shorthand:
+        options.append(f"--strategy {_quoted(wanted.shorthand)}")
+        usual = _resolved(base.as_kind(base.shorthand), {"replicate": base.replicate}, cluster, job)
         explicit = {n for n in _BY_KIND if usual and getattr(base, n) != getattr(usual, n)}
         try:
-            start = base.as_kind(_shorthand(wanted))
+            start = base.as_kind(wanted.shorthand)
         except SpecError:
             return None
     before = _resolved(start, {}, cluster, job)
@@ -245,11 +247,12 @@ def _those_that_are(
 ) -> list[Change]:
     """Those with a verdict, in their order."""
     ways = list(tried)
-    alike: dict[tuple[bool, int], list[int]] = {}
+    alike: dict[tuple[int, bool, Division], list[int]] = {}
     for index, (_, strategy) in enumerate(ways):
-        alike.setdefault((strategy.autocast, strategy.blocks_per_unit), []).append(index)
+        key = strategy.blocks_per_unit, strategy.autocast, Division.of(strategy)
+        alike.setdefault(key, []).append(index)
     found: dict[int, Change] = {}
-    for (_, blocks), indices in alike.items():
+    for (blocks, *_), indices in alike.items():
         strategies = [ways[index].strategy for index in indices]
         memory = predict_memory(
             units_of(strategies[0]).grouped(blocks),
@@ -305,12 +308,13 @@ def _candidates(strategy: Strategy, cluster: ClusterSpec, chunked: bool) -> Iter
 
 def _shardings(strategy: Strategy, cluster: ClusterSpec) -> Iterator[Changes]:
     """Full sharding, then smaller and smaller groups, which pad less."""
-    if cluster.devices == 1:
+    devices = cluster.devices // strategy.mesh.inner
+    if devices == 1:
         return
     if strategy.kind != "zero3" or strategy.hybrid:
         yield {"kind": "zero3", **_UNSET}
-    for group in range(cluster.devices // 2, 1, -1):
-        if cluster.devices % group == 0 and group != strategy.shard:
+    for group in range(devices // 2, 1, -1):
+        if devices % group == 0 and group != strategy.shard:
             yield {"kind": "zero3", **_UNSET, "shard": group}
 
 

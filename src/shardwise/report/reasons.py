@@ -16,6 +16,7 @@ from shardwise.planning.reasons import (
     CompileGain,
     DataParallelEnds,
     DecimalLength,
+    Divided,
     DoesNotFit,
     FitsAdapted,
     FitsOffloaded,
@@ -23,6 +24,7 @@ from shardwise.planning.reasons import (
     LargeBatch,
     LeastMemory,
     LimitedBy,
+    LinkCrossover,
     LongestSequence,
     LowPrecisionReduce,
     MicroBatchGain,
@@ -47,6 +49,7 @@ from shardwise.planning.search import (
     MIN_GAIN,
     TIE,
     TIGHT_GAIN,
+    UNDIVIDED_LOSS,
     UNSHARDED_LOSS,
 )
 from shardwise.report.memory_words import shortfall_words, show_memory
@@ -57,7 +60,7 @@ from shardwise.report.strategy import (
     unusual_settings,
 )
 from shardwise.report.words import parallelism_words, percent, signed_percent
-from shardwise.spec.quantity import show_count, show_seconds, write_rate
+from shardwise.spec.quantity import show_count, show_seconds, write_byte_rate, write_rate
 from shardwise.spec.strategy import Strategy, show_recompute
 
 
@@ -136,6 +139,7 @@ def _compared(reason: Compared, blocks: int | None) -> str:
         "step and",
         "over all devices": f"{layout} over all {reason.strategy.devices} devices",
         "in groups": layout,
+        "divided": layout,
     }[reason.difference]
     if reason.throughput > 0 and what.endswith(" but"):
         what = what.removesuffix(", but") + " and"
@@ -157,6 +161,8 @@ _DECIDED_BY = {
     "headroom": f", but leaves less than {percent(HEADROOM)} of usable memory free",
     "simplicity": ", but the recommended one is simpler",
     "smaller groups": ", but the recommended one has smaller groups",
+    "undivided": "; without tensor and context parallelism is preferred unless it is more than "
+    f"{percent(UNDIVIDED_LOSS)} slower",
     "unsharded": f"; DDP is preferred unless it is more than {percent(UNSHARDED_LOSS)} slower",
 }
 
@@ -189,6 +195,43 @@ def _crossover(reason: NetworkCrossover, blocks: int | None) -> str:
     return (
         f"{reason.direction.capitalize()} {write_rate(reason.network)} per device, "
         f"{group_words(reason.layout)} would be recommended."
+    )
+
+
+def _divided(reason: Divided, blocks: int | None) -> str:
+    """Why devices share sequences, and what it costs."""
+    told = f"{_degrees(reason.strategy)}: "
+    if reason.sequences is not None:
+        told += f"the global batch leaves {reason.sequences:.2g} sequences per device"
+    elif reason.undivided is None:
+        short = shortfall_words(reason.needed_undivided_bytes or 0, reason.usable_bytes)
+        told += f"without it nothing fits (at least {short.removeprefix('needs ')})"
+    else:
+        told += f"without it, {layout_words(reason.undivided)} is {speed_words(reason.throughput)}"
+    costs = {"tensor": reason.tensor_share, "context": reason.context_share}
+    parts = [
+        f"{percent(share)} of the step in {_INSIDE[axis]}"
+        + (" between nodes" if axis in reason.across_nodes else " inside the node")
+        for axis, share in costs.items()
+        if share is not None
+    ]
+    return f"{told}; it costs {' and '.join(parts)}."
+
+
+_INSIDE = {
+    "tensor": "all-gathers and reduce-scatters of tensor groups",
+    "context": "exchanges of context groups",
+}
+
+
+def _degrees(strategy: Strategy) -> str:
+    return strategy.mesh.in_words.removeprefix(" × ").capitalize()
+
+
+def _link_crossover(reason: LinkCrossover, blocks: int | None) -> str:
+    return (
+        f"Below {write_byte_rate(reason.link)} inside a node, {group_words(reason.layout)} would "
+        "be recommended."
     )
 
 
@@ -231,8 +274,12 @@ def _recomputes(reason: Recomputes, blocks: int | None) -> str:
 
 
 def _step_batch(reason: StepBatch, blocks: int | None) -> str:
+    ranks = f"{reason.data_parallel:,} device{'s' if reason.data_parallel > 1 else ''}"
+    if reason.inner > 1:
+        groups = f"group{'s' if reason.data_parallel > 1 else ''}"
+        ranks = f"{reason.data_parallel:,} {groups} of {reason.inner} devices"
     factors = [
-        f"{reason.data_parallel:,} device{'s' if reason.data_parallel > 1 else ''}",
+        ranks,
         f"micro-batch {reason.micro_batch:,}",
         f"{reason.accumulate:,} accumulation steps" if reason.accumulate > 1 else "",
         f"{reason.seq_len:,} tokens",
@@ -243,7 +290,7 @@ def _step_batch(reason: StepBatch, blocks: int | None) -> str:
         label = "Neighbours" if len(reason.neighbours) > 1 else "Nearest"
         return (
             f"Warning: no batch within {percent(reason.tolerance)} of {reason.asked:,} tokens "
-            f"divides over {reason.data_parallel:,} devices; using {reason.tokens:,} "
+            f"divides over {ranks}; using {reason.tokens:,} "
             f"({reason.deviation:+.0%}). {label}: {near}.\n"
             f"Tokens per step: {reason.tokens:,} ({made})."
         )
@@ -280,9 +327,10 @@ def _large_batch(reason: LargeBatch, blocks: int | None) -> str:
 
 def _data_parallel_ends(reason: DataParallelEnds, blocks: int | None) -> str:
     return (
-        f"Data parallelism ends at {reason.devices:,} devices for this batch: each has one "
-        "sequence per step. More devices need a larger batch, shorter sequences, or tensor or "
-        "context parallelism (which shardwise does not run)."
+        f"Data parallelism ends at {reason.devices:,} devices for this batch: "
+        f"{'each group' if reason.inner > 1 else 'each'} has one sequence per step. More devices "
+        f"need a larger batch, shorter sequences, or {'more ' if reason.inner > 1 else ''}tensor "
+        "or context parallelism."
     )
 
 
@@ -389,8 +437,8 @@ def _offloaded(reason: FitsOffloaded, blocks: int | None) -> str:
 
 def _shorter_fits(reason: ShorterFits, blocks: int | None) -> str:
     return (
-        f"Sequences of up to {reason.tokens:,} tokens fit. Longer ones need context parallelism "
-        "(which shardwise does not run) or devices with more memory."
+        f"Sequences of up to {reason.tokens:,} tokens fit. Longer ones need more devices or more "
+        "memory."
     )
 
 
@@ -436,6 +484,8 @@ _WORDS: dict[type[Reason], Callable[[Any, int | None], str]] = {
     DoesNotFit: _does_not_fit,
     Compared: _compared,
     NetworkCrossover: _crossover,
+    Divided: _divided,
+    LinkCrossover: _link_crossover,
     Padding: _padding,
     NoRecompute: _no_recompute,
     Recomputes: _recomputes,
@@ -482,6 +532,10 @@ def rule_words(plan: Plan) -> str:
         rule += f" A batch {farther} from the one asked for must be more than {percent(MIN_GAIN)} "
         rule += "faster."
     faster = any(c.tokens_per_s > winner.tokens_per_s for c in plan.layouts)
+    divided = {c.layout.is_divided for c in plan.layouts}
+    if len(divided) > 1:
+        rule += " Tensor or context parallelism must make it more than "
+        rule += f"{percent(UNDIVIDED_LOSS)} faster."
     if winner.layout.kind == "ddp" and faster:
         rule += f" DDP wins unless it is more than {percent(UNSHARDED_LOSS)} slower."
     return rule

@@ -29,9 +29,9 @@ class Job(Record):
             most = self.global_batch // self.seq_len
             raise SpecError(
                 f"job.global_batch: {self.global_batch:,} tokens are less than half of one "
-                f"micro-batch on every device ({per_micro_batch:,} tokens); use at most {most:,} "
-                "devices at one sequence each: beyond that, tensor, context or pipeline "
-                "parallelism is needed"
+                f"micro-batch everywhere ({per_micro_batch:,} tokens); at one sequence each, at "
+                f"most {most:,} devices can work on different ones: beyond that, let more of them "
+                'share sequences by tensor or context parallelism (--strategy "zero3 tp8")'
             )
         if accumulate < 1:
             raise SpecError(
@@ -40,6 +40,11 @@ class Job(Record):
                 "micro_batch, seq_len or the number of devices"
             )
         return strategy.but(accumulate=accumulate)
+
+    @property
+    def sequences(self) -> float:
+        """Sequences of a step that make the global batch; 0 without one."""
+        return (self.global_batch or 0) / self.seq_len
 
     def tokens_per_step(self, strategy: Strategy) -> int:
         return self.seq_len * strategy.micro_batch * strategy.accumulate * strategy.data_parallel

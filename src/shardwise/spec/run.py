@@ -61,8 +61,11 @@ class RunSpec(NamedTuple):
             return self
         return self._replace(model=self.model.but(pretrained=True))
 
-    def resolved(self) -> RunSpec:
-        """The same run with every default of the strategy decided for the cluster."""
+    def resolved(self, *, planned: bool = False) -> RunSpec:
+        """The same run with every default of the strategy decided for the cluster.
+
+        With `planned` the strategy is only what a plan starts from: it need not make the batch.
+        """
         strategy = self.strategy.resolve(self.cluster.devices, self.cluster.devices_per_node)
         blocks = getattr(self.model, "layers", None)
         if blocks is not None and strategy.blocks_per_unit > blocks:
@@ -75,7 +78,12 @@ class RunSpec(NamedTuple):
                 f"strategy.split_root: embedding and head of {self.model.name} are tied, so they "
                 "belong in one unit; leave split_root out"
             )
-        return self._replace(strategy=self.job.split(strategy))
+        try:
+            strategy = self.job.split(strategy)
+        except SpecError:
+            if not planned:
+                raise
+        return self._replace(strategy=strategy)
 
 
 def read_run(path: str | Path, given: Mapping[str, str] | None = None) -> RunSpec:

@@ -39,7 +39,7 @@ Work = Literal[
 ]
 COMMUNICATION: tuple[Work, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 # Streams of collectives inside blocks, for which compute waits.
-INSIDE = ("tensor", "context")
+INSIDE: tuple[Literal["tensor", "context"], ...] = ("tensor", "context")
 # Index of the unit that holds embedding, head and loss.
 ROOT = -1
 

@@ -220,7 +220,7 @@ def _told(told: Any, name: str, path: Path) -> Iterator[Subject]:
         # The page needs the whole plan; planning again takes half a second.
         job = told["job"] if isinstance(told["job"], Mapping) else {}
         settings = {k: job.get(k) for k in ("seq_len", "global_batch", "optimizer")}
-        run = describe_run(str(told["model"]), str(told["cluster"]), **settings)
+        run = describe_run(str(told["model"]), str(told["cluster"]), **settings)  # type: ignore[arg-type]
         yield _planned(run, name, str(path), chosen=True)
     else:
         raise SpecError(
