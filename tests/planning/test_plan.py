@@ -182,9 +182,10 @@ def test_money_prefers_fewer_devices_unless_time_runs_out() -> None:
 def test_the_longest_sequence_says_what_keeps_it() -> None:
     by_batch = plan("llama-3-8b", "8xA100-80GB", objective="sequence", global_batch=2**16)
     assert isinstance(by_batch.aim, LongestSequence)
-    # 65,536 tokens over 8 devices are one sequence of 8,192 each; 3/4 of one is rounded up.
+    # All devices share one sequence of the whole batch; 3/4 of one is rounded up.
     assert by_batch.aim.limited_by == "input"
-    assert 8192 <= by_batch.aim.tokens <= 8192 / 0.75
+    assert 2**16 <= by_batch.aim.tokens <= 2**16 / 0.75
+    assert winner(by_batch).strategy.mesh.inner == 8
     learned = plan("gpt2", "8xA100-80GB", objective="sequence")
     assert learned.problem.job.seq_len == 1024
     assert isinstance(learned.aim, LongestSequence)
@@ -381,7 +382,7 @@ def test_json_carries_reasons_as_data() -> None:
 
 @pytest.mark.parametrize(
     ("model", "expected"),
-    [("mixtral-8x7b", ("expert", "tensor")), ("llama-3-70b", ("tensor",))],
+    [("mixtral-8x7b", ("expert", "pipeline")), ("llama-3-70b", ("pipeline",))],
 )
 def test_expert_parallelism_comes_first_where_there_are_experts(
     model: str, expected: tuple[str, ...]

@@ -76,6 +76,8 @@ SMALL = Space(
     forward_prefetch=(0, 1),
     blocks_per_unit=(1, 2),
     losses=("plain",),
+    tensor=(1,),
+    context=(1,),
 )
 
 

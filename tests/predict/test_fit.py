@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from typing import Any
 
 import pytest
@@ -158,7 +159,7 @@ def test_options_give_the_memory_they_state(seed: int) -> None:
     run = {"model": command[1], "cluster": cluster, "seq_len": command[5], **settings}
     ways = list(plan_run(**run)[0].ways)  # type: ignore[arg-type]
     for way in ways:
-        assert needed_by([*command, *way.options.split()]) == way.needed_bytes, way
+        assert needed_by([*command, *shlex.split(way.options)]) == way.needed_bytes, way
     kind = "single" if cluster[:2] == "1x" else rng.choice(["ddp", "zero2", "zero3"])
     own = ["--strategy", kind, "--micro-batch", "2", "--recompute", "selective"]
     described = describe_run(
@@ -166,6 +167,6 @@ def test_options_give_the_memory_they_state(seed: int) -> None:
         **settings,  # type: ignore[arg-type]
     )  # fmt: skip
     for way in ways_for(described):
-        assert needed_by([*command, *own, *way.options.split()]) == way.needed_bytes, way
+        assert needed_by([*command, *own, *shlex.split(way.options)]) == way.needed_bytes, way
         ways.append(way)
     assert ways

@@ -79,6 +79,11 @@ def batches(
     if wanted < LEAST_SEQUENCES:
         least = job.seq_len * cluster.devices
         most = (job.global_batch or 0) // job.seq_len
+        if not most:
+            raise SpecError(
+                f"job.global_batch: {job.global_batch:,} tokens are fewer than one sequence of "
+                f"{job.seq_len:,}; raise it or shorten the sequences"
+            )
         raise SpecError(
             f"job.global_batch: {job.global_batch:,} tokens are fewer than one sequence on every "
             f"device ({least:,}); raise it, shorten the sequences, or use at most {most:,} devices "

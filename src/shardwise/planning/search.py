@@ -305,7 +305,9 @@ class Search:
         refused: SpecError | None = None
         for pair in degrees(self.problem, self.space):
             try:
-                possible.append(self._placed(pair))
+                placed = self._placed(pair)
+                if placed.placements or pair == WHOLE:
+                    possible.append(placed)
             except SpecError as error:
                 refused = refused or error
         if not possible:
@@ -363,7 +365,7 @@ class Search:
         if space.offload:
             chosen = [s.but(offload=True) for s in chosen if s.sharded]
         if not chosen:
-            raise SpecError(f"strategy: no layout has tensor {pair.tensor}, context {pair.context}")
+            return _Divided(pair, [], sizes, sizes)
         most = self._most_sequences(chosen[-1])
         sizes = [size for size in sizes if size.micro_batch <= most] or sizes[:1]
         chosen = [s.but(loss=loss) for loss in self._losses(chosen[-1]) for s in chosen]

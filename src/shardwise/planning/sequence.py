@@ -15,7 +15,8 @@ MOST = 2**24
 def longest(problem: Problem, space: Space | None = None) -> LongestSequence | None:
     """The longest sequence, a multiple of 512; None where not even that fits."""
     refused: dict[int, str] = {}
-    smallest = (space or Space()).least_memory()
+    # What lies between blocks is least where most devices share a sequence.
+    smallest = (space or Space()).least_memory()._replace(most_divided=True)
 
     def fits(blocks: int) -> bool:
         try:

@@ -55,6 +55,8 @@ class Space(NamedTuple):
     # Degrees of tensor and context parallelism; None tries all that divide model and cluster.
     tensor: tuple[int, ...] | None = None
     context: tuple[int, ...] | None = None
+    # Only those that let most devices share a sequence.
+    most_divided: bool = False
 
     def divides(self, tensor: int, context: int) -> bool:
         """Whether a pair of degrees is among those to try."""

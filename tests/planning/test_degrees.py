@@ -1,0 +1,159 @@
+"""Degrees of tensor and context parallelism: which are tried, chosen and explained."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from shardwise.api import plan
+from shardwise.planning.degrees import degrees, of_groups
+from shardwise.planning.layout import Degrees
+from shardwise.planning.plan import Plan
+from shardwise.planning.price import price_one
+from shardwise.planning.problem import Problem, Units
+from shardwise.planning.reasons import Divided, Reason, StepBatch
+from shardwise.planning.rows import Candidate
+from shardwise.planning.search import UNDIVIDED_LOSS
+from shardwise.planning.space import Space
+from shardwise.report.reasons import reason_words
+from shardwise.spec.job import Job
+from shardwise.spec.lookup import find_cluster, find_model
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
+
+
+def chosen(found: Plan) -> Candidate:
+    assert found.winner is not None
+    return found.winner
+
+
+def only(found: Plan, kind: type[Reason]) -> Reason:
+    (reason,) = (one for one in found.why if isinstance(one, kind))
+    return reason
+
+
+def asked(model: str, cluster: str, seq_len: int = 8192) -> Problem:
+    job = Job(seq_len=seq_len)
+    return Problem(find_model(model), find_cluster(cluster), job, Strategy(kind="zero3"))
+
+
+def test_tensor_groups_stay_in_a_node_and_divide_the_model() -> None:
+    found = degrees(asked("llama-3-8b", "4x8xH100-SXM@400Gbps"), Space())
+    assert found[0] == Degrees()
+    # 8 key-value heads, 8 devices in a node.
+    assert {pair.tensor for pair in found} == {1, 2, 4, 8}
+    assert all(32 % pair.inner == 0 for pair in found)
+    # 2 key-value heads.
+    few = degrees(asked("qwen2.5-0.5b", "8xH100-SXM"), Space())
+    assert {pair.tensor for pair in few} == {1, 2}
+
+
+def test_a_ring_is_taken_where_there_are_too_few_heads() -> None:
+    found = degrees(asked("llama-3.1-70b", "512x8xH100-SXM@400Gbps", 2**17), Space())
+    for pair in found:
+        assert pair.ring == ((64 // pair.tensor) % pair.context > 0)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "mixtral-8x7b"])
+def test_what_cannot_be_divided_is_not(model: str) -> None:
+    found = degrees(asked(model, "8xH100-SXM", 1024), Space())
+    assert {pair.tensor for pair in found} == {1}
+
+
+def test_groups_take_the_place_of_devices() -> None:
+    cluster = find_cluster("4x8xH100-SXM@400Gbps")
+    assert of_groups(cluster, 4).devices_per_node == 2
+    across = of_groups(cluster, 16)
+    assert (across.nodes, across.devices_per_node) == (2, 1)
+
+
+def test_pure_data_parallelism_wins_unless_it_is_much_slower() -> None:
+    found = plan("llama-3.1-70b", "64x8xH100-SXM@400Gbps", seq_len=8192, global_batch="4Mi")
+    best = chosen(found)
+    assert not best.layout.is_divided
+    divided = [c for c in found.layouts if c.layout.is_divided]
+    assert divided
+    assert all(
+        best.tokens_per_s >= (1 - UNDIVIDED_LOSS) * c.tokens_per_s * (1 - 1e-9) for c in divided
+    )
+
+
+def test_a_batch_of_fewer_sequences_than_devices_needs_groups() -> None:
+    found = plan("llama-3.1-70b", "512x8xH100-SXM@400Gbps", seq_len=8192, global_batch="4Mi")
+    best = chosen(found)
+    # 512 sequences on 4,096 devices.
+    assert best.strategy.data_parallel <= 512
+    assert found.problem.job.tokens_per_step(best.strategy) == 2**22
+    reason = only(found, Divided)
+    assert isinstance(reason, Divided)
+    assert reason.sequences == pytest.approx(512 / 4096)
+    told = reason_words(reason)
+    assert "0.12 sequences per device" in told
+    assert "inside the node" in told
+    batch = only(found, StepBatch)
+    assert f"groups of {best.strategy.mesh.inner} devices" in reason_words(batch)
+
+
+def test_the_cost_that_is_told_is_that_of_the_collectives() -> None:
+    found = plan("llama-3.1-70b", "512x8xH100-SXM@400Gbps", seq_len=8192, global_batch="4Mi")
+    reason = only(found, Divided)
+    assert isinstance(reason, Divided)
+    # Without collectives inside blocks, which compute waits for, a step is shorter by their share.
+    best = chosen(found)
+    units = Units(found.problem)
+    quick = found.problem.cluster.device.but(link_bandwidth="1e18B/s")
+    there = found.problem.cluster.but(device=quick)
+    faster = price_one(found.problem, units, best.strategy, there)
+    assert reason.tensor_share is not None
+    gained = 1 - faster.step_s / best.step_s
+    assert 0.5 * reason.tensor_share < gained < 1.1 * reason.tensor_share
+
+
+def test_long_sequences_are_divided() -> None:
+    found = plan("llama-3.1-8b", "8xH100-SXM", seq_len=2**17)
+    best = chosen(found)
+    assert best.strategy.context > 1 or best.strategy.tensor > 1
+
+
+def test_a_batch_of_less_than_a_sequence_is_refused() -> None:
+    with pytest.raises(SpecError, match="fewer than one sequence"):
+        plan("llama-3-8b", "8xH100-SXM", seq_len=8192, global_batch=4096)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "seq_len", "batch"),
+    [
+        ("llama-3.1-8b", "2x4xH100-SXM@100Gbps", 4096, 4 * 4096),
+        ("llama-3.1-8b", "8xA100-80GB", 2**16, None),
+    ],
+)
+def test_it_finds_what_pricing_every_degree_finds(
+    model: str, cluster: str, seq_len: int, batch: int | None
+) -> None:
+    """Each pair of degrees searched alone: none of them is faster than what was found."""
+    small = Space(
+        recompute=("none", "selective", 0.5, "full"), prefetch=(1,), forward_prefetch=(0,),
+        blocks_per_unit=(1,),
+    )  # fmt: skip
+    from shardwise.planning.search import Search
+
+    job = Job(seq_len=seq_len, global_batch=batch)
+    problem = Problem(find_model(model), find_cluster(cluster), job, Strategy(kind="zero3"))
+    found = Search(problem, small).run().best()
+    assert found is not None
+    fastest = 0.0
+    for tensor, context in product((1, 2, 4, 8), (1, 2, 4, 8)):
+        alone = small._replace(tensor=(tensor,), context=(context,))
+        try:
+            best = Search(problem, alone).run().fastest()
+        except SpecError:
+            continue
+        fastest = max(fastest, best.tokens_per_s if best else 0.0)
+    assert found.tokens_per_s >= (1 - UNDIVIDED_LOSS - 0.02) * fastest
+
+
+def test_the_search_prices_few_configurations() -> None:
+    """A guard against degrees that multiply the work: counted, not timed."""
+    found = plan("llama-3.1-405b", "2048x8xH100-SXM@400Gbps", seq_len=8192, global_batch="16Mi")
+    assert found.considered < 5_000
