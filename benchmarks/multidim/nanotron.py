@@ -4,8 +4,8 @@ What a device computes, exchanges inside blocks and keeps for the backward is pr
 other run, with the coefficients of the catalogue. What differs from PyTorch's engine is stated
 here as behaviour of the stack:
 
-- The host is slow. A block takes `host_s` at least, and `host_node_s` more for each further node
-  that a tensor group spans.
+- The host is slow. A block takes `host_s` at least. For each further node that a tensor group
+  spans, it waits `host_node_s`; collectives between nodes then overlap with compute.
 - Runs of an older version take `old_host_s` per block and device of the tensor group at least, and
   gather inputs of matrices again in the backward instead of keeping them.
 - Gradients are added to fp32 accumulators after each micro-batch. They are all-reduced in fp32
@@ -40,8 +40,6 @@ from benchmarks.multidim.rows import (
 )
 from benchmarks.validation import Column, measured_bandwidths
 from shardwise.predict.compute import backward_s, forward_s
-from shardwise.predict.configurations import Configurations
-from shardwise.predict.memory import predict_memory
 from shardwise.predict.network import all_reduce_s, ring_s
 from shardwise.predict.rates import Coefficients, Hardware
 from shardwise.spec import Strategy
@@ -63,6 +61,9 @@ JUDGED_NODES = 16
 HELD, DIVIDED = 2 + 2 + 4, 4 + 8
 # Read a bf16 gradient, read and write its fp32 accumulator.
 ACCUMULATED = 2 + 4 + 4
+# Bytes per logit of the stack's own loss: bf16 logits, an fp32 copy, its exponentials, and the bf16
+# gradient.
+LOGIT = 2 + 4 + 4 + 2
 
 
 class Stack(NamedTuple):
@@ -153,7 +154,9 @@ class Columns:
         units = [units_of(layout) for layout in layouts]
         self.units = units
         self.block: Any = Column([one.blocks[0].stage for one in units])
-        self.root: Any = Column([one.root.stage for one in units])
+        # The stack's loss is a plain one over a part of the vocabulary.
+        whole = [decoder_units(layout.model, layout.seq_len).root for layout in layouts]
+        self.root: Any = Column([root.stage for root in whole])
         self.layers = column(len(one.blocks) for one in units)
         self.numel = column(one.numel for one in units)
         self.tokens = column(float(layout.tokens) for layout in layouts)
@@ -176,7 +179,7 @@ class Columns:
             + _bytes((*one.lookup.forward, *one.lookup.backward))
             for one in units
         )
-        self.kept = column(_kept_bytes(layout, one) for layout, one in zip(layouts, units))
+        self.kept = column(_kept_bytes(one) for one in units)
 
 
 def _bytes(exchanges: Iterable[Exchange]) -> float:
@@ -190,12 +193,14 @@ def units_of(layout: Layout) -> ModelUnits:
     )
 
 
-def _kept_bytes(layout: Layout, units: ModelUnits) -> float:
-    """Activations and logits at the largest moment of a step."""
-    memory = predict_memory(units, Configurations.of([layout.strategy]))
-    return max(
-        float(phase["activations"][0] + phase["logits"][0]) for phase in memory.phases.values()
-    )
+def _kept_bytes(units: ModelUnits) -> float:
+    """Activations and logits per token when the backward begins: the largest moment of a step."""
+    kept = sum(block.stage.kept["none"].activation_bytes for block in units.single_blocks)
+    return kept + units.root.stage.kept["none"].activation_bytes + LOGIT * VOCAB / _degree(units)
+
+
+def _degree(units: ModelUnits) -> int:
+    return units.division.tensor
 
 
 # ---- time -----------------------------------------------------------------------------------
@@ -228,8 +233,9 @@ def _hardware(*, measured: bool) -> Hardware:
 def step_s(c: Columns, stack: Stack) -> Numbers:
     """Seconds of a step: nothing overlaps."""
     h, k = _hardware(measured=False), _coefficients()
-    micro_batch = c.layers * _block_s(c, stack) + _pass_s(c.root, c) + _ring_s(c, c.exchanged_root)
-    micro_batch = micro_batch + ACCUMULATED * c.numel / h.memory_bandwidth
+    head = _pass_s(c.root, c.tokens / c.tensor) + _ring_s(c, c.exchanged_root)
+    accumulating = ACCUMULATED * c.numel / h.memory_bandwidth
+    micro_batch = c.layers * _block_s(c, stack) + head + accumulating
     held = c.numel / np.where(c.zero1, c.replicas, 1)
     # Parameter, gradient and two states, in fp32.
     optimizer = k.optimizer_factor * 16.0 * held / h.memory_bandwidth
@@ -240,16 +246,18 @@ def step_s(c: Columns, stack: Stack) -> Numbers:
 def _block_s(c: Columns, stack: Stack) -> Numbers:
     """Forward and backward of a block: the device's work, unless the host takes longer."""
     again = np.where(c.old, c.gathered, 0.0)
-    device = _pass_s(c.block, c) + _ring_s(c, c.exchanged + again)
-    further = np.maximum(0.0, c.tensor / PER_NODE - 1.0)
-    host = stack.host_s + stack.host_node_s * further
-    host = np.where(c.old, np.maximum(host, stack.old_host_s * c.tensor), host)
-    return np.maximum(device, host)
+    computed, exchanged = _pass_s(c.block, c.tokens), _ring_s(c, c.exchanged + again)
+    # Only what goes between nodes is long enough to hide compute.
+    between = np.maximum(computed, exchanged)
+    device = np.where(c.tensor > PER_NODE, between, computed + exchanged)
+    waited = stack.host_node_s * np.maximum(0.0, c.tensor / PER_NODE - 1.0)
+    block = np.maximum(device, stack.host_s) + waited
+    return np.where(c.old, np.maximum(block, stack.old_host_s * c.tensor), block)
 
 
-def _pass_s(stage: Any, c: Columns) -> Numbers:
+def _pass_s(stage: Any, tokens: Numbers) -> Numbers:
     h, k = _hardware(measured=False), _coefficients()
-    return forward_s(stage, c.tokens, h, k) + backward_s(stage, c.tokens, h, k)
+    return forward_s(stage, tokens, h, k) + backward_s(stage, tokens, h, k)
 
 
 def _ring_s(c: Columns, per_token: Numbers) -> Numbers:
@@ -277,7 +285,7 @@ def memory_bytes(c: Columns, held: Held) -> Numbers:
     states = c.numel * (HELD + DIVIDED / np.where(c.zero1, c.replicas, 1))
     # Inputs of matrices that are gathered again need not be kept, but for the device's own part.
     saved = np.where(c.old, c.gathered * (1.0 - 1.0 / c.tensor) * c.tokens * c.layers, 0.0)
-    total: Numbers = states + c.kept - saved + held.gib * GIB
+    total: Numbers = states + c.kept * c.tokens - saved + held.gib * GIB
     return total
 
 
