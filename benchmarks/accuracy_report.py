@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks import adapters
 from benchmarks.memory import REASONS as MEMORY_REASONS
 from benchmarks.memory import STACKS
+from benchmarks.multidim import report as multidim
 from shardwise.report.page.chart import Area, Axis, Series, svg_file
 from shardwise.spec.catalogue import coefficient
 
@@ -152,6 +153,7 @@ def report(result: dict[str, Any]) -> str:
         [
             *_time(result),
             *_memory(result["memory"]),
+            *multidim.section(result["multidim"]),
             *adapters.section(adapters.study()),
             *_left_out(result),
         ]

@@ -195,12 +195,8 @@ def units_of(layout: Layout) -> ModelUnits:
 
 def _kept_bytes(units: ModelUnits) -> float:
     """Activations and logits per token when the backward begins: the largest moment of a step."""
-    kept = sum(block.stage.kept["none"].activation_bytes for block in units.single_blocks)
-    return kept + units.root.stage.kept["none"].activation_bytes + LOGIT * VOCAB / _degree(units)
-
-
-def _degree(units: ModelUnits) -> int:
-    return units.division.tensor
+    kept = sum(unit.stage.kept["none"].activation_bytes for unit in units.units)
+    return kept + LOGIT * VOCAB / units.division.tensor
 
 
 # ---- time -----------------------------------------------------------------------------------
@@ -312,23 +308,49 @@ def fit_stack(runs: Sequence[Run]) -> Fitted:
     )
 
 
+# Parts of the runs that are judged on their own: nodes from and to, devices of a tensor group.
+PARTS = {
+    "tensor groups inside a node": (1, JUDGED_NODES, 2, PER_NODE),
+    "tensor groups across nodes": (1, JUDGED_NODES, 2 * PER_NODE, 64),
+    "up to 8 nodes": (1, 8, 2, 64),
+    "16 nodes": (16, 16, 2, 64),
+    "32 nodes": (32, 32, 2, 64),
+    "64 nodes": (64, 64, 2, 64),
+}
+
+
 def judge(runs: Sequence[Run], fitted: Fitted) -> dict[str, Any]:
     """Errors of time, of memory, and of the verdict whether a run fits."""
     ran = [run for run in runs if run.measured]
     c = Columns([run.layout for run in ran])
-    crashed = Columns([run.layout for run in runs if not run.measured])
-    seconds, taken = step_s(c, fitted.stack), memory_bytes(c, fitted.held)
+    seconds = step_s(c, fitted.stack)
+    errors = throughput_errors(ran, seconds)
     near = c.nodes <= JUDGED_NODES
-    judged = [run for run, chosen in zip(ran, near, strict=True) if chosen]
+    judged = [run for run, within in zip(ran, near, strict=True) if within]
     lost = regret(judged, seconds[near], _grid)
+    parts = {
+        name: (first <= c.nodes) & (c.nodes <= last) & (least <= c.tensor) & (c.tensor <= most)
+        for name, (first, last, least, most) in PARTS.items()
+    }
     return {
-        "time": summary(throughput_errors(judged, seconds[near])),
-        "regret": {"grids": len(lost), "median": float(np.median(lost))},
+        "time": summary(errors[near]),
+        "parts": {name: summary(errors[part]) for name, part in parts.items() if part.any()},
+        "regret": {"grids": len(lost), "median": float(np.median(lost)), "largest": max(lost)},
+        **_judge_memory(runs, fitted.held),
+    }
+
+
+def _judge_memory(runs: Sequence[Run], held: Held) -> dict[str, Any]:
+    ran = [run for run in runs if run.measured]
+    taken = memory_bytes(Columns([run.layout for run in ran]), held)
+    crashed = [run.layout for run in runs if not run.measured]
+    needed = memory_bytes(Columns(crashed), held)
+    return {
         "memory": summary(memory_errors(ran, taken)),
         "oom": {
-            "crashed": len(crashed.nodes),
+            "crashed": len(crashed),
             "ran": len(ran),
-            "caught": float((memory_bytes(crashed, fitted.held) > CAPACITY).mean()),
+            "caught": float((needed > CAPACITY).mean()),
             "false_alarms": float((taken > CAPACITY).mean()),
         },
     }
