@@ -163,6 +163,17 @@ def test_fitted_runs_of_the_grid(fitted_rows: list[Run]) -> None:
     assert found["memory"]["median_error"] <= 0.06
 
 
+@pytest.mark.skipif(not report.FINAL, reason="held-out rows are for one look at a final form")
+def test_held_out_runs_meet_what_is_promised() -> None:
+    found = report.study(held_out=True)
+    assert found["nanotron_pp1"]["median_error"] <= 0.12
+    assert found["nanotron_pp1"]["p90_error"] <= 0.35
+    assert found["memory"]["median_error"] <= 0.10
+    assert found["oom"]["caught"] >= 0.85
+    assert found["oom"]["false_alarms"] <= 0.02
+    assert found["simumax"]["median_error"] <= 0.06
+
+
 def test_memory_grows_with_what_a_device_holds() -> None:
     """ZeRO-1 over two replicas saves half of the fp32 master and states: 6 bytes per parameter."""
     by_kind: dict[str, Layout] = {}
