@@ -23,6 +23,7 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import memory
+from benchmarks.multidim import report as multidim
 from benchmarks.validation import (
     FOLDER,
     Row,
@@ -338,6 +339,7 @@ def study() -> dict[str, Any]:
         "fit_compiled": summary(errors(compiled, predict(compiled, values))),
         "transfer": transfer(rows),
         "memory": memory.study(),
+        "multidim": multidim.study(),
         "sources": _by_source(held, found),
         "worst": [
             {"id": row.id, "source": row.source, "error": float(error), "devices": row.devices}

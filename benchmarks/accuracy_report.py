@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks import adapters
 from benchmarks.memory import REASONS as MEMORY_REASONS
 from benchmarks.memory import STACKS
+from benchmarks.multidim import report as multidim
 from shardwise.report.page.chart import Area, Axis, Series, svg_file
 from shardwise.spec.catalogue import coefficient
 
@@ -66,7 +67,8 @@ def write_all(result: dict[str, Any], page: str, drawing: str) -> None:
 
 def write_catalogue(result: dict[str, Any]) -> None:
     """Replace the fitted sections of coefficients.toml."""
-    kept = CATALOGUE.read_text().split("# Fitted by benchmarks/accuracy.py")[0].rstrip()
+    kept, _, fitted = CATALOGUE.read_text().partition("# Fitted by benchmarks/accuracy.py")
+    kept = kept.rstrip()
     lines = ["", "", "# Fitted by benchmarks/accuracy.py; rewritten by it.", ""]
     for family, values in result["coefficients"].items():
         for name, value in values.items():
@@ -128,7 +130,13 @@ def write_catalogue(result: dict[str, Any]) -> None:
         'runs (mem_split=fit)"',
         "",
     ]
-    CATALOGUE.write_text(kept + "\n".join(lines))
+    CATALOGUE.write_text(kept + "\n".join([*lines, *_other_sections(fitted, lines)]))
+
+
+def _other_sections(text: str, lines: list[str]) -> list[str]:
+    """Sections among the fitted ones that this file does not write."""
+    sections = ["[" + one.strip() for one in text.split("\n[")[1:]]
+    return [line for one in sections if one.split("\n")[0] not in lines for line in (one, "")]
 
 
 def _exact(value: str) -> list[str]:
@@ -152,6 +160,7 @@ def report(result: dict[str, Any]) -> str:
         [
             *_time(result),
             *_memory(result["memory"]),
+            *multidim.section(result["multidim"]),
             *adapters.section(adapters.study()),
             *_left_out(result),
         ]

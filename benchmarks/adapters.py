@@ -382,8 +382,8 @@ TEXT = [
     "",
 ]
 TIME = (
-    "LoRA and SFT rows of ../shared/validation/multidim, each listed. Shardwise does not predict "
-    "tensor, pipeline, context or expert parallelism yet, nor fp8."
+    "LoRA and SFT rows of ../shared/validation/multidim, each listed. Adapters are not "
+    "predicted with tensor, pipeline, context or expert parallelism yet, nor with fp8."
 )
 
 

@@ -71,7 +71,7 @@ MEASURED_CLUSTER = "HF Ultra-Scale Playbook"
 
 
 @cache
-def _measured() -> Bandwidths:
+def measured_bandwidths() -> Bandwidths:
     with (FOLDER / "collective_bandwidth_h100.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
 
@@ -191,7 +191,7 @@ def _read(row: dict[str, str]) -> Row:
             link_bandwidth=device.link_bandwidth,
             network_bandwidth=float(network) * 1e9 / 8 if network else USUAL_NETWORK[family],
             devices_per_node=per_node,
-            measured=_measured() if row["source"].startswith(MEASURED_CLUSTER) else None,
+            measured=measured_bandwidths() if row["source"].startswith(MEASURED_CLUSTER) else None,
         ),
         tokens_per_s=float(row["tokens_per_s_per_gpu"]),
     )

@@ -1,0 +1,1 @@
+"""Published runs with tensor and context parallelism, predicted and compared."""
