@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, pad
 from torch.nn.parallel import DistributedDataParallel
 
@@ -85,7 +86,9 @@ def _plain_sum(
     positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
     # One expression, so that no variable keeps the logits alive during the backward pass.
-    return _cross_entropy(logits(ids, positions).flatten(0, 1), targets.flatten())
+    loss = _cross_entropy(logits(ids, positions).flatten(0, 1), targets.flatten())
+    # Of logits that are divided by vocabulary, every process has the whole loss.
+    return loss.to_local() if isinstance(loss, DTensor) else loss
 
 
 def _chunked_sum(

@@ -1,4 +1,8 @@
-"""The process group of a run and its device mesh: (replicate, shard)."""
+"""The process group of a run, its device mesh, and where each process lies in it.
+
+The axes of a Strategy are replicate, shard, context and tensor. `fully_shard` divides states over
+shard and context together, so the device mesh has them as one axis, which is called "shard".
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,16 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardwise.engine.device import backends, is_accelerator, use
+from shardwise.spec.mesh import AXES, Axis, Mesh
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 
 # Time in which a thread on a busy machine releases its tensors.
 _SETTLE_S = 0.1
-REPLICATE, SHARD = "replicate", "shard"
+REPLICATE, SHARD, CONTEXT, TENSOR = AXES
 
 
 def world() -> tuple[int, int]:
@@ -72,22 +77,89 @@ def resolve_for_world(strategy: Strategy) -> Strategy:
 
 
 def make_mesh(strategy: Strategy, device_type: str) -> DeviceMesh | None:
-    """A mesh named by its axes: ("replicate", "shard"), one of the two, or none for `single`."""
+    """A mesh of named axes, outer to inner: those of "replicate", "shard" and "tensor" in use.
+
+    None for `single`. Context groups are part of "shard"; `context_group` makes them.
+    """
     if strategy.kind == "single":
         return None
-    shard, replicate = strategy.shard or 1, strategy.replicate or 1
-    _, size = world()
-    if shard * replicate != size:
-        raise SpecError(
-            f"strategy: shard {shard} x replicate {replicate} = {shard * replicate} processes, but "
-            f"{size} are running"
-        )
+    ranks = ranks_of(strategy)
     if not dist.is_initialized():
         # One process without a launcher: a group of its own.
         store = dist.HashStore()
         dist.init_process_group(backends(device_type), store=store, rank=0, world_size=1)
-    if strategy.kind == "ddp":
-        return init_device_mesh(device_type, (replicate,), mesh_dim_names=(REPLICATE,))
-    if replicate == 1:
-        return init_device_mesh(device_type, (shard,), mesh_dim_names=(SHARD,))
-    return init_device_mesh(device_type, (replicate, shard), mesh_dim_names=(REPLICATE, SHARD))
+    ranks = ranks.flatten(1, 2)
+    names = mesh_axes(strategy)
+    kept = [axis for axis, name in enumerate((REPLICATE, SHARD, TENSOR)) if name in names]
+    shape = [ranks.shape[axis] for axis in kept]
+    return DeviceMesh(device_type, ranks.reshape(shape), mesh_dim_names=names)
+
+
+def mesh_axes(strategy: Strategy) -> tuple[str, ...]:
+    """The axes of a strategy's device mesh. DDP has the first, `fully_shard` always the second."""
+    mesh = strategy.mesh
+    used = {
+        REPLICATE: strategy.kind == "ddp" or mesh.replicate > 1,
+        SHARD: strategy.sharded,
+        TENSOR: mesh.tensor > 1,
+    }
+    return tuple(name for name, is_used in used.items() if is_used)
+
+
+def ranks_of(strategy: Strategy) -> torch.Tensor:
+    """The rank at each place of the mesh: (replicate, shard, context, tensor)."""
+    mesh, (_, size) = strategy.mesh, world()
+    if mesh.devices != size:
+        used = [f"{name} {degree}" for name, degree in mesh._asdict().items()
+                if degree > 1 or name in (REPLICATE, SHARD)]  # fmt: skip
+        raise SpecError(
+            f"strategy: {' x '.join(used)} = {mesh.devices} processes, but {size} are running"
+        )
+    ranks = torch.zeros(mesh, dtype=torch.int)
+    for number, axis in enumerate(AXES):
+        steps = torch.arange(mesh[number], dtype=torch.int) * strategy.stride(axis)
+        ranks += steps.reshape([-1 if other == axis else 1 for other in AXES])
+    return ranks
+
+
+def coordinates(strategy: Strategy) -> Mesh:
+    """Where this process lies along each axis, from 0."""
+    rank, _ = world()
+    places = (rank // strategy.stride(axis) for axis in AXES)
+    return Mesh(*(place % size for place, size in zip(places, strategy.mesh, strict=True)))
+
+
+def data_rank(strategy: Strategy) -> int:
+    """Which sequences this process sees: those of its context and tensor group are the same."""
+    here = coordinates(strategy)
+    return here.replicate * strategy.mesh.shard + here.shard
+
+
+def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The axes that `fully_shard` or DDP work on: all but tensor."""
+    names = tuple(name for name in mesh.mesh_dim_names or () if name != TENSOR)
+    return mesh[names] if TENSOR in (mesh.mesh_dim_names or ()) else mesh
+
+
+def tensor_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
+    """The tensor axis, if there is one."""
+    return mesh[TENSOR] if TENSOR in (mesh.mesh_dim_names or ()) else None
+
+
+def context_group(strategy: Strategy) -> dist.ProcessGroup:
+    """The processes that see parts of the same sequences as this one; all processes call this."""
+    groups = ranks_of(strategy).transpose(2, 3).flatten(0, 2).tolist()
+    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(groups)[0]  # type: ignore[no-untyped-call]
+    return group
+
+
+def axes_of_groups(mesh: DeviceMesh, context: dist.ProcessGroup | None = None) -> dict[str, Axis]:
+    """The axis of each process group, by the group's name.
+
+    A mesh of one axis uses the group of all processes, which the trainer uses too.
+    """
+    axes: dict[str, Axis] = {}
+    for name in AXES:
+        if name in (mesh.mesh_dim_names or ()):
+            axes.setdefault(mesh.get_group(name).group_name, name)
+    return {**axes, context.group_name: CONTEXT} if context is not None else axes

@@ -20,11 +20,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.adapter import FrozenWeights, check_adapter, is_quantised
 from shardwise.engine.device import local_device
+from shardwise.engine.local_parts import keep_local_parts
 from shardwise.engine.loss import apply_chunked_loss
 from shardwise.engine.materialize import Fill, Materializer, is_meta
-from shardwise.engine.mesh import make_mesh, resolve_for_world
+from shardwise.engine.mesh import (
+    axes_of_groups,
+    fsdp_mesh,
+    make_mesh,
+    resolve_for_world,
+    tensor_mesh,
+)
 from shardwise.engine.recompute import apply_recompute
 from shardwise.engine.sync import remember
+from shardwise.engine.tensor import TensorParallel
+from shardwise.engine.torch_private import local_tensor
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.units.adapted import adapter_of
@@ -42,7 +51,7 @@ def parallelize(
     fill: Fill | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """Apply `strategy` to `model`: loss, recompute, compile, then shard.
+    """Apply `strategy` to `model`: loss, recompute, compile, then divide and shard.
 
     Sharded kinds change the model in place and return it; `ddp` returns it wrapped. The optimizer
     must be created from the parameters of the returned model.
@@ -56,33 +65,42 @@ def parallelize(
     blocks = find_blocks(model)
     device = device or _device(model)
     master = TORCH_DTYPES[strategy.master_dtype]
-    frozen = FrozenWeights(model, strategy.mesh.shard if strategy.sharded else 1)
+    frozen = FrozenWeights(model, strategy.mesh.states if strategy.sharded else 1)
     materializer = Materializer(model, device, master, fill, seed, frozen)
     _check_parameters(model, blocks, None if is_meta(model) else master)
     parts = root_parts(model, blocks) if strategy.split_root else None
+    mesh = mesh or make_mesh(strategy, device.type)
+    divided = mesh and tensor_mesh(mesh)
+    tensor = TensorParallel(model, strategy, divided) if divided else None
     if strategy.loss == "chunked":
         apply_chunked_loss(model, strategy.loss_chunks)
     apply_recompute(list(blocks.values()), strategy)
     if strategy.compile:
         for block in blocks.values():
             block.compile()
-    if strategy.sharded:
-        mesh = mesh or make_mesh(strategy, device.type)
-        assert mesh is not None
-        _shard(model, list(blocks.values()), parts, strategy, mesh, materializer)
-        _check_sharded(model)
-        frozen.finish(model)
-        return remember(model, strategy)
-    # Block by block: frozen weights are small once they are stored.
-    for members in (*([block] for block in blocks.values()), [model]):
+
+    def prepare(members: Sequence[nn.Module]) -> None:
+        """Allocate and initialise a unit, and keep this process's part of its layers."""
         materializer.unit(members)
-    frozen.finish(model)
-    _apply_autocast(model, strategy, device)
-    if strategy.kind == "ddp":
-        mesh = mesh or make_mesh(strategy, device.type)
+        if tensor is not None:
+            tensor.unit(members)
+
+    if strategy.sharded:
         assert mesh is not None
-        model = _replicate(model, strategy, mesh)
-    return remember(model, strategy)
+        _shard(model, list(blocks.values()), parts, strategy, fsdp_mesh(mesh), prepare)
+        _check_sharded(model)
+    else:
+        # Block by block: frozen weights are small once they are stored.
+        for members in (*([block] for block in blocks.values()), [model]):
+            prepare(members)
+    frozen.finish(model)
+    if not strategy.sharded:
+        _apply_autocast(model, strategy, device)
+    if strategy.kind == "ddp":
+        assert mesh is not None
+        keep_local_parts(model)
+        model = _replicate(model, strategy, fsdp_mesh(mesh))
+    return remember(model, strategy, axes_of_groups(mesh) if mesh else {})
 
 
 def _replicate(model: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> nn.Module:
@@ -106,7 +124,7 @@ def _shard(
     parts: RootParts | None,
     strategy: Strategy,
     mesh: DeviceMesh,
-    materializer: Materializer,
+    prepare: Callable[[Sequence[nn.Module]], None],
 ) -> None:
     settings: dict[str, Any] = {
         "mesh": mesh,
@@ -116,7 +134,7 @@ def _shard(
     }
 
     def unit(members: list[nn.Module], reshard: bool | int | None) -> FSDPModule:
-        materializer.unit(members)
+        prepare(members)
         together = members if len(members) > 1 else members[0]
         fully_shard(together, reshard_after_forward=reshard, **settings)
         return cast(FSDPModule, members[0])
@@ -144,12 +162,12 @@ def _placement(strategy: Strategy) -> Callable[[nn.Parameter], Shard] | None:
     """
     if not isinstance(strategy.reshard_after_forward, bool):
         return None
-    shard = strategy.mesh.shard
+    states = strategy.mesh.states
 
     def placement(parameter: nn.Parameter) -> Shard:
         # NF4 tensors can be divided along rows only.
         rows = is_quantised(parameter)
-        return Shard(0 if rows else shard_dimension(parameter.shape, shard))
+        return Shard(0 if rows else shard_dimension(local_tensor(parameter).shape, states))
 
     return placement
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import cast
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.annotate import NO_SYNC, SYNC, annotated
+from shardwise.spec.mesh import Axis
 from shardwise.spec.strategy import Strategy
 
-_MARK, _SET = "_shardwise_strategy", "_shardwise_sync"
+_MARK, _SET, _AXES = "_shardwise_strategy", "_shardwise_sync", "_shardwise_axes"
 
 
-def remember(model: nn.Module, strategy: Strategy) -> nn.Module:
-    """Store the resolved strategy on the model, for `strategy_of`."""
+def remember(
+    model: nn.Module, strategy: Strategy, axes: Mapping[str, Axis] | None = None
+) -> nn.Module:
+    """Store the resolved strategy on the model, and the axis of each process group by its name."""
     object.__setattr__(model, _MARK, strategy)
+    object.__setattr__(model, _AXES, dict(axes or {}))
     return model
 
 
@@ -28,6 +33,11 @@ def strategy_of(model: nn.Module) -> Strategy:
     if strategy is None:
         raise ValueError("this model did not come from shardwise.parallelize")
     return cast(Strategy, strategy)
+
+
+def axes_of(model: nn.Module) -> dict[str, Axis]:
+    """The axis of each process group of a model, by the group's name; empty if it is not known."""
+    return dict(getattr(model, _AXES, {}))
 
 
 def is_parallel(model: nn.Module) -> bool:
@@ -63,5 +73,7 @@ def micro_batch(model: nn.Module, *, last: bool = True) -> Iterator[None]:
     with (
         annotated(SYNC if reduces else NO_SYNC),
         model.no_sync() if skip else nullcontext(),  # type: ignore[operator]
+        # The loss of logits that are divided by vocabulary: its backward needs it too.
+        loss_parallel() if strategy.tensor > 1 else nullcontext(),
     ):
         yield

@@ -7,6 +7,7 @@ file to check for a new release. It imports no other module of Shardwise, and at
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
@@ -139,6 +140,17 @@ def reshards_after_forward(group: Any) -> bool | int:
 def unsharded_parameter(parameter: Any) -> tuple[str, tuple[int, ...]]:
     """Name and full shape of a parameter of an FSDP group."""
     return parameter._param_fqn or "", tuple(parameter._orig_size)
+
+
+# ---- DTensor -------------------------------------------------------------------------------------
+
+
+def silence_redistribution_advice() -> None:
+    """Keep DTensor from advising to flatten meshes whenever it gathers over two axes.
+
+    It does so in small reductions of norms only. Torch has no setting for it.
+    """
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------

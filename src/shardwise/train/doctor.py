@@ -38,7 +38,7 @@ from shardwise.train.agree import Agreement
 from shardwise.train.batches import Layout, MicroBatch, SyntheticBatches, make_batches
 from shardwise.train.chat import is_chat
 from shardwise.train.check import Check
-from shardwise.train.loop import global_norm
+from shardwise.train.clip import clip_gradients
 from shardwise.train.optimizer import make_optimizer
 from shardwise.train.packing import Sequences
 from shardwise.train.start import this_machine, vocabulary
@@ -435,7 +435,7 @@ def _step(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return 0.0, 0.0
-    norm = global_norm(list(model.parameters()))
+    norm = clip_gradients(model.parameters())
     if size > 1:
         dist.all_reduce(total)
     return float(total) / size, float(norm)

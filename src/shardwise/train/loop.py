@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from shardwise.engine.annotate import DATA, annotated
 from shardwise.engine.loss import loss_of
@@ -29,6 +28,7 @@ from shardwise.engine.sync import micro_batch
 from shardwise.spec.train import TrainSettings
 from shardwise.train.agree import Agreement
 from shardwise.train.batches import Batches, MicroBatch
+from shardwise.train.clip import clip_gradients
 from shardwise.train.clock import StepClock
 from shardwise.train.heartbeat import report, section
 from shardwise.train.optimizer import clear_gradients, set_learning_rate
@@ -218,9 +218,7 @@ class _Update:
             # Not in place: the sum is as precise as its parts.
             loss = loss + part.detach()
 
-        norm = global_norm(self._parameters)
-        if settings.clip_norm:
-            clip_grads_with_norm_(self._parameters, settings.clip_norm, norm)
+        norm = clip_gradients(self._parameters, settings.clip_norm)
         cancelled = self._window.add(loss, norm, tokens, settings.non_finite == "stop")
         # Fused optimizers read this flag on the device and then change nothing.
         t.optimizer.found_inf = cancelled  # type: ignore[attr-defined]
@@ -235,13 +233,6 @@ class _Update:
 def is_logged(step: int, settings: TrainSettings) -> bool:
     """Whether a log line follows `step`, counted from 1: the first, the last, every log_every."""
     return step % settings.log_every == 0 or step in (1, settings.steps)
-
-
-def global_norm(parameters: list[nn.Parameter]) -> torch.Tensor:
-    """The norm of the full gradient, the same on every rank."""
-    norm: Any = get_total_norm([p.grad for p in parameters if p.grad is not None])
-    full: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    return full
 
 
 class _LogWindow:

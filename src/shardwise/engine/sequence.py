@@ -1,0 +1,61 @@
+"""Positions and masks of the whole sequence, for a model whose activations hold parts of it.
+
+Models of transformers derive both from the length of their embedded input. Where that is divided
+along the sequence, they are told instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwise.spec.record import SpecError
+
+
+def give_whole_sequence(model: nn.Module, parts: int, dtype: torch.dtype) -> None:
+    """Let every forward of a transformers model get positions and masks of the whole sequence.
+
+    `dtype` is that of activations. Other modules know their positions themselves.
+    """
+    config = getattr(model, "config", None)
+    if config is None:
+        return
+
+    def add(_: nn.Module, args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+        ids = settings["input_ids"] if "input_ids" in settings else args[0]
+        if ids.shape[1] % parts:
+            raise SpecError(
+                f"strategy.tensor: {parts} does not divide the sequence length {ids.shape[1]}; "
+                "choose one that it divides, or set sequence_parallel = false"
+            )
+        settings = dict(settings)
+        if settings.get("position_ids") is None:
+            settings["position_ids"] = torch.arange(ids.shape[1], device=ids.device)[None]
+        settings["attention_mask"] = whole_masks(
+            config, ids, settings["position_ids"], settings.get("attention_mask"), dtype
+        )
+        return args, settings
+
+    model.register_forward_pre_hook(add, with_kwargs=True)
+
+
+def whole_masks(
+    config: Any,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> Any:
+    """The mask, or masks by kind of layer, that the model itself would make of whole sequences."""
+    from transformers.masking_utils import create_masks_for_generate
+
+    return create_masks_for_generate(
+        config=config,
+        # Only its shape, dtype and device are read.
+        inputs_embeds=torch.empty(*ids.shape, 0, dtype=dtype, device=ids.device),
+        attention_mask=mask,
+        past_key_values=None,
+        position_ids=positions,
+    )

@@ -1,0 +1,217 @@
+"""Tensor parallelism: torch's parallel styles, applied as a model's own plan says.
+
+The plan is a table from patterns of module names to styles in the words of transformers, such as
+`"model.layers.*.mlp.up_proj": "colwise"`. Models of transformers have one as `tp_plan`; a module of
+one's own can have an attribute of that name.
+
+Column-wise layers divide their output among the processes, row-wise layers their input: between
+them no process communicates. The module around a group of column-wise layers gets its input whole,
+once for all of them. With sequence parallelism, what lies between such modules (norms, residuals)
+is divided along the sequence. The vocabulary is divided in the embedding, the head and the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from shardwise.engine.sequence import give_whole_sequence
+from shardwise.engine.torch_private import silence_redistribution_advice
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
+from shardwise.units.adapted import adapter_of
+from shardwise.units.module import TORCH_DTYPES
+
+COLWISE, ROWWISE, PER_HEAD = "colwise", "rowwise", "replicated_with_grad_allreduce"
+# Styles of the embedding and of the head, and what they are called elsewhere.
+EMBEDDING, HEAD = "embedding_rowwise", "colwise_gather_output"
+_SYNONYMS = {"colwise_rep": HEAD}
+_STYLES = (COLWISE, ROWWISE, PER_HEAD, EMBEDDING, HEAD)
+_SEQUENCE, _HEADS, _LAST = 1, 2, 2
+
+
+class TensorParallel:
+    """Divides the layers of a model among the processes of a mesh of one axis.
+
+    Units are divided one after the other, each before `fully_shard` gets it.
+
+    Raises:
+        SpecError: The model has no plan, or cannot be divided by so many processes.
+    """
+
+    def __init__(self, model: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> None:
+        self._model, self._mesh = model, mesh
+        self._between: Placement = Shard(_SEQUENCE) if strategy.sequence_parallel else Replicate()
+        self._sequence_parallel = strategy.sequence_parallel
+        self._styles = divided_modules(model, strategy.tensor)
+        self._prepared = _prepared(self._styles)
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._done: set[str] = set()
+        silence_redistribution_advice()
+        if strategy.sequence_parallel:
+            give_whole_sequence(model, strategy.tensor, TORCH_DTYPES[strategy.param_dtype])
+
+    def unit(self, members: Sequence[nn.Module]) -> None:
+        """Divide the layers of `members` that are not divided yet. Nothing is communicated."""
+        tied = _tied(self._model)
+        for member in members:
+            for module in member.modules():
+                name = self._names[id(module)]
+                if name not in self._done and not _is_meta(module):
+                    self._done.add(name)
+                    self._divide(name, module)
+        for first, others in tied:
+            for owner, key in others:
+                setattr(owner, key, getattr(*first))
+
+    def _divide(self, name: str, module: nn.Module) -> None:
+        if name in self._prepared:
+            self._prepare(module)
+        style = self._style(name, module)
+        if style is not None:
+            frozen = [key for key, p in module.named_parameters() if not p.requires_grad]
+            # Every process has the same weights already: each takes its own part of them.
+            parallelize_module(module, self._mesh, style, src_data_rank=None)
+            for key in frozen:
+                module.get_parameter(key).requires_grad_(False)
+
+    def _style(self, name: str, module: nn.Module) -> ParallelStyle | None:
+        style, between = self._styles.get(name), self._between
+        found: ParallelStyle | None = None
+        if style == COLWISE:
+            whole = name.rpartition(".")[0] in self._prepared
+            found = ColwiseParallel(input_layouts=Replicate() if whole else between)
+        elif style == ROWWISE:
+            found = RowwiseParallel(output_layouts=between)
+        elif style == EMBEDDING:
+            found = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+        elif style == HEAD:
+            # Logits stay divided: the loss is computed of the parts.
+            found = ColwiseParallel(
+                input_layouts=between, output_layouts=Shard(_LAST), use_local_output=False
+            )
+        elif style == PER_HEAD:
+            found = SequenceParallel(sequence_dim=_HEADS, use_local_output=True)
+        elif self._sequence_parallel and any(True for _ in module.parameters(recurse=False)):
+            found = SequenceParallel(sequence_dim=_SEQUENCE, use_local_output=True)
+        return found
+
+    def _prepare(self, module: nn.Module) -> None:
+        """Give a module its input whole, as one tensor that all its layers share.
+
+        Their gradients of it are then summed before they are reduced: once, not for every layer.
+        """
+
+        def whole(hidden: torch.Tensor) -> torch.Tensor:
+            part = DTensor.from_local(hidden, self._mesh, [self._between], run_check=False)
+            return cast(torch.Tensor, part.redistribute(placements=[Replicate()]))
+
+        def prepare(_: nn.Module, args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+            if "hidden_states" in settings:
+                return args, {**settings, "hidden_states": whole(settings["hidden_states"])}
+            return (whole(args[0]), *args[1:]), settings
+
+        module.register_forward_pre_hook(prepare, with_kwargs=True)
+
+
+def divided_modules(model: nn.Module, tensor: int) -> dict[str, str]:
+    """The style of each module that `tensor` processes divide, by its name.
+
+    Raises:
+        SpecError: The result would be wrong, or torch would fail late.
+    """
+    styles = _styles_by_name(model)
+    problems = [*_unsupported(model, styles), *_indivisible(model, styles, tensor)]
+    if problems:
+        raise SpecError(f"strategy.tensor: {problems[0]}")
+    return styles
+
+
+def _prepared(styles: Mapping[str, str]) -> set[str]:
+    """The modules around column-wise layers."""
+    return {name.rpartition(".")[0] for name, style in styles.items() if style == COLWISE}
+
+
+def _styles_by_name(model: nn.Module) -> dict[str, str]:
+    """The style of each module that the plan names."""
+    plan: Mapping[str, str] | None = getattr(model, "tp_plan", None)
+    if not plan:
+        raise SpecError(
+            f"strategy.tensor: {type(model).__name__} has no plan for tensor parallelism (an "
+            "attribute tp_plan); set tensor to 1"
+        )
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    styles = {}
+    for name, module in model.named_modules():
+        found = [style for pattern, style in plan.items() if fnmatchcase(name, pattern)]
+        if found:
+            styles[name] = _SYNONYMS.get(found[0], found[0])
+        elif module is embedding:
+            # The plan of some models leaves it out.
+            styles[name] = EMBEDDING
+    return styles
+
+
+def _unsupported(model: nn.Module, styles: Mapping[str, str]) -> Iterator[str]:
+    what, prepared = type(model).__name__, _prepared(styles)
+    if adapter_of(model) is not None:
+        yield "adapters cannot be trained with tensor parallelism; set tensor to 1"
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    for name, style in styles.items():
+        module = model.get_submodule(name)
+        if style not in _STYLES or (style == HEAD and head not in (None, module)):
+            yield f"the plan of {what} divides {name} by {style!r}, which is not supported"
+        elif style != PER_HEAD and not isinstance(module, (nn.Linear, nn.Embedding)):
+            yield f"{name} is a {type(module).__name__}, which cannot be divided"
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        inside = any(name.startswith(f"{parent}.") for parent in prepared)
+        if own and name not in styles and (inside or any(p.ndim > 1 for p in own)):
+            yield f"the plan of {what} leaves out {name}"
+
+
+def _indivisible(model: nn.Module, styles: Mapping[str, str], tensor: int) -> Iterator[str]:
+    config = getattr(model, "config", None)
+    if config is not None:
+        config = config.get_text_config()
+        heads = getattr(config, "num_attention_heads", tensor)
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        if heads % tensor:
+            yield f"{tensor} does not divide the {heads} attention heads"
+        if kv_heads % tensor:
+            yield f"{tensor} does not divide the {kv_heads} kv heads; tensor must divide them"
+    for name, style in styles.items():
+        module = model.get_submodule(name)
+        if isinstance(module, nn.Linear) and style in (COLWISE, ROWWISE):
+            size = module.out_features if style == COLWISE else module.in_features
+            if size % tensor:
+                yield f"{tensor} does not divide the width {size} of {name}"
+
+
+def _is_meta(module: nn.Module) -> bool:
+    return any(p.is_meta for p in module.parameters(recurse=False))
+
+
+Place = tuple[nn.Module, str]
+
+
+def _tied(model: nn.Module) -> list[tuple[Place, list[Place]]]:
+    """Where each tied parameter is: the first place, and the others."""
+    places: dict[int, list[Place]] = {}
+    for module in model.modules():
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(id(parameter), []).append((module, key))
+    return [(found[0], found[1:]) for found in places.values() if len(found) > 1]
