@@ -112,7 +112,7 @@ def _by_deepspeed(run: RunSpec) -> str | None:
 
 
 def _by_script(run: RunSpec) -> str | None:
-    from shardwise.stacks.write.python.axes import why_not_divided
+    from shardwise.stacks.write.python.divisible import why_not_divided
 
     return why_not_divided(run)
 
