@@ -129,7 +129,8 @@ def _divide_block(run: RunSpec, written: bool) -> Piece:
     code = lines(
         "def divide_block(block: nn.Module, mesh: DeviceMesh) -> None:",
         '    """Divide heads and the width of the MLP: two collectives forward, two backward."""',
-        f"    between, whole = {between}, Replicate()",
+        f"    between = {between}",
+        "    whole = Replicate()",
         "    column, row = ColwiseParallel(), RowwiseParallel(output_layouts=between)",
         "    plan = {",
         _attention_input(written),

@@ -115,8 +115,8 @@ def _norm_by_mesh(clips: bool) -> Piece:
         clips and "        clip_grads_with_norm_(group, CLIP_NORM, norm)",
         "    return norm",
     )
-    used = ("torch", "torch:nn", "torch.distributed.device_mesh:DeviceMesh")
-    used += ("torch.nn.utils:get_total_norm",)
+    mesh, total = "torch.distributed.device_mesh:DeviceMesh", "torch.nn.utils:get_total_norm"
+    used = ("torch", "torch:nn", mesh, total)
     return Piece(code, (*used, "torch.nn.utils:clip_grads_with_norm_") if clips else used)
 
 
