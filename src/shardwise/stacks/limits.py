@@ -9,6 +9,7 @@ from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.write.axes import as_run
 from shardwise.stacks.write.differences import changed_fields
 from shardwise.stacks.write.exports import applied_strategy, export_run
 
@@ -49,7 +50,11 @@ class StackLimits:
 
     def allowed(self, strategy: Strategy) -> bool:
         """Whether the stack runs this strategy unchanged."""
-        return not changed_fields(strategy, self.applied(strategy))
+        try:
+            return not changed_fields(strategy, self.applied(strategy))
+        except SpecError:
+            # It has no tensor or context parallelism, or not for these degrees.
+            return False
 
     def has_optimizer(self, optimizer: Optimizer) -> bool:
         """Whether the stack trains with this optimizer."""
@@ -61,7 +66,9 @@ class StackLimits:
         return tuple(v for v in values if self.allowed(self._typical.but(**{field: v})))
 
     def base(self, strategy: Strategy) -> Strategy:
-        """The strategy with the dtypes and the loss that the stack uses for it."""
+        """The strategy with the dtypes, the loss and the methods that the stack uses for it."""
         applied = self.applied(strategy)
         names = ("param_dtype", "reduce_dtype", "master_dtype", "compile", "loss")
-        return strategy.but(**{name: getattr(applied, name) for name in names})
+        strategy = strategy.but(**{name: getattr(applied, name) for name in names})
+        # A search may divide matrices or sequences where the strategy it starts from does not.
+        return as_run(strategy, self.stack)

@@ -22,7 +22,9 @@ PRECISION = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
 SHARDING = tuple(fsdp1.SHARDING)
 _REPLICATED = ("MULTI_GPU", "MULTI_CPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA",
                "MULTI_MUSA", "MULTI_HPU", "MULTI_NEURON")  # fmt: skip
-REPLICATE, SHARD = "parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size"
+_PREFIX = "parallelism_config_"
+REPLICATE, SHARD = f"{_PREFIX}dp_replicate_size", f"{_PREFIX}dp_shard_size"
+TENSOR, CONTEXT, ULYSSES = (f"{_PREFIX}{axis}_size" for axis in ("tp", "cp", "sp"))
 
 
 def read(table: Mapping[str, object]) -> Imported:
@@ -103,7 +105,7 @@ def _read_unused(table: Mapping[str, object], kind: str, reading: Reading) -> No
     for owner, key in (("FSDP", "fsdp_config"), ("DEEPSPEED", "deepspeed_config")):
         if table.get(key) and kind != owner:
             reading.drop(f"{key}: it has no effect where distributed_type is {kind}.")
-    if table.get("parallelism_config") and kind != "FSDP":
+    if table.get("parallelism_config") and kind not in ("FSDP", "DEEPSPEED"):
         reading.drop(f"parallelism_config: it is not read where distributed_type is {kind}.")
     for key in ("fp8_config", "megatron_lm_config"):
         if table.get(key):
@@ -223,24 +225,45 @@ def _read_units(settings: Mapping[str, object], reading: Reading) -> None:
 def _read_degrees(table: Mapping[str, object], reading: Reading) -> None:
     if not table:
         return
-    prefix = "parallelism_config_"
-    settings = _named(table, prefix)
-    list_unknown(reading, settings, _with(prefix, known_keys.PARALLELISM), "parallelism_config.")
+    settings = _named(table, _PREFIX)
+    list_unknown(reading, settings, _with(_PREFIX, known_keys.PARALLELISM), "parallelism_config.")
     replicate, shard = whole(settings, REPLICATE) or 1, whole(settings, SHARD) or 1
-    others = 1
-    for axis in ("tp", "cp", "sp"):
-        size = whole(settings, f"{prefix}{axis}_size") or 1
-        others *= size
-        if size > 1:
-            reading.drop(f"{axis}_size = {size}: Shardwise plans data parallelism only.")
+    others = read_inner_axes(settings, reading)
+    if others > 1 and shard == 1 and replicate > 1:
+        reading.drop(
+            f"dp_replicate_size = {replicate}: accelerate combines it with tp_size and cp_size "
+            "only where dp_shard_size is above 1; read as dp_shard_size."
+        )
+        replicate, shard = 1, replicate
     _set_degrees(replicate, shard, others, reading)
+
+
+def read_inner_axes(settings: Mapping[str, object], reading: Reading) -> int:
+    """Tensor and context degrees; returns how many devices work on the same sequences."""
+    tensor, ring, ulysses = (whole(settings, key) or 1 for key in (TENSOR, CONTEXT, ULYSSES))
+    if tensor > 1:
+        # Whatever reads the model's plan: transformers divides matrices, and nothing between them.
+        reading.strategy |= {"tensor": tensor, "sequence_parallel": False}
+        reading.note(f"tp_size becomes tensor = {tensor}, without sequence parallelism.")
+    if ring > 1 and ulysses > 1:
+        reading.drop("cp_size and sp_size: accelerate takes one of them; read as cp_size.")
+        ulysses = 1
+    if ring > 1:
+        reading.strategy |= {"context": ring, "context_method": "ring"}
+        reading.note(f"cp_size becomes context = {ring}: ring attention.")
+    if ulysses > 1:
+        reading.strategy |= {"context": ulysses, "context_method": "ulysses"}
+        reading.note(f"sp_size becomes context = {ulysses}: Ulysses, by DeepSpeed.")
+    return tensor * ring * ulysses
 
 
 def _set_degrees(replicate: int, shard: int, others: int, reading: Reading) -> None:
     said, count = f"dp_replicate_size {replicate} x dp_shard_size {shard}", reading.processes
     if replicate > 1 or shard > 1:
         reading.strategy.pop("within_node", None)
-    if count is not None and replicate * shard > 1 and replicate * shard * others != count:
+    if others > 1:
+        said += f" x {others} on the same sequences"
+    if count is not None and 1 < replicate * shard * others != count:
         reading.drop(
             f"parallelism_config: {said} are not the {count} processes of the file; groups keep "
             "their size, and how many there are follows from the cluster."
@@ -256,7 +279,7 @@ def _set_degrees(replicate: int, shard: int, others: int, reading: Reading) -> N
         reading.note(f"parallelism_config becomes shard = {shard}.")
     elif shard > 1:
         reading.note(f"parallelism_config: dp_shard_size {shard} shards over every process.")
-    elif replicate > 1:
+    elif replicate > 1 and others == 1:
         for name in ("reshard_after_backward", "offload"):
             reading.strategy.pop(name, None)
         reading.strategy["kind"] = "ddp"
@@ -299,3 +322,4 @@ def _read_deepspeed(table: Mapping[str, object], reading: Reading) -> None:
         }
     )
     reading.take(inside, but=("micro_batch", "accumulate"))
+    read_inner_axes(_named(section(table, "parallelism_config"), _PREFIX), reading)

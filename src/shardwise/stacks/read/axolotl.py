@@ -28,7 +28,6 @@ _LORA = LoraKeys("lora_r", "lora_alpha", "lora_target_modules", "lora_dropout", 
                  "peft_use_dora", "lora_modules_to_save")  # fmt: skip
 _KERNELS = "Shardwise runs the model's own kernels"
 _TASK = "the loss is plain cross entropy of a language model in Shardwise"
-_AXES = "Shardwise plans data parallelism only"
 _LOST = {
     "warmup_ratio": "set train.warmup_steps, which counts steps",
     "plugins": "what plugins change is not planned",
@@ -57,10 +56,13 @@ _LOST = {
     "fp8_enable_fsdp_float8_all_gather": "parameters are gathered in bf16",
     "gptq": "weights are planned as adapter.base says",
     "model_quantization_config": "weights are planned as adapter.base says",
-    "tensor_parallel_size": _AXES, "context_parallel_size": _AXES, "expert_parallel_size": _AXES,
-    "sequence_parallel_degree": _AXES,
+    "expert_parallel_size": "experts are not divided among devices in Shardwise",
     "diffusion": _TASK, "ebft": _TASK, "use_eaft": _TASK, "num_labels": _TASK,
 }  # fmt: skip
+# Its degrees, as accelerate calls them.
+_DEGREES = {"dp_replicate_size": accelerate.REPLICATE, "dp_shard_size": accelerate.SHARD,
+            "tensor_parallel_size": accelerate.TENSOR, "context_parallel_size": accelerate.CONTEXT,
+            "sequence_parallel_degree": accelerate.CONTEXT}  # fmt: skip
 # Values that ask for nothing: one of a degree is none.
 _NOTHING: tuple[object, ...] = (None, False, 0, 1, [], {})
 _TRACKERS = ("swanlab_", "otel_", "wandb_", "mlflow_", "comet_", "trackio_", "use_otel_")
@@ -138,6 +140,11 @@ def _sharding(table: Mapping[str, object], low: str | None, reading: Reading) ->
     mixed = None if pure else low
     if table.get("deepspeed"):
         inside = read_deepspeed(table["deepspeed"], low, reading)
+        degrees = _degrees(table, reading)
+        if accelerate.CONTEXT in degrees:
+            # Through DeepSpeed it is Ulysses, whatever else is asked for.
+            degrees[accelerate.ULYSSES] = degrees.pop(accelerate.CONTEXT)
+        accelerate.read_inner_axes(degrees, reading)
     else:
         inside = accelerate.read({**_launched(table, reading), "mixed_precision": mixed})
     reading.take(inside, but=("micro_batch", "accumulate"))
@@ -151,7 +158,11 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
     settings = {
         key.removeprefix("fsdp_"): value for key, value in section(table, "fsdp_config").items()
     }
+    degrees = _degrees(table, reading)
     if not settings and not table.get("fsdp"):
+        for key in table:
+            if key in _DEGREES and not key.startswith("dp_") and table[key] != 1:
+                reading.drop(f"{key}: without fsdp_config axolotl is read as DDP.")
         return {"distributed_type": "MULTI_GPU"}
     list_unknown(reading, settings, known_keys.AXOLOTL_FSDP, "fsdp_config.")
     if settings.pop("mixed_precision_policy", None):
@@ -166,14 +177,20 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
     config = {f"fsdp_{key}": value for key, value in settings.items() if value is not None}
     config["fsdp_version"] = version
     launched: dict[str, object] = {"distributed_type": "FSDP", "fsdp_config": config}
-    degrees = {
-        theirs: table[key]
-        for key, theirs in (
-            ("dp_replicate_size", accelerate.REPLICATE), ("dp_shard_size", accelerate.SHARD),
-        )
-        if key in table
-    }  # fmt: skip
     return {**launched, "parallelism_config": degrees} if degrees else launched
+
+
+def _degrees(table: Mapping[str, object], reading: Reading) -> dict[str, object]:
+    """Its degrees under the names of accelerate's ParallelismConfig."""
+    found = {theirs: table[key] for key, theirs in _DEGREES.items() if key in table}
+    context = section(table, "context_parallel")
+    if context.get("size") is not None:
+        method = context.get("backend", "auto")
+        ulysses = method == "ulysses"
+        found[accelerate.ULYSSES if ulysses else accelerate.CONTEXT] = context["size"]
+        if method not in ("ulysses", "ring"):
+            reading.drop(f"context_parallel.backend: {quoted(method)} is read as ring attention.")
+    return found
 
 
 def _batch(table: Mapping[str, object], reading: Reading) -> None:

@@ -61,9 +61,10 @@ def read(table: Mapping[str, object]) -> Imported:
     _read_precision(table, reading)
     _read_offload(zero, reading)
     _read_train(table, reading)
-    for key in ("pipeline", "tensor_parallel", "sequence_parallel_size", "expert_parallel"):
+    _read_inner_axes(table, reading)
+    for key in ("pipeline", "expert_parallel"):
         if table.get(key):
-            reading.drop(f"{key}: Shardwise plans data parallelism only.")
+            reading.drop(f"{key}: Shardwise has no counterpart.")
     for key in _QUANTIZED:
         if flag(zero, key, otherwise=False):
             reading.drop(f"{key}: Shardwise quantizes nothing.")
@@ -78,6 +79,20 @@ def read(table: Mapping[str, object]) -> Imported:
             "recompute yourself."
         )
     return reading.done()
+
+
+def _read_inner_axes(table: Mapping[str, object], reading: Reading) -> None:
+    """Tensor parallelism by AutoTP, and Ulysses, which DeepSpeed calls sequence parallelism."""
+    automatic = section(table, "tensor_parallel")
+    tensor = whole(automatic, "autotp_size", "tensor_parallel.") or 1
+    list_unknown(reading, automatic, known_keys.TENSOR_PARALLEL, "tensor_parallel.")
+    if tensor > 1:
+        reading.strategy |= {"tensor": tensor, "sequence_parallel": False}
+        reading.note(f"autotp_size becomes tensor = {tensor}, without sequence parallelism.")
+    context = whole(table, "sequence_parallel_size") or 1
+    if context > 1:
+        reading.strategy |= {"context": context, "context_method": "ulysses"}
+        reading.note(f"sequence_parallel_size becomes context = {context}: Ulysses.")
 
 
 def _read_stage(zero: Mapping[str, object], reading: Reading) -> None:

@@ -232,9 +232,11 @@ def imported_strategy(imported: Imported, devices: int) -> dict[str, object]:
     """The fields of its strategy, for a cluster that may have another number of devices."""
     fields = dict(imported.strategy)
     shard, replicate = fields.get("shard"), fields.get("replicate")
-    if isinstance(shard, int) and isinstance(replicate, int) and shard * replicate != devices:
-        # Groups keep their size; how many there are follows.
-        del fields["replicate"]
+    if isinstance(shard, int) and isinstance(replicate, int):
+        inner = Strategy.read(fields).mesh.inner
+        if shard * replicate * inner != devices:
+            # Groups keep their size; how many there are follows.
+            del fields["replicate"]
     if fields["kind"] in ("single", "ddp"):
         fields["kind"] = "single" if devices == 1 else "ddp"
     return fields

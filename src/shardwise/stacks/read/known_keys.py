@@ -54,6 +54,8 @@ DEEPSPEED = (
     "seq_parallel_communication_data_type", "use_node_local_storage", "vocabulary_size",
     "managed_gradient_accumulation", "use_data_before_expert_parallelism", "disable_allgather",
 )  # fmt: skip
+TENSOR_PARALLEL = ("autotp_size", "tp_overlap_comm", "tp", "tensor_parallel", "preset_model",
+                   "partition_config", "dtype")  # fmt: skip
 ZERO = (
     "stage", "zero_hpz_partition_size", "mics_shard_size", "offload_optimizer", "offload_param",
     "cpu_offload", "cpu_offload_params", "cpu_offload_param", "zero_quantized_weights",
@@ -157,7 +159,8 @@ AXOLOTL = (
     "gradient_checkpointing", "optimizer", "learning_rate", "lr_scheduler", "cosine_min_lr_ratio",
     "warmup_steps", "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon",
     "max_steps", "seed", "fsdp", "fsdp_config", "fsdp_version", "deepspeed", "dp_shard_size",
-    "dp_replicate_size", "ddp_bucket_cap_mb", "torch_compile", "bnb_config_kwargs", "rl",
+    "dp_replicate_size", "tensor_parallel_size", "context_parallel_size", "context_parallel",
+    "sequence_parallel_degree", "ddp_bucket_cap_mb", "torch_compile", "bnb_config_kwargs", "rl",
     # About data and tokenizers.
     "datasets", "test_datasets", "pretraining_dataset", "dataset_prepared_path",
     "dataset_keep_in_memory", "dataset_num_proc", "dataset_processes", "dataset_shard_num",

@@ -8,6 +8,7 @@ from shardwise.spec.record import SpecError
 from shardwise.stacks.read import fsdp1, torchtitan, trainer_script
 from shardwise.stacks.read.imported import Imported, Reading, list_unknown, quoted, set_optimizer
 from shardwise.stacks.read.source import DIFFERS, Call, Script, Symbol, Unknown, shown, why_not
+from shardwise.stacks.read.torch_axes import read_axes
 from shardwise.stacks.read.torch_values import DTYPES, read_mesh, read_mixed_precision
 
 # What people call the number of micro-batches of a step, and the length of a sequence.
@@ -145,7 +146,8 @@ def _fully_shard(script: Script, calls: list[Call], reading: Reading) -> None:
     if policy is None and first.more:
         policy = Unknown("what that dictionary holds")
     read_mixed_precision(policy, reading)
-    read_mesh(first.get("mesh"), reading)
+    if not read_axes(script, reading):
+        read_mesh(first.get("mesh"), reading)
     offload = first.get("offload_policy")
     if isinstance(offload, Call) and offload.name in ("CPUOffloadPolicy", "OffloadPolicy"):
         reading.strategy["offload"] = offload.name == "CPUOffloadPolicy"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.spec.dtype import TORCH_NAMES
+from shardwise.spec.strategy import Strategy
 from shardwise.stacks.read.imported import Imported, Reading
 from shardwise.stacks.read.source import Call, Script, why_not
 
@@ -48,19 +49,43 @@ def _parallelism(call: Call, reading: Reading) -> None:
     shard = _count(call, "data_parallel_shard_degree", -1, reading)
     replicate = _count(call, "data_parallel_replicate_degree", 1, reading)
     keeps = call.get("fsdp_reshard_after_forward") == "never"
-    if shard == 1:
+    inner = _inner_axes(call, reading)
+    context = reading.strategy.get("context", 1)
+    if shard == context == 1:
         # fully_shard on groups of one device: gradients are all-reduced, nothing is sharded.
-        reading.strategy["kind"] = "ddp" if replicate > 1 else "single"
+        reading.strategy["kind"] = "ddp" if replicate * inner > 1 else "single"
     else:
+        # Devices that divide sequences share one copy of the states too.
         reading.strategy["kind"] = "zero2" if keeps else "zero3"
-        if shard > 1:
+        if shard > 0:
             reading.strategy |= {"shard": shard, "replicate": replicate}
     if shard > 0:
-        reading.processes = shard * replicate
+        reading.processes = shard * replicate * inner
     reading.note(
         f"data_parallel_shard_degree {shard} and data_parallel_replicate_degree {replicate} become "
         f"kind {reading.strategy['kind']}."
     )
+
+
+def _inner_axes(call: Call, reading: Reading) -> int:
+    """Tensor and context degrees; returns how many devices work on the same sequences."""
+    tensor = max(1, _count(call, "tensor_parallel_degree", 1, reading))
+    context = max(1, _count(call, "context_parallel_degree", 1, reading))
+    if tensor > 1:
+        divided = call.get("enable_sequence_parallel") is not False
+        reading.strategy |= {"tensor": tensor, "sequence_parallel": divided}
+        reading.note(f"tensor_parallel_degree becomes tensor = {tensor}.")
+        if call.get("enable_async_tensor_parallel") is True:
+            reading.drop("enable_async_tensor_parallel: Shardwise does not split collectives.")
+        if call.get("disable_loss_parallel") is True:
+            reading.drop("disable_loss_parallel: Shardwise divides the loss by vocabulary.")
+    if context > 1:
+        reading.strategy |= {"context": context, "context_method": "ring"}
+        reading.note(f"context_parallel_degree becomes context = {context}: ring attention.")
+    for key in ("pipeline_parallel_degree", "expert_parallel_degree"):
+        if _count(call, key, 1, reading) > 1:
+            reading.drop(f"{key}: Shardwise has no counterpart.")
+    return tensor * context
 
 
 def _training(call: Call, reading: Reading) -> None:
@@ -81,6 +106,8 @@ def _training(call: Call, reading: Reading) -> None:
     reading.strategy["micro_batch"] = micro
     total = _count(call, "global_batch_size", -1, reading)
     ranks = reading.processes
+    if ranks is not None:
+        ranks //= Strategy.read(reading.strategy).mesh.inner
     if total > 0 and ranks is not None and total % (micro * ranks) == 0:
         reading.strategy["accumulate"] = total // (micro * ranks)
     elif total > 0:

@@ -64,7 +64,10 @@ _TRL_LORA = LoraKeys("lora_r", "lora_alpha", "lora_target_modules", "lora_dropou
 # How accelerate is told of groups by the environment, which TRL's files can set.
 ENVIRONMENT = "ACCELERATE_USE_PARALLELISM_CONFIG"
 DEGREES = {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": accelerate.REPLICATE,
-           "PARALLELISM_CONFIG_DP_SHARD_SIZE": accelerate.SHARD}  # fmt: skip
+           "PARALLELISM_CONFIG_DP_SHARD_SIZE": accelerate.SHARD,
+           "PARALLELISM_CONFIG_TP_SIZE": accelerate.TENSOR,
+           "PARALLELISM_CONFIG_CP_SIZE": accelerate.CONTEXT,
+           "PARALLELISM_CONFIG_SP_SIZE": accelerate.ULYSSES}  # fmt: skip
 # Files of DeepSpeed that axolotl and LLaMA-Factory come with say their stage in their name.
 _STAGE = re.compile(r"(?:zero|z|stage)[-_]?([0-3])(?![0-9])")
 

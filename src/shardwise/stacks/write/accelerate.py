@@ -9,8 +9,10 @@ from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
-from shardwise.stacks.read.accelerate import REPLICATE, SHARD, read
+from shardwise.stacks.read.accelerate import CONTEXT, REPLICATE, SHARD, TENSOR, read
 from shardwise.stacks.write.differences import (
+    RING,
+    WHOLE_ACTIVATIONS,
     Comparison,
     Rule,
     compare,
@@ -49,11 +51,17 @@ _RULES = (
     ),
     Rule(("prefetch", "forward_prefetch"), "FSDP2 prefetches one unit in the backward"),
     Rule(("blocks_per_unit",), "every block is one FSDP unit"),
+    WHOLE_ACTIVATIONS,
+    RING,
     Rule(("ddp_bucket_mib",), "DDP uses 25 MiB; change it with DistributedDataParallelKwargs"),
     Rule(
         ("recompute",),
         "accelerate recomputes every block or none: activation checkpointing {recompute}",
     ),
+)
+GATHERED_LOGITS = (
+    "the plan of transformers gathers the logits of all tokens on every device of a tensor group; "
+    "Shardwise leaves them divided by vocabulary"
 )
 _ON_CPUS = Rule(
     ("kind", "shard", "replicate", "offload", "recompute", "reshard_after_forward", "reduce_dtype"),
@@ -80,7 +88,8 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     unsupported = (*found.unsupported, *experts, *_other_differences(run, table))
     text = yaml.safe_dump(table, sort_keys=False)
     command = _command(run, target.name(NAME))
-    return Exported(NAME, text, unsupported, command, found.applied, tuple(found.in_script))
+    in_script = (*found.in_script, *axes_in_script(run.strategy))
+    return Exported(NAME, text, unsupported, command, found.applied, in_script)
 
 
 def applied(run: RunSpec) -> Strategy:
@@ -118,14 +127,43 @@ def _table(run: RunSpec) -> dict[str, Any]:
     }
     if table["distributed_type"] == "FSDP":
         table["fsdp_config"] = _fsdp(run)
-        if strategy.hybrid:
-            table["parallelism_config"] = {REPLICATE: strategy.replicate, SHARD: strategy.shard}
+        if strategy.hybrid or strategy.mesh.inner > 1:
+            table["parallelism_config"] = degrees(strategy)
     if strategy.compile:
         table["dynamo_config"] = {
             "dynamo_backend": "INDUCTOR",
             "dynamo_use_regional_compilation": True,
         }
     return table
+
+
+def degrees(strategy: Strategy) -> dict[str, int]:
+    """The degrees of ParallelismConfig; those of axes that divide nothing are left out."""
+    mesh = strategy.mesh
+    inner = {TENSOR: mesh.tensor, CONTEXT: mesh.context}
+    return {
+        REPLICATE: mesh.replicate,
+        SHARD: mesh.shard,
+        **{name: degree for name, degree in inner.items() if degree > 1},
+    }
+
+
+def axes_in_script(strategy: Strategy) -> list[str]:
+    """What accelerate leaves to the script that loads the model and reads the data."""
+    said = []
+    if strategy.tensor > 1:
+        said.append(
+            f"tensor = {strategy.tensor}: load the model divided, with from_pretrained(..., "
+            f"distributed_config=DistributedConfig(tp_size={strategy.tensor}, "
+            f"fsdp_size={strategy.shard})) of transformers; accelerate divides no matrices itself."
+        )
+    if strategy.context > 1:
+        said.append(
+            f"context = {strategy.context}: shift labels, pass position_ids, and compute the loss "
+            "inside accelerator.maybe_context_parallel, with buffers and their dimension; use "
+            "SDPA attention."
+        )
+    return said
 
 
 def _distributed_type(run: RunSpec) -> str:
@@ -174,6 +212,8 @@ def _other_differences(run: RunSpec, table: dict[str, Any]) -> list[str]:
             "Units: accelerate makes one unit of the embedding and one of the last norm and the "
             "head; Shardwise puts both in the root unit."
         )
+    if run.strategy.tensor > 1:
+        said.append(f"Loss: {GATHERED_LOGITS}.")
     if run.strategy.kind == "ddp":
         said.append(
             "Gradients: accelerate's DDP keeps separate buckets, 4 bytes more per parameter; "

@@ -10,8 +10,14 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
+from shardwise.stacks.write.accelerate import GATHERED_LOGITS
 from shardwise.stacks.write.deepspeed import nested
-from shardwise.stacks.write.differences import Rule, recompute_all_or_none
+from shardwise.stacks.write.differences import (
+    RING,
+    WHOLE_ACTIVATIONS,
+    Rule,
+    recompute_all_or_none,
+)
 from shardwise.stacks.write.trackers import trackers_of
 
 # transformers' optimizers; its 8-bit and 4-bit states are torchao's, which can be sharded.
@@ -46,6 +52,8 @@ RULES = (
     ),
     Rule(("prefetch", "forward_prefetch"), "FSDP2 prefetches one unit in the backward"),
     Rule(("blocks_per_unit",), "every block is one FSDP unit"),
+    WHOLE_ACTIVATIONS,
+    RING,
     Rule(("ddp_bucket_mib",), "set ddp_bucket_cap_mb to a whole number of MiB"),
     Rule(("recompute",), "the Trainer recomputes every block or none: recompute {recompute}"),
     Rule(
@@ -95,6 +103,16 @@ def arguments(run: RunSpec, with_deepspeed: bool = False) -> dict[str, Any]:
     if run.train is not None:
         table |= _train(run, run.train)
     return table
+
+
+def by_parallelism_config(strategy: Strategy) -> dict[str, object]:
+    """The fields that accelerate's ParallelismConfig sets, as accelerate runs them."""
+    found: dict[str, object] = {"shard": strategy.shard, "replicate": strategy.replicate}
+    if strategy.tensor > 1:
+        found |= {"tensor": strategy.tensor, "sequence_parallel": False}
+    if strategy.context > 1:
+        found |= {"context": strategy.context, "context_method": "ring"}
+    return found
 
 
 def _precision(strategy: Strategy) -> dict[str, bool]:
@@ -161,6 +179,8 @@ def other_differences(
             f"Units: {who} makes one unit of the embedding and one of the last norm and the "
             "head; Shardwise puts both in the root unit."
         )
+    if run.strategy.tensor > 1:
+        said.append(f"Loss: {GATHERED_LOGITS}.")
     if run.strategy.kind == "ddp":
         said.append(f"Gradients: {who}'s DDP keeps separate buckets, 4 bytes more per parameter.")
     if run.job.optimizer not in optimizers:

@@ -155,8 +155,15 @@ def _fsdp(run: RunSpec) -> dict[str, Any]:
     table: dict[str, Any] = {
         "fsdp_version": 2, "fsdp_config": config, "gradient_checkpointing": False,
     }  # fmt: skip
-    if strategy.hybrid:
+    if strategy.hybrid or strategy.mesh.inner > 1:
         table |= {"dp_replicate_size": strategy.replicate, "dp_shard_size": strategy.shard}
+    if strategy.tensor > 1:
+        table["tensor_parallel_size"] = strategy.tensor
+    if strategy.context > 1:
+        # Its ring attention is one of flash attention.
+        table |= {
+            "context_parallel_size": strategy.context, "attn_implementation": "flash_attention_2",
+        }  # fmt: skip
     return table
 
 

@@ -11,7 +11,13 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
 from shardwise.stacks.read.deepspeed import AUTOCAST, KINDS, OPTIMIZERS, read
-from shardwise.stacks.write.differences import Comparison, Rule, compare, recompute_all_or_none
+from shardwise.stacks.write.differences import (
+    WHOLE_ACTIVATIONS,
+    Comparison,
+    Rule,
+    compare,
+    recompute_all_or_none,
+)
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 
 NAME = "deepspeed.json"
@@ -48,6 +54,11 @@ _RULES = (
         "DeepSpeed counts elements, not units: stage3_prefetch_bucket_size, in both directions",
     ),
     Rule(("blocks_per_unit",), "DeepSpeed has no units: it gathers module by module"),
+    WHOLE_ACTIVATIONS._replace(
+        sentence="AutoTP divides matrices only; what lies between them is whole on every device "
+        "of a tensor group"
+    ),
+    Rule(("context_method",), "DeepSpeed divides sequences by Ulysses: an all-to-all of heads"),
     Rule(
         ("recompute",),
         "model.gradient_checkpointing_enable() recomputes every block: recompute {recompute}",
@@ -73,7 +84,8 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     unsupported = (*found.unsupported, *_other_differences(run))
     text = json.dumps(table, indent=2) + "\n"
     command = _command(run, target.name(NAME))
-    return Exported(NAME, text, unsupported, command, found.applied, tuple(found.in_script))
+    in_script = (*found.in_script, *_axes_in_script(run.strategy))
+    return Exported(NAME, text, unsupported, command, found.applied, in_script)
 
 
 def applied(run: RunSpec) -> Strategy:
@@ -102,14 +114,17 @@ def _stage(run: RunSpec) -> int:
 
 def _table(run: RunSpec) -> dict[str, Any]:
     strategy = run.strategy
-    samples = strategy.micro_batch * strategy.accumulate * run.cluster.devices
+    samples = strategy.micro_batch * strategy.accumulate * strategy.data_parallel
     table: dict[str, Any] = {
         "train_batch_size": samples,
         "train_micro_batch_size_per_gpu": strategy.micro_batch,
         "gradient_accumulation_steps": strategy.accumulate,
         "zero_optimization": _zero(run),
         **_precision(run),
+        **_tensor(strategy),
     }
+    if strategy.context > 1:
+        table["sequence_parallel_size"] = strategy.context
     if run.train is not None:
         table["gradient_clipping"] = run.train.clip_norm
         table["optimizer"] = _optimizer(run.job.optimizer, run.train)
@@ -125,7 +140,27 @@ def nested(run: RunSpec) -> dict[str, Any]:
     """The part of it that TrainingArguments do not have, which they take as `deepspeed`."""
     automatic = ("train_batch_size", "train_micro_batch_size_per_gpu",
                  "gradient_accumulation_steps", "gradient_clipping")  # fmt: skip
-    return {"zero_optimization": _zero(run), **_precision(run), **dict.fromkeys(automatic, "auto")}
+    return {
+        "zero_optimization": _zero(run),
+        **_precision(run),
+        **_tensor(run.strategy),
+        **dict.fromkeys(automatic, "auto"),
+    }
+
+
+def _tensor(strategy: Strategy) -> dict[str, Any]:
+    # https://www.deepspeed.ai/tutorials/autotp-training
+    return {"tensor_parallel": {"autotp_size": strategy.tensor}} if strategy.tensor > 1 else {}
+
+
+def _axes_in_script(strategy: Strategy) -> list[str]:
+    if strategy.context == 1:
+        return []
+    return [
+        f"context = {strategy.context}: call UlyssesSPAttentionHF.register_with_transformers "
+        "before the model is built, pass its groups as mpu to deepspeed.initialize, and read data "
+        "through UlyssesSPDataLoaderAdapter."
+    ]
 
 
 def _zero(run: RunSpec) -> dict[str, Any]:
@@ -216,6 +251,11 @@ def _other_differences(run: RunSpec) -> list[str]:
             "Units: stage 3 gathers module by module; it keeps up to 1e9 parameters gathered "
             "(stage3_max_live_parameters) and does not shard tensors below 1e5 elements "
             "(stage3_param_persistence_threshold)."
+        )
+    if run.strategy.tensor > 1:
+        said.append(
+            "Loss: AutoTP leaves embedding, head and logits whole on every device of a tensor "
+            "group; Shardwise divides them by vocabulary."
         )
     if run.job.optimizer not in OPTIMIZERS:
         said.append(

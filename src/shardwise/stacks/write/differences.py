@@ -10,10 +10,12 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.units.decoder import decoder_units
 
-# Fields without effect where nothing is sharded, or where a step has one micro-batch.
+# Fields without effect where nothing is sharded, and where a step has one micro-batch.
 _OF_SHARDING = ("reshard_after_forward", "reshard_after_backward", "prefetch", "forward_prefetch",
                 "blocks_per_unit", "split_root")  # fmt: skip
 _OF_ACCUMULATION = ("grad_sync", "reshard_after_backward")
+# Fields without effect where matrices are not divided.
+_OF_TENSOR = ("sequence_parallel", "tensor_across_nodes")
 
 
 class Rule(NamedTuple):
@@ -23,6 +25,20 @@ class Rule(NamedTuple):
     sentence: str
 
 
+# Of stacks that divide matrices with the plan of transformers, which leaves the rest whole.
+WHOLE_ACTIVATIONS = Rule(
+    ("sequence_parallel",),
+    "the plan of transformers divides matrices only; what lies between them is whole on every "
+    "device of a tensor group",
+)
+TENSOR_INSIDE = Rule(
+    ("tensor_across_nodes",), "the devices of a tensor group are neighbours, inside a node"
+)
+# Of stacks that run ring attention.
+RING = Rule(
+    ("context_method",),
+    "the stack runs ring attention: keys and values pass from device to device, heads stay",
+)
 # Of stacks whose file has no loss.
 PLAIN_LOSS = Rule(("loss", "loss_chunks"), "all logits of a micro-batch are in memory at once")
 
@@ -79,6 +95,7 @@ def _told(differing: dict[str, object], there: Strategy, rules: Iterable[Rule]) 
     said = []
     for rule in (
         *rules,
+        TENSOR_INSIDE,
         PLAIN_LOSS,
         *(Rule((name,), f"the stack uses {{{name}}}") for name in differing),
     ):
@@ -100,8 +117,10 @@ def without_effect(strategy: Strategy) -> set[str]:
         found |= {"ddp_bucket_mib"}
     else:
         found |= {*_OF_SHARDING}
-    if strategy.loss == "plain":
-        found |= {"loss_chunks"}
+    if strategy.tensor == 1:
+        found |= {*_OF_TENSOR}
+    if strategy.context == 1:
+        found |= {"context_method"}
     if strategy.kind == "single":
         found |= {"reduce_dtype", "grad_sync", "ddp_bucket_mib"}
     return found
@@ -117,7 +136,7 @@ def _same(name: str, ours: object, theirs: object) -> bool:
 
 def padded_experts(run: RunSpec, applied: Strategy, who: str) -> list[str]:
     """The sentence about experts that a stack pads, because it shards them along their rows."""
-    model, shard = run.model, applied.mesh.shard
+    model, shard = run.model, applied.mesh.states
     if not isinstance(model, ModelSpec) or not model.experts or not applied.sharded:
         return []
     blocks = decoder_units(model, run.job.seq_len).blocks

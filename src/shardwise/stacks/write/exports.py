@@ -8,14 +8,15 @@ from typing import Any
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.write.axes import check_axes
 from shardwise.stacks.write.chat_differences import left_to_script
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 
 # Each is a module of its name, hyphens as underscores, with a function `export`. Those that cannot
 # run every strategy also have `applied`, which gives the strategy as they run it.
 STACKS = (
-    *("accelerate", "trainer", "deepspeed", "torchtitan", "lightning", "python"),
-    *("trl", "axolotl", "llama-factory", "slurm", "kubernetes"),
+    *("accelerate", "trainer", "deepspeed", "torchtitan", "megatron-bridge", "lightning"),
+    *("python", "trl", "axolotl", "llama-factory", "slurm", "kubernetes"),
 )
 # Those that shard every tensor along dimension 0, which pads stacked experts. The others do not:
 # torchtitan uses dimension 1 where there are fewer experts than devices, DeepSpeed divides
@@ -26,7 +27,7 @@ _DATA_BY_SCRIPT = ("accelerate", "deepspeed", "trainer")
 # Those whose files say nothing of adapters, which the user's script makes.
 _BY_SCRIPT = ("accelerate", "deepspeed")
 # Those whose scripts and configurations train every parameter.
-_WITHOUT_ADAPTERS = ("torchtitan", "lightning", "python")
+_WITHOUT_ADAPTERS = ("torchtitan", "megatron-bridge", "lightning", "python")
 
 
 def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
@@ -36,7 +37,9 @@ def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
             f"adapter: the file for {stack} trains every parameter; use trainer, trl, axolotl or "
             "llama-factory, or leave [adapter] out"
         )
-    exported: Exported = _module(stack).export(run, target)
+    module = _module(stack)
+    check_axes(run, stack)
+    exported: Exported = module.export(run, target)
     if run.adapter is not None and stack in _BY_SCRIPT:
         made = f"adapter = {run.adapter}: make it in your script, with get_peft_model of peft."
         exported = exported._replace(in_script=(*exported.in_script, made))
@@ -47,8 +50,12 @@ def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
 
 
 def applied_strategy(run: RunSpec, stack: str) -> Strategy:
-    """The strategy of a run as a stack runs it; the same strategy where it can run all of them."""
+    """The strategy of a run as a stack runs it; the same strategy where it can run all of them.
+
+    Raises SpecError where the stack does not have an axis of the strategy.
+    """
     applied = getattr(_module(stack), "applied", None)
+    check_axes(run, stack)
     return run.strategy if applied is None else applied(run)
 
 

@@ -25,6 +25,7 @@ CHANGE_ME = "change-me"
 _FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
 ENVIRONMENT = {"replicate": "PARALLELISM_CONFIG_DP_REPLICATE_SIZE",
                "shard": "PARALLELISM_CONFIG_DP_SHARD_SIZE"}  # fmt: skip
+ENVIRONMENT_CONTEXT = "PARALLELISM_CONFIG_CP_SIZE"
 
 
 class Stack(NamedTuple):

@@ -15,7 +15,7 @@ from shardwise.spec.train import CheckpointSettings, DataSettings, TrainSettings
 from shardwise.stacks.read.source import Script
 from shardwise.stacks.read.torchtitan import read
 from shardwise.stacks.write.chat_differences import stream_differences
-from shardwise.stacks.write.differences import Comparison, Rule, compare
+from shardwise.stacks.write.differences import RING, Comparison, Rule, compare
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.quoting import comment
 from shardwise.stacks.write.titan_model import VERSION, stretches, write_model
@@ -42,6 +42,11 @@ _RULES = (
     ),
     Rule(("prefetch", "forward_prefetch"), "fully_shard prefetches one unit in the backward"),
     Rule(("blocks_per_unit",), "every block is one FSDP unit; collectives are more and smaller"),
+    Rule(
+        ("sequence_parallel",),
+        "torchtitan's tensor parallelism divides what lies between matrices along the sequence too",
+    ),
+    RING,
     Rule(
         ("recompute",),
         "FullAC recomputes every block, which takes less memory and more time",
@@ -73,8 +78,12 @@ def applied(run: RunSpec) -> Strategy:
 
 
 def _compared(run: RunSpec, text: str) -> Comparison:
-    # One process is one device, whatever torchtitan calls it.
-    return compare(run, read(Script(text)).strategy, _RULES)
+    back = dict(read(Script(text)).strategy)
+    mesh = run.strategy.mesh
+    if mesh.states == mesh.replicate == 1 and mesh.tensor > 1:
+        # Sharding among one is none, whatever it is called.
+        back["kind"] = run.strategy.kind
+    return compare(run, back, _RULES)
 
 
 def _command(run: RunSpec, target: Target) -> str:
@@ -227,7 +236,7 @@ def _training(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
     return {
         "seq_len": run.job.seq_len,
         "local_batch_size": strategy.micro_batch,
-        "global_batch_size": strategy.micro_batch * strategy.accumulate * strategy.devices,
+        "global_batch_size": strategy.micro_batch * strategy.accumulate * strategy.data_parallel,
         "steps": train.steps,
         # torchtitan would clip to a norm of 0; Shardwise does not clip then.
         "max_norm": train.clip_norm or float("inf"),
@@ -241,12 +250,17 @@ def _training(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
 
 
 def _parallelism(strategy: Strategy) -> dict[str, Any]:
-    return {
+    found = {
         "data_parallel_replicate_degree": strategy.replicate,
         "data_parallel_shard_degree": strategy.shard,
         # "default" is true for blocks and false for the head, which is needed again at once.
         "fsdp_reshard_after_forward": "default" if strategy.reshard_after_forward else "never",
     }
+    if strategy.tensor > 1:
+        found["tensor_parallel_degree"] = strategy.tensor
+    if strategy.context > 1:
+        found["context_parallel_degree"] = strategy.context
+    return found
 
 
 def _recompute(strategy: Strategy) -> str:

@@ -9,7 +9,14 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.read.trainer import read
 from shardwise.stacks.write import trainer_peft
-from shardwise.stacks.write.arguments import TRAINER, arguments, other_differences, rules_of
+from shardwise.stacks.write.accelerate import axes_in_script
+from shardwise.stacks.write.arguments import (
+    TRAINER,
+    arguments,
+    by_parallelism_config,
+    other_differences,
+    rules_of,
+)
 from shardwise.stacks.write.differences import Comparison, Rule, compare, padded_experts
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.torchrun import script_command
@@ -22,6 +29,12 @@ _SCRIPT_RULES = (
         "pass parallelism_config=ParallelismConfig(dp_replicate_size={replicate}, "
         "dp_shard_size={shard}) of accelerate to TrainingArguments; JSON cannot hold it",
     ),
+)
+_WITH_AXES = Rule(
+    ("shard", "replicate", "tensor", "context", "sequence_parallel", "context_method"),
+    "pass parallelism_config=ParallelismConfig(dp_replicate_size={replicate}, "
+    "dp_shard_size={shard}, tp_size={tensor}, cp_size={context}) of accelerate to "
+    "TrainingArguments; JSON cannot hold it",
 )
 
 
@@ -48,18 +61,21 @@ def applied(run: RunSpec) -> Strategy:
 def _compared(run: RunSpec, table: dict[str, Any]) -> Comparison:
     strategy = run.strategy
     by_script: dict[str, object] = {}
-    if strategy.hybrid and "fsdp" in table:
-        by_script = {"shard": strategy.shard, "replicate": strategy.replicate}
+    if "fsdp" in table and (strategy.hybrid or strategy.mesh.inner > 1):
+        by_script = by_parallelism_config(strategy)
+    script_rules = _SCRIPT_RULES if strategy.mesh.inner == 1 else (_WITH_AXES,)
     back = dict(read(table).strategy)
     if strategy.kind == "single":
         # Which of the two runs depends on the number of processes, which the launcher decides.
         back["kind"] = "single"
     rules = rules_of(TRAINER, run, sharded="fsdp" in table)
-    return compare(run, back, rules, by_script, _SCRIPT_RULES)
+    return compare(run, back, rules, by_script, script_rules)
 
 
 def _in_script(run: RunSpec, found: Comparison) -> tuple[str, ...]:
     said = [*found.in_script]
+    if run.strategy.tensor > 1:
+        said += axes_in_script(run.strategy.but(context=1))
     if not run.strategy.sharded and run.strategy.master_dtype == "fp32":
         said.append(
             "master_dtype = fp32: load the model with dtype=torch.float32; transformers 5 loads "

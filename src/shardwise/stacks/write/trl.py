@@ -18,6 +18,7 @@ from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.fine_tuning import (
     CHANGE_ME,
     ENVIRONMENT,
+    ENVIRONMENT_CONTEXT,
     Stack,
     data_files,
     model_name,
@@ -59,9 +60,14 @@ def _table(run: RunSpec) -> dict[str, Any]:
     # TRL turns both on where a file does not say.
     defaults = {"bf16": False, "gradient_checkpointing": False}
     table |= {**defaults, **arguments(run, with_deepspeed=True)}
-    if strategy.hybrid and "fsdp" in table:
+    if "fsdp" in table and (strategy.hybrid or strategy.context > 1):
         degrees = {name: str(getattr(strategy, field)) for field, name in ENVIRONMENT.items()}
         table["env"] = {USES_GROUPS: "true", **degrees}
+    if strategy.context > 1:
+        table["env"][ENVIRONMENT_CONTEXT] = str(strategy.context)
+        # Each device takes one piece of the first half of a sequence and one of the second.
+        table["pad_to_multiple_of"] = 2 * strategy.context
+        table["attn_implementation"] = "sdpa"
     return table
 
 

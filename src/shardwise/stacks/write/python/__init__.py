@@ -11,6 +11,7 @@ from shardwise.spec.run import RunSpec, check_loss
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.python import foreign, model
+from shardwise.stacks.write.python.axes import axes_pieces
 from shardwise.stacks.write.python.data import data_pieces, data_settings, knows_vocabulary
 from shardwise.stacks.write.python.loop import loop_pieces
 from shardwise.stacks.write.python.loss import chunked_pieces
@@ -33,6 +34,7 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     pieces = [
         settings_piece(run, constants, data_settings(run)),
         *chunked_pieces(run, written),
+        *axes_pieces(run, written),
         *(model.model_pieces(run) if written else foreign.foreign_pieces(run)),
         *([] if knows_vocabulary(run) else [Piece(foreign.VOCABULARY, ("torch:nn",))]),
         *parallel_pieces(run, written),

@@ -7,6 +7,7 @@ from shardwise.spec.huggingface import to_config
 from shardwise.spec.lookup import ModuleRef, config_folder
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
+from shardwise.stacks.write.python import axes
 from shardwise.stacks.write.python.piece import Piece, lines
 from shardwise.stacks.write.python.settings import data_of, torch_dtype, train_of
 
@@ -50,7 +51,10 @@ def _build(run: RunSpec) -> Piece:
         module, _, function = model.factory.partition(":")
         code = f"def build() -> nn.Module:\n    return own_model.{function}().train()"
         return Piece(code, ("torch:nn", f"{module} as own_model"))
-    pretrained, settings = model.pretrained, 'attn_implementation="sdpa", dtype=torch.float32'
+    # One that is divided attends by a function of the script.
+    attention = axes.ATTENTION if axes.has_axes(run) else "sdpa"
+    settings = f'attn_implementation="{attention}", dtype=torch.float32'
+    pretrained = model.pretrained
     read = "for_model(**CONFIG)" if model.config is None else "from_pretrained(CONFIG)"
     start = "from_pretrained(\n        CONFIG" if pretrained else "from_config(\n        config"
     code = lines(

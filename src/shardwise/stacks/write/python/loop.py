@@ -6,7 +6,7 @@ from textwrap import indent
 
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
-from shardwise.stacks.write.python import foreign
+from shardwise.stacks.write.python import axes, foreign
 from shardwise.stacks.write.python.data import knows_vocabulary
 from shardwise.stacks.write.python.loss import chunks_loss
 from shardwise.stacks.write.python.parallel import needs_preparing
@@ -41,11 +41,12 @@ def _train(run: RunSpec, written: bool) -> Piece:
     start, start_imports = _start(run)
     build, build_imports = build_model(run, written)
     saves = train.checkpoint.save
-    arguments = "0, 1" if alone else "rank, world"
+    arguments = "0, 1" if alone else axes.data_ranks(strategy)
     code = lines(
         "def train() -> None:",
         start,
         build,
+        axes.has_axes(run) and axes.context_lines(strategy),
         "    optimizer = make_optimizer(model)",
         f"    batches = micro_batches({arguments}{'' if knows_vocabulary(run) else ', vocab'})",
         "    OUTPUT.mkdir(parents=True, exist_ok=True)",
@@ -81,6 +82,10 @@ def _train(run: RunSpec, written: bool) -> Piece:
         saves and "    save(model, optimizer, STEPS)",
     )
     imports = ["torch", "json", "time", *start_imports, *build_imports]
+    if strategy.tensor > 1:
+        imports.append("torch.distributed.tensor.parallel:loss_parallel")
+    if strategy.context > 1:
+        imports.append("torch.distributed.device_mesh:init_device_mesh")
     if strategy.kind == "ddp" and _skips_sync(run):
         imports.append("contextlib:nullcontext")
     return Piece(code, tuple(imports))
@@ -133,7 +138,10 @@ def build_model(run: RunSpec, written: bool) -> tuple[str, tuple[str, ...]]:
     place = '"meta"' if meta else "device"
     imports: list[str] = []
     mesh = ""
-    if strategy.sharded:
+    if axes.has_axes(run):
+        mesh, found = axes.mesh_lines(strategy)
+        imports += found
+    elif strategy.sharded:
         imports.append("torch.distributed.device_mesh:init_device_mesh")
         mesh = '    mesh = init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))'
         if strategy.hybrid:
@@ -209,22 +217,34 @@ def sync_calls(strategy: Strategy, model: str) -> list[str]:
 def _micro_batches(run: RunSpec) -> str:
     strategy = run.strategy
     calls = sync_calls(strategy, "model")
-    scaled = "loss_sum(model, ids) * (1 / (ACCUMULATE * MICRO_BATCH * SEQ_LEN))"
     skips = _skips_sync(run)
     differs = skips or bool(calls)
-    inner = "    " if skips else ""
+    # Gradients of logits that are divided by vocabulary are computed inside too.
+    divided = strategy.tensor > 1
+    inner = "    " if skips or divided else ""
     return lines(
         f"        for {'number' if differs else '_'} in range(ACCUMULATE):",
         differs and "            last = number == ACCUMULATE - 1",
         *(f"            {call}" for call in calls),
         "            ids = next(batches).to(device, non_blocking=True)",
         skips and "            with nullcontext() if last else model.no_sync():",
+        divided and "            with loss_parallel():",
         strategy.kind != "single"
         and f"            {inner}# Averaged over ranks: the mean over all tokens of a step.",
-        f"            {inner}part = {scaled}",
+        f"            {inner}part = {_scaled(run)}",
         f"            {inner}part.backward()",
         "            loss += part.detach()",
     )
+
+
+def _scaled(run: RunSpec) -> str:
+    """The loss of a micro-batch, as a share of the mean over a step."""
+    tokens = "(ACCUMULATE * MICRO_BATCH * SEQ_LEN)"
+    if not axes.has_axes(run):
+        return f"loss_sum(model, ids) * (1 / {tokens})"
+    # Each rank of a sequence has a part of its tokens, and the average counts each rank.
+    parts = "CONTEXT" if run.strategy.context > 1 else "1"
+    return f"loss_sum(model, ids, positions) * ({parts} / {tokens})"
 
 
 _FLAG = (

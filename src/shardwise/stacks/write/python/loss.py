@@ -24,12 +24,14 @@ def chunked_pieces(run: RunSpec, written: bool) -> list[Piece]:
 
 def loss_piece(run: RunSpec, written: bool) -> Piece:
     """Code that defines `loss_sum`."""
-    if chunks_loss(run):
+    if chunks_loss(run) and run.strategy.mesh.inner == 1:
         body = f"    return {chunked_call(written)}"
         return Piece(
             lines(*_SIGNATURE, _in_autocast(run, body) if run.strategy.autocast else body),
             ("torch", "torch:nn"),
         )
+    if run.strategy.mesh.inner > 1:
+        return _of_positions(run, written)
     logits = "model(ids[:, :-1])" if written else "model(input_ids=ids[:, :-1]).logits"
     unwrap = ""
     if isinstance(run.model, ModuleRef):
@@ -44,6 +46,31 @@ def loss_piece(run: RunSpec, written: bool) -> Piece:
         f'    return cross_entropy({logits}.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")',
     )
     return Piece(code, ("torch", "torch:nn", "torch.nn.functional:cross_entropy"))
+
+
+def _of_positions(run: RunSpec, written: bool) -> Piece:
+    """The loss of the tokens that a rank computes, of logits that may be divided by vocabulary."""
+    strategy = run.strategy
+    logits = "model(ids[:, positions], positions)"
+    if not written:
+        logits = "model(input_ids=ids[:, positions], position_ids=positions[None]).logits"
+    high = "logits" if strategy.param_dtype == "fp64" else "logits.float()"
+    loss = f'cross_entropy({high}.flatten(0, 1), targets.flatten(), reduction="sum")'
+    whole = strategy.tensor > 1
+    plain = not chunks_loss(run)
+    code = lines(
+        "def loss_sum(model: nn.Module, ids: torch.Tensor, positions: torch.Tensor) "
+        "-> torch.Tensor:",
+        '    """The loss of these tokens of a micro-batch, summed."""',
+        "    targets = ids[:, positions + 1]",
+        not plain and "    return model(ids[:, positions], positions, targets)",
+        plain and f"    logits = {logits}",
+        plain and f"    {'loss =' if whole else 'return'} {loss}",
+        whole and "    # Every rank of a tensor group has it.",
+        whole and "    return loss.full_tensor()",
+    )
+    used = ("torch", "torch:nn")
+    return Piece(code, (*used, "torch.nn.functional:cross_entropy") if plain else used)
 
 
 def chunked_call(written: bool, model: str = "model") -> str:

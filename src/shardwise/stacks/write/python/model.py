@@ -12,6 +12,7 @@ from pathlib import Path
 from shardwise.spec.huggingface import config_table, to_config
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
+from shardwise.stacks.write.python import axes
 from shardwise.stacks.write.python.loss import chunks_loss
 from shardwise.stacks.write.python.piece import Piece, lines
 
@@ -86,13 +87,19 @@ def model_pieces(run: RunSpec) -> list[Piece]:
         "output": bool(model.family != "qwen2" and config.get("attention_bias")),
         "mlp": bool(model.family == "llama" and config.get("mlp_bias")),
     }
+    divided = axes.has_axes(run)
+    attends = axes.calls_attend(run)
+    attention = Piece(
+        _attention(model, biased, attends),
+        () if attends else ("torch.nn.functional:scaled_dot_product_attention",),
+    )
     return [
         Piece(NORM, ("torch", "torch:nn")),
-        Piece(ROTARY),
-        Piece(_attention(model, biased), ("torch.nn.functional:scaled_dot_product_attention",)),
+        Piece(ROTARY_OF_POSITIONS if divided else ROTARY),
+        attention,
         _mlp(str(config.get("hidden_act", "silu")), biased["mlp"]),
         Piece(BLOCK),
-        _transformer(model, chunks_loss(run)),
+        _transformer(run, model),
         _initialize(run, any(biased.values())),
     ]
 
@@ -109,7 +116,7 @@ class RMSNorm(nn.Module):
         return self.weight * high.to(x.dtype)
 """
 
-ROTARY = '''
+_TABLES = '''
 def rotary_tables(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines of every position's angles, both halves of a head alike."""
     exponents = torch.arange(0, HEAD_DIM, 2, dtype=torch.float, device=x.device) / HEAD_DIM
@@ -117,21 +124,33 @@ def rotary_tables(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     angles = positions * (1.0 / ROPE_THETA**exponents)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-
+'''
+_ROTATE = """
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half = HEAD_DIM // 2
     return (x * cos) + (torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin)
-'''
+"""
+ROTARY = _TABLES + _ROTATE
+# A rank that divides sequences with others has some of their positions.
+ROTARY_OF_POSITIONS = (
+    _TABLES.replace("(x: torch.Tensor)", "(positions: torch.Tensor, dtype: torch.dtype)")
+    .replace("    positions = torch.arange(x.shape[1], device=x.device)[:, None].float()\n", "")
+    .replace("angles = positions * (", "angles = positions[:, None].float() * (")
+    .replace("x.device", "positions.device")
+    .replace("x.dtype", "dtype")
+    + _ROTATE
+)
 
 
-def _attention(model: ModelSpec, biased: Mapping[str, bool]) -> str:
+def _attention(model: ModelSpec, biased: Mapping[str, bool], attends: bool) -> str:
     qk_norm = model.family == "qwen3"
     queries = "self.q_proj(x).view(heads)"
     keys = "self.k_proj(x).view(heads)"
     if qk_norm:
         queries, keys = f"self.q_norm({queries})", f"self.k_norm({keys})"
     grouped = ", enable_gqa=True" if model.kv_heads < model.heads else ""
+    mixed = f"scaled_dot_product_attention(q, k, v, is_causal=True{grouped})"
     return lines(
         "class Attention(nn.Module):",
         "    def __init__(self) -> None:",
@@ -150,7 +169,7 @@ def _attention(model: ModelSpec, biased: Mapping[str, bool]) -> str:
         k = {keys}.transpose(1, 2)
         v = self.v_proj(x).view(heads).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        mixed = scaled_dot_product_attention(q, k, v, is_causal=True{grouped})
+        mixed = {"attend(q, k, v)" if attends else mixed}
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 """,
     )
@@ -187,13 +206,17 @@ class Block(nn.Module):
 """
 
 
-def _transformer(model: ModelSpec, chunks_loss: bool) -> Piece:
-    tied = model.tied
+def _transformer(run: RunSpec, model: ModelSpec) -> Piece:
+    # A divided head is a module of its own, which a style can be applied to.
+    tied = model.tied and run.strategy.tensor == 1
     weight = "self.model.embed_tokens.weight" if tied else "self.lm_head.weight"
     result = f"return linear(x, {weight})" if tied else "return self.lm_head(x)"
+    divided = axes.has_axes(run)
     arguments = "self, ids: torch.Tensor"
     imports = ["torch.nn.functional:linear"] if tied else []
-    if chunks_loss:
+    if divided:
+        arguments += ", positions: torch.Tensor"
+    if chunks_loss(run):
         arguments += ", targets: torch.Tensor"
         result = lines(
             f"weight = {weight}",
@@ -201,7 +224,24 @@ def _transformer(model: ModelSpec, chunks_loss: bool) -> Piece:
         )
         imports = ["torch.nn.functional:linear", "functools:partial"]
     code = lines(
-        '''
+        _TRANSFORMER.replace("RESULT", _RESULTS[chunks_loss(run)]),
+        not tied and "        self.lm_head = nn.Linear(HIDDEN, VOCAB, bias=False)",
+        f"""
+
+    def forward({arguments}) -> torch.Tensor:
+        x = self.model.embed_tokens(ids)
+        cos, sin = rotary_tables({"positions, x.dtype" if divided else "x"})
+        for block in self.model.layers:
+            x = block(x, cos, sin)
+        x = self.model.norm(x)
+        {result}
+""",
+    )
+    return Piece(code, tuple(imports))
+
+
+_RESULTS = {False: "Tokens to logits", True: "Tokens to their summed loss"}
+_TRANSFORMER = '''
 class Transformer(nn.Module):
     """RESULT. Parameters are named as in checkpoints of Hugging Face."""
 
@@ -214,20 +254,7 @@ class Transformer(nn.Module):
                 "norm": RMSNorm(HIDDEN),
             }
         )
-'''.replace("RESULT", "Tokens to their summed loss" if chunks_loss else "Tokens to logits"),
-        not tied and "        self.lm_head = nn.Linear(HIDDEN, VOCAB, bias=False)",
-        f"""
-
-    def forward({arguments}) -> torch.Tensor:
-        x = self.model.embed_tokens(ids)
-        cos, sin = rotary_tables(x)
-        for block in self.model.layers:
-            x = block(x, cos, sin)
-        x = self.model.norm(x)
-        {result}
-""",
-    )
-    return Piece(code, tuple(imports))
+'''
 
 
 def _initialize(run: RunSpec, biases: bool) -> Piece:

@@ -72,6 +72,7 @@ def _change_imports(strategy: Strategy) -> tuple[str, ...]:
 def _sharded(run: RunSpec, written: bool) -> Piece:
     strategy = run.strategy
     places = _places(run)
+    tensor = strategy.tensor > 1
     policy, imports = _policy(strategy, on_cpu(run), places)
     several = strategy.blocks_per_unit > 1
     prefetch = strategy.prefetch != 1 or strategy.forward_prefetch > 0
@@ -85,8 +86,11 @@ def _sharded(run: RunSpec, written: bool) -> Piece:
         policy,
         fills and not written and "    initialize = Initializer(model, device)",
         prefetch and several and "    units = []",
-        _several(prefetch, fills, written) if several else _one_by_one(fills, written),
+        _several(prefetch, fills, written, tensor)
+        if several
+        else _one_by_one(fills, written, tensor),
         fills and _fill_rest(written),
+        tensor and '    divide_ends(model, mesh["tensor"])',
         "    # Used first and last: resharding in between would only gather it twice.",
         "    fully_shard(model, reshard_after_forward=False, **settings)",
         _prefetch(strategy, several) if prefetch else "",
@@ -104,18 +108,19 @@ def _summary(strategy: Strategy) -> str:
     return what[strategy.kind]
 
 
-def _one_by_one(fills: bool, written: bool) -> str:
+def _one_by_one(fills: bool, written: bool, tensor: bool) -> str:
     numbered = fills and written
     return lines(
         "    for number, block in enumerate(blocks):" if numbered else "    for block in blocks:",
         numbered
         and '        initialize(block.named_modules(prefix=f"model.layers.{number}"), device)',
         fills and not written and "        initialize(block)",
+        tensor and '        divide_block(block, mesh["tensor"])',
         "        fully_shard(block, reshard_after_forward=RESHARD_AFTER_FORWARD, **settings)",
     )
 
 
-def _several(prefetch: bool, fills: bool, written: bool) -> str:
+def _several(prefetch: bool, fills: bool, written: bool, tensor: bool) -> str:
     return lines(
         "    for start in range(0, len(blocks), BLOCKS_PER_UNIT):",
         "        members = blocks[start : start + BLOCKS_PER_UNIT]",
@@ -125,6 +130,8 @@ def _several(prefetch: bool, fills: bool, written: bool) -> str:
         and written
         and '            initialize(block.named_modules(prefix=f"model.layers.{number}"), device)',
         fills and not written and "            initialize(block)",
+        tensor and not fills and "        for block in members:",
+        tensor and '            divide_block(block, mesh["tensor"])',
         "        fully_shard(members, reshard_after_forward=RESHARD_AFTER_FORWARD, **settings)",
         prefetch and "        units.append(members[0])",
     )
@@ -163,7 +170,7 @@ def _places(run: RunSpec) -> bool:
         # Its tensors are known only where it is built.
         return True
     units = decoder_units(model, run.job.seq_len).units
-    return any(unit.rearranged(strategy.mesh.shard) for unit in units)
+    return any(unit.rearranged(strategy.mesh.states) for unit in units)
 
 
 _PLACEMENT = '''
@@ -193,12 +200,15 @@ def _policy(strategy: Strategy, cpu: bool, places: bool) -> tuple[str, tuple[str
         imports.append("torch.distributed.fsdp:CPUOffloadPolicy")
     if places:
         imports.append("torch.distributed.tensor:Shard")
+    mesh = "mesh"
+    if strategy.tensor > 1:
+        mesh = 'mesh["replicate", "shard"]' if strategy.mesh.replicate > 1 else 'mesh["shard"]'
     if not words and not strategy.offload and not places:
-        return '    settings = {"mesh": mesh}', tuple(imports)
+        return f'    settings = {{"mesh": {mesh}}}', tuple(imports)
     pinned = "pin_memory=False" if cpu else ""
     return lines(
         "    settings = {",
-        '        "mesh": mesh,',
+        f'        "mesh": {mesh},',
         words and f'        "mp_policy": MixedPrecisionPolicy({words}),',
         strategy.offload and f'        "offload_policy": CPUOffloadPolicy({pinned}),',
         places and '        "shard_placement_fn": place,',

@@ -120,6 +120,10 @@ def _plan(run: RunSpec) -> dict[str, object]:
     values: dict[str, object] = {}
     if strategy.hybrid:
         values |= {"REPLICATE": strategy.replicate, "SHARD": strategy.shard}
+    elif strategy.mesh.inner > 1:
+        values["SHARD"] = strategy.shard
+    inner = {"CONTEXT": strategy.context, "TENSOR": strategy.tensor}
+    values |= {name: degree for name, degree in inner.items() if degree > 1}
     if strategy.sharded:
         if strategy.blocks_per_unit > 1:
             values["BLOCKS_PER_UNIT"] = strategy.blocks_per_unit

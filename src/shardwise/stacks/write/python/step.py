@@ -78,6 +78,8 @@ def _rate(run: RunSpec) -> Piece:
 
 def _norm(run: RunSpec) -> Piece:
     clips = train_of(run).clip_norm > 0
+    if run.strategy.tensor > 1 and not run.strategy.sequence_parallel:
+        return _norm_by_mesh(clips)
     # The norm of a sharded gradient is sharded too.
     whole = ".full_tensor()" if run.strategy.sharded else ""
     code = lines(
@@ -91,6 +93,30 @@ def _norm(run: RunSpec) -> Piece:
         "    return norm",
     )
     used = ("torch", "torch:nn", "torch.nn.utils:get_total_norm")
+    return Piece(code, (*used, "torch.nn.utils:clip_grads_with_norm_") if clips else used)
+
+
+def _norm_by_mesh(clips: bool) -> Piece:
+    """Norms are not divided, so that their gradients lie on another mesh than those of matrices."""
+    code = lines(
+        f"def {'clip_gradients' if clips else 'gradient_norm'}(model: nn.Module) -> torch.Tensor:",
+        '    """Clip gradients to CLIP_NORM; return their global norm before clipping."""'
+        if clips
+        else '    """The global gradient norm, over all ranks."""',
+        """
+    groups: dict[DeviceMesh, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            groups.setdefault(parameter.grad.device_mesh, []).append(parameter)
+    norms = [get_total_norm([p.grad for p in group]).full_tensor() for group in groups.values()]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+""",
+        clips and "    for group in groups.values():",
+        clips and "        clip_grads_with_norm_(group, CLIP_NORM, norm)",
+        "    return norm",
+    )
+    mesh, total = "torch.distributed.device_mesh:DeviceMesh", "torch.nn.utils:get_total_norm"
+    used = ("torch", "torch:nn", mesh, total)
     return Piece(code, (*used, "torch.nn.utils:clip_grads_with_norm_") if clips else used)
 
 

@@ -1,0 +1,95 @@
+"""Read tensor and context parallelism from a script that applies torch's own."""
+
+from __future__ import annotations
+
+from shardwise.spec.mesh import Axis
+from shardwise.stacks.read.imported import Reading
+from shardwise.stacks.read.source import Call, Script
+
+# What people call the axes of a mesh.
+_NAMES: dict[str, Axis] = {
+    **dict.fromkeys(("replicate", "dp_replicate", "ddp"), "replicate"),
+    **dict.fromkeys(("shard", "dp_shard", "fsdp", "dp", "data", "data_parallel"), "shard"),
+    **dict.fromkeys(("context", "cp", "context_parallel"), "context"),
+    **dict.fromkeys(("tensor", "tp", "tensor_parallel"), "tensor"),
+}
+# Numbers that stand for a degree where the mesh does not tell it.
+_TENSOR = ("TENSOR", "TP", "TP_SIZE", "tp_size", "tp_degree", "tensor_parallel_size")
+_CONTEXT = ("CONTEXT", "CP", "CP_SIZE", "cp_size", "cp_degree", "context_parallel_size")
+# In scripts that `shardwise export` wrote.
+_SHARD, _REPLICATE = ("SHARD",), ("REPLICATE",)
+
+
+def read_axes(script: Script, reading: Reading) -> bool:
+    """Read the degrees of all axes; False where the script divides nothing but the states."""
+    divides, ring = script.uses("parallelize_module"), script.uses("context_parallel")
+    ulysses = script.uses("all_to_all_single", "all_to_all") and bool(script.number(*_CONTEXT))
+    if not divides and not ring and not ulysses:
+        return False
+    sizes = _mesh(script)
+    for axis, names in (("tensor", _TENSOR), ("context", _CONTEXT), ("shard", _SHARD),
+                        ("replicate", _REPLICATE)):  # fmt: skip
+        found = script.number(*names)
+        # A constant of the script before the mesh, whose axis of shards may hold contexts too.
+        if found and found[1] > 0 and (axis not in sizes or found[0].isupper()):
+            sizes[axis] = found[1]
+    if divides:
+        _tensor(script, sizes.get("tensor"), reading)
+    if ring or ulysses:
+        _context("ring" if ring else "ulysses", sizes.get("context"), reading)
+    _data(sizes, reading)
+    return True
+
+
+def _mesh(script: Script) -> dict[str, int]:
+    """The sizes of the first mesh whose axes have names that say what they are for."""
+    for call in script.calls("init_device_mesh"):
+        names, shape = call.get("mesh_dim_names", 2), call.get("mesh_shape", 1)
+        if type(names) is not tuple or type(shape) is not tuple or len(names) != len(shape):
+            continue
+        pairs = [
+            (_NAMES[name], size)
+            for name, size in zip(names, shape, strict=True)
+            if isinstance(name, str) and name in _NAMES and type(size) is int and size > 0
+        ]
+        if pairs:
+            return dict(pairs)
+    return {}
+
+
+def _tensor(script: Script, degree: int | None, reading: Reading) -> None:
+    if degree is None:
+        reading.drop("parallelize_module: its degree is decided when the script runs; set tensor.")
+        return
+    if degree == 1:
+        return
+    rows = [call.get("output_layouts") for call in script.calls("RowwiseParallel")]
+    divided = any(isinstance(row, Call) and row.name == "Shard" for row in rows)
+    reading.strategy |= {"tensor": degree, "sequence_parallel": divided}
+    reading.note(
+        f"parallelize_module becomes tensor = {degree}, "
+        f"{'with' if divided else 'without'} sequence parallelism."
+    )
+    if script.uses("movedim"):
+        reading.strategy["tensor_across_nodes"] = True
+        reading.note("movedim of the ranks becomes tensor_across_nodes = true.")
+
+
+def _context(method: str, degree: int | None, reading: Reading) -> None:
+    if degree is None:
+        reading.drop("Context parallelism: its degree is decided when the script runs.")
+    elif degree > 1:
+        reading.strategy |= {"context": degree, "context_method": method}
+        reading.note(f"Context parallelism becomes context = {degree}, by {method}.")
+
+
+def _data(sizes: dict[str, int], reading: Reading) -> None:
+    """Groups of replicas; otherwise the rest of the devices shards."""
+    shard, replicate = sizes.get("shard"), sizes.get("replicate", 1)
+    if shard is None:
+        reading.note("The other devices shard, however many they are.")
+        return
+    reading.strategy.pop("within_node", None)
+    reading.strategy |= {"shard": shard, "replicate": replicate}
+    reading.processes = shard * replicate * sizes.get("tensor", 1) * sizes.get("context", 1)
+    reading.note(f"The mesh becomes replicate = {replicate}, shard = {shard}.")
