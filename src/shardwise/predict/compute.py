@@ -12,6 +12,9 @@ from shardwise.predict.configurations import Floats
 from shardwise.predict.rates import Coefficients, Hardware
 from shardwise.units.unit import Policy, Stage
 
+# Sequences up to which runs were fitted, and from which on an attention kernel is at its best.
+SHORT, LONG = 2**13, 2**16
+
 
 def forward_s(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Floats:
     """A forward of `tokens` of one device."""
@@ -21,7 +24,7 @@ def forward_s(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Flo
         _moved(stage, k) * tokens,
         stage.kernels,
         h,
-        k,
+        _at_length(stage, k),
     )
 
 
@@ -33,7 +36,7 @@ def backward_s(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Fl
         2.0 * _moved(stage, k) * tokens,
         2.0 * stage.kernels,
         h,
-        k,
+        _at_length(stage, k),
     )
 
 
@@ -48,8 +51,15 @@ def recompute_s(
         _moved(stage, k) * tokens,
         stage.kernels,
         h,
-        k,
+        _at_length(stage, k),
     )
+
+
+def _at_length(stage: Stage, k: Coefficients) -> Coefficients:
+    """Attention kernels are more efficient on longer sequences than those that were fitted."""
+    longer = np.log2(np.maximum(stage.attention_span, SHORT) / SHORT)
+    way = np.minimum(1.0, longer / np.log2(LONG / SHORT))
+    return k._replace(attention_efficiency=k.attention_efficiency * k.long_attention**way)
 
 
 def _moved(stage: Stage, k: Coefficients) -> float:

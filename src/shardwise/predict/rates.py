@@ -53,6 +53,8 @@ class Coefficients(NamedTuple):
     # each call. An efficiency of 0 stands for what other collectives have.
     exchange_efficiency: float = 0.0
     exchange_latency_s: float = 0.0
+    # Efficiency of attention on long sequences, relative to that on those of runs.
+    long_attention: float = 1.0
 
 
 class Bandwidths(NamedTuple):

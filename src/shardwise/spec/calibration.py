@@ -50,6 +50,8 @@ class Calibration(Record):
     # stands for what other collectives have.
     exchange_efficiency: Factor = 0.0
     exchange_latency_s: Seconds = 0.0
+    # Efficiency of attention on long sequences, relative to that on those of runs.
+    long_attention: Share = 1.0
     interval: tuple[float, float] = (-0.2, 0.25)
     source: str = ""
 

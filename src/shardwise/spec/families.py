@@ -171,10 +171,3 @@ _OTHER_LINEARS: Mapping[str, Mapping[str, str]] = {
 def linear_names(family: str) -> Mapping[str, str]:
     """What transformers calls the linear layers of a family's blocks."""
     return {**_LINEARS, **_OTHER_LINEARS.get(family, {})}
-
-
-# Families that tensor parallelism can divide: the engine as the plans of transformers say, the
-# predictions by the same formulas.
-DIVISIBLE = frozenset(
-    {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo", "phi"}
-)

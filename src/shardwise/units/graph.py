@@ -51,6 +51,7 @@ class Op:
     parameter_elements: int = 0
     matmul_flops: float = 0.0
     attention_flops: float = 0.0
+    attention_span: int = 0
     alias: bool = False
     # Element-wise: a compiler can fuse it, and compute it again instead of saving its output.
     pointwise: bool = False
@@ -251,6 +252,7 @@ class Graph:
                 inputs=inputs,
                 saves=(*inputs, output, statistics),
                 attention_flops=4.0 * span * width,
+                attention_span=span,
                 sent=sent,
                 returned=returned,
                 scratch=scratch,
@@ -297,6 +299,7 @@ class Graph:
         return Stage(
             matmul_flops=sum(op.matmul_flops for op in self.ops),
             attention_flops=sum(op.attention_flops for op in self.ops),
+            attention_span=max((op.attention_span for op in self.ops), default=0),
             elementwise_bytes=sum(
                 op.output.bytes + sum(x.bytes for x in op.inputs) for op in self.ops if op.pointwise
             ),

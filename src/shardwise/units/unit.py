@@ -132,6 +132,8 @@ class Stage:
     # As torch.utils.flop_counter counts: every query with every visible key. A causal kernel
     # computes about half of it.
     attention_flops: float = 0.0
+    # Keys that a query sees, at most.
+    attention_span: int = 0
     elementwise_bytes: float = 0.0
     kernels: int = 0
     # By torch.compile, which fuses element-wise operations.
@@ -396,6 +398,7 @@ def _joined(members: tuple[Unit, ...]) -> Unit:
     stage = Stage(
         matmul_flops=sum(s.matmul_flops for s in stages),
         attention_flops=sum(s.attention_flops for s in stages),
+        attention_span=max(s.attention_span for s in stages),
         elementwise_bytes=sum(s.elementwise_bytes for s in stages),
         kernels=sum(s.kernels for s in stages),
         gradient_flops=sum(s.backward_matmul_flops for s in stages),
