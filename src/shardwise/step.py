@@ -6,7 +6,7 @@ Everything is per device unless a name says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +16,9 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.wording import value_sentence
 
 SCHEMA = 1
+
+# The axis of a group that is named otherwise.
+_AXIS = {"reshard": "shard"}
 
 Verdict = Literal["fits", "at risk", "does not fit"]
 Bottleneck = Literal["memory", "bandwidth", "latency", "compute"]
@@ -244,13 +247,22 @@ def throughput_of(
 
 
 def by_operation(
-    traffic: tuple[CollectiveProfile, ...],
-) -> dict[tuple[str, int], tuple[int, int]]:
-    """Calls and bytes by what a counter can see: the operation and the size of its group."""
-    found: dict[tuple[str, int], tuple[int, int]] = {}
+    traffic: Iterable[CollectiveProfile],
+) -> dict[tuple[str, int, str], tuple[int, int]]:
+    """Calls and bytes by what a counter can see: the operation, the size and axis of its group.
+
+    Groups that FSDP reshards to are part of the axis it shards over. An axis that spans all
+    processes uses the group of all processes, so the two cannot be told apart.
+    """
+    traffic = [one for one in traffic if one.group_size > 1]
+    axes = {one.group_size: _AXIS.get(one.group, one.group) for one in traffic
+            if one.group not in ("world", "context")}  # fmt: skip
+    found: dict[tuple[str, int, str], tuple[int, int]] = {}
     for one in traffic:
-        calls, size = found.get((one.op, one.group_size), (0, 0))
-        found[one.op, one.group_size] = (calls + one.calls, size + one.bytes)
+        axis = axes.get(one.group_size, "world") if one.group == "world" else one.group
+        key = (one.op, one.group_size, _AXIS.get(axis, axis))
+        calls, size = found.get(key, (0, 0))
+        found[key] = (calls + one.calls, size + one.bytes)
     return found
 
 

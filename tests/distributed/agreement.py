@@ -7,6 +7,7 @@ from shardwise.predict.memory import predict_memory
 from shardwise.predict.traffic import predict_traffic
 from shardwise.spec import ModelSpec, Strategy
 from shardwise.spec.optimizer import Optimizer
+from shardwise.step import CollectiveProfile, by_operation
 from shardwise.units.adapted import adapt
 from shardwise.units.decoder import decoder_units
 from shardwise.units.module import module_units
@@ -45,16 +46,16 @@ def assert_agrees(
     else:
         units = decoder_units(spec, seq_len, dtype, autocast=autocast)
     units = units.grouped(strategy.blocks_per_unit)
-    sizes = {
-        "shard": strategy.shard,
-        "replicate": strategy.replicate,
-        "reshard": strategy.reshard_after_forward,
+    mesh = strategy.mesh
+    sizes = {**mesh._asdict(), "shard": mesh.states, "reshard": strategy.reshard_after_forward}
+    predicted_traffic = (
+        CollectiveProfile(one.op, one.group, sizes[one.group], int(one.calls[0]), int(one.bytes[0]))
+        for one in predict_traffic(units, columns)
+    )
+    collectives = {
+        f"{op}/{size}/{axis}": both
+        for (op, size, axis), both in by_operation(predicted_traffic).items()
     }
-    collectives: dict[str, tuple[int, int]] = {}
-    for one in predict_traffic(units, columns):
-        key = f"{one.op}/{sizes[one.group]}"
-        calls, total = collectives.get(key, (0, 0))
-        collectives[key] = (calls + int(one.calls[0]), total + int(one.bytes[0]))
     memory = predict_memory(units, columns, optimizer)
     resting = memory.phases["optimizer step"]
     predicted = float(memory.peak_bytes[0])

@@ -15,6 +15,7 @@ from shardwise.engine.loss import loss_of
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
 from shardwise.engine.torch_private import plain_tensors
+from shardwise.engine.wrapped import axes_of
 from shardwise.spec import ModelSpec, Strategy
 from shardwise.spec.train import TrainSettings
 from shardwise.train.optimizer import clear_gradients, make_optimizer
@@ -62,7 +63,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     # Lazy initialisation and optimizer states; DDP then makes its buckets anew.
     for _ in range(2 if strategy.kind == "ddp" else 1):
         step(module, optimizer, ids, strategy)
-    counter = CollectiveCounter()
+    counter = CollectiveCounter(axes_of(module))
 
     def counted_step() -> None:
         counter.counts.clear()
@@ -84,7 +85,9 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         for plain in plain_tensors(v)
     ]
     return {
-        "collectives": {f"{op}/{size}": tuple(n) for (op, size), n in counter.counts.items()},
+        "collectives": {
+            f"{op}/{size}/{axis}": tuple(n) for (op, size, axis), n in counter.counts.items()
+        },
         "parameter_bytes": sum(one.nbytes for p in module.parameters() for one in plain_tensors(p)),
         "optimizer_bytes": sum(s.nbytes for s in states),
         "peak_bytes": peak,

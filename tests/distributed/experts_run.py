@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.mesh import resolve_for_world, world
 from shardwise.engine.parallelize import parallelize
+from shardwise.engine.wrapped import axes_of
 from shardwise.integrations.watch import StepWatch
 from shardwise.spec import ModelSpec, Strategy
 from tests.distributed.checkpoint_run import Tied, digest, full, local
@@ -77,15 +78,18 @@ def wrapped(case: dict[str, Any]) -> dict[str, Any]:
     fully_shard(model, reshard_after_forward=False)
     optimizer = torch.optim.AdamW(model.parameters())
     watch.start(model, optimizer)
-    counter = CollectiveCounter()
+    counter = CollectiveCounter(axes_of(model))
     with counter:
         model(ids).logsumexp(-1).mean().backward()
     assert watch.predicted is not None
     return {
         "predicted": {
-            f"{one.op}/{one.group_size}": (one.calls, one.bytes) for one in watch.predicted.traffic
+            f"{one.op}/{one.group_size}/{one.group}": (one.calls, one.bytes)
+            for one in watch.predicted.traffic
         },
-        "counted": {f"{op}/{size}": tuple(n) for (op, size), n in counter.counts.items()},
+        "counted": {
+            f"{op}/{size}/{axis}": tuple(n) for (op, size, axis), n in counter.counts.items()
+        },
         "parameter_bytes": watch.predicted.known_memory.terms["parameters"],
         "held_bytes": sum(local(p).nbytes for p in model.parameters()),
     }

@@ -59,7 +59,7 @@ def main() -> None:
         "placements": sorted({str(placement) for [p], _ in sharded.values() for placement in [p]}),
         "local": sum(local.numel() for _, local in sharded.values()),
         "wrapped": counts.wrapped,
-        "counted": {f"{op}/{size}": n.calls for (op, size), n in counts.counter.counts.items()},
+        "counted": {f"{op}/{size}": n.calls for (op, size, _), n in counts.counter.counts.items()},
     }
     trainer.save_checkpoint("saved")
     if dist.get_rank() == 0:

@@ -149,7 +149,7 @@ def test_the_measured_table_of_36_blocks(workers: Workers) -> None:
         for ranks in workers.run(run_case, 2, cases)
     ]
     assert counts == [
-        {"all_gather/2": 73, "reduce_scatter/2": 37},
-        {"all_gather/2": 37, "reduce_scatter/2": 37},
-        {"all_gather/2": 73 + 36, "reduce_scatter/2": 37},
+        {"all_gather/2/shard": 73, "reduce_scatter/2/shard": 37},
+        {"all_gather/2/shard": 37, "reduce_scatter/2/shard": 37},
+        {"all_gather/2/shard": 73 + 36, "reduce_scatter/2/shard": 37},
     ]

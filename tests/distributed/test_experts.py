@@ -68,7 +68,7 @@ def test_collectives_move_no_padding(workers: Workers) -> None:
     # 4 rows of the router instead of 3, and 504 of the two tables instead of 503.
     padding = spec.layers * spec.hidden + 2 * spec.hidden
     moved = ranks[0]["collectives"]
-    assert moved["reduce_scatter/4"][1] == 4 * (units.numel + padding)
+    assert moved["reduce_scatter/4/shard"][1] == 4 * (units.numel + padding)
 
 
 class TestParity:

@@ -88,6 +88,8 @@ def test_every_strategy_learns_the_same(tmp_path: Path, workers: Workers) -> Non
         ("zero1", 2, {"kind": "zero1", "micro_batch": 2}),
         ("zero3", 2, {"kind": "zero3", "strategy": 'recompute = "full"'}),
         ("offloaded", 2, {"kind": "zero3", "strategy": "offload = true"}),
+        ("tensor", 4, {"kind": "zero3", "strategy": "tensor = 2"}),
+        ("ddp and tensor", 4, {"kind": "ddp", "micro_batch": 2, "strategy": "tensor = 2"}),
     ]
     found = {}
     for name, processes, fields in cases:

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from shardwise.engine.torch_private import (
-    ALL_GATHER,
-    FUNCTIONAL_ALL_REDUCE,
-    REDUCE_SCATTER,
-    TorchDispatchMode,
-    group_by_name,
-)
+from shardwise.engine.torch_private import COLLECTIVES, TorchDispatchMode, group_by_name
+from shardwise.spec.mesh import Axis
 
-_C10D = torch.ops.c10d
+# The group of all processes, where no axis of the mesh spans them.
+WORLD = "world"
 
 
 class Counted(NamedTuple):
-    """One kind of collective in groups of one size; `bytes` sums the full messages of the group."""
+    """Collectives of one kind; `bytes` sums the full messages of the group.
+
+    That is what all ranks of the group together gather, scatter or reduce, and in an all-to-all
+    what one rank exchanges.
+    """
 
     calls: int
     bytes: int
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """Counts while it is entered. `counts` maps (operation, group size) to calls and bytes."""
+    """Counts while it is entered. `counts` maps (operation, group size, axis) to calls and bytes.
 
-    def __init__(self) -> None:
+    `axes` gives the axis of process groups by their names. FSDP makes smaller groups of its own to
+    reshard to: a group that is not named belongs to the axis it shards over.
+    """
+
+    def __init__(self, axes: Mapping[str, Axis] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.counts: dict[tuple[str, int], Counted] = {}
+        self._axes = axes or {}
+        self.counts: dict[tuple[str, int, str], Counted] = {}
 
     def __torch_dispatch__(
         self,
@@ -44,29 +50,24 @@ class CollectiveCounter(TorchDispatchMode):
         if DTensor in types:
             # DTensor then dispatches again with plain tensors, collectives included.
             return NotImplemented
-        if func.namespace == "c10d":
-            self._count(func, args)
-        elif func is FUNCTIONAL_ALL_REDUCE:
-            self._add("all_reduce", args[0], group_by_name(args[2]))
+        if func in COLLECTIVES:
+            name, size_of = COLLECTIVES[func]
+            self._add(name, size_of(args), _group(args))
         return func(*args, **(kwargs or {}))
 
-    def _count(self, func: Any, args: tuple[Any, ...]) -> None:
-        if func is ALL_GATHER:
-            name, message = "all_gather", args[0]
-        elif func is REDUCE_SCATTER:
-            name, message = "reduce_scatter", args[1]
-        elif func is _C10D.allreduce_.default:
-            name, message = "all_reduce", args[0][0]
-        elif func is _C10D.broadcast_.default:
-            name, message = "broadcast", args[0][0]
-        else:
-            return
-        group = next(a for a in args if isinstance(a, torch.ScriptObject))
-        self._add(name, message, dist.ProcessGroup.unbox(group))
-
-    def _add(self, name: str, message: torch.Tensor, group: dist.ProcessGroup) -> None:
+    def _add(self, name: str, size: int, group: dist.ProcessGroup) -> None:
         if group.size() == 1:
             return  # one rank sends nothing
-        key = (name, group.size())
+        key = (name, group.size(), self._axis(group))
         before = self.counts.get(key, Counted(0, 0))
-        self.counts[key] = Counted(before.calls + 1, before.bytes + message.nbytes)
+        self.counts[key] = Counted(before.calls + 1, before.bytes + size)
+
+    def _axis(self, group: dist.ProcessGroup) -> str:
+        other = WORLD if group == dist.group.WORLD else "shard"
+        return self._axes.get(group.group_name, other)
+
+
+def _group(args: tuple[Any, ...]) -> dist.ProcessGroup:
+    """The group of a collective: an argument, or for a functional one its name, the last."""
+    boxed = next((a for a in args if isinstance(a, torch.ScriptObject)), None)
+    return dist.ProcessGroup.unbox(boxed) if boxed is not None else group_by_name(args[-1])

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from shardwise.engine.torch_private import (
     ALL_GATHER,
@@ -133,6 +134,9 @@ class LiveBytes(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run one operation, then track its inputs and outputs."""
+        if DTensor in types:
+            # DTensor then dispatches again with plain tensors, also those that it makes on the way.
+            return NotImplemented
         out = func(*args, **(kwargs or {}))
         storages_by_key = self._uncounted if func.is_view else self._alive
         before = len(self._alive)

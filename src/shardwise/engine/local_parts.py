@@ -13,6 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
+from shardwise.engine.mesh import TENSOR
+
 _MARK = "shardwise_part"
 
 
@@ -54,6 +56,13 @@ def part_of(parameter: torch.Tensor) -> Part | None:
     """What a parameter is a part of; None if it is whole, or knows it as a DTensor."""
     part: Part | None = getattr(parameter, _MARK, None)
     return part
+
+
+def is_divided(parameter: torch.Tensor) -> bool:
+    """Whether a parameter knows the tensor axis: it is divided there, or replicated by torch."""
+    if isinstance(parameter, DTensor):
+        return TENSOR in (parameter.device_mesh.mesh_dim_names or ())
+    return part_of(parameter) is not None
 
 
 def divided_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

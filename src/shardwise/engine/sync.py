@@ -35,8 +35,8 @@ def strategy_of(model: nn.Module) -> Strategy:
     return cast(Strategy, strategy)
 
 
-def axes_of(model: nn.Module) -> dict[str, Axis]:
-    """The axis of each process group of a model, by the group's name; empty if it is not known."""
+def parallel_axes(model: nn.Module) -> dict[str, Axis]:
+    """The axis of each process group that `parallelize` used, by the group's name."""
     return dict(getattr(model, _AXES, {}))
 
 

@@ -52,10 +52,25 @@ __all__ = [
 
 # ---- operations ----------------------------------------------------------------------------------
 
-# Collectives as FSDP2 and DTensor dispatch them. Torch has no public counter of collectives.
-ALL_GATHER = torch.ops.c10d._allgather_base_.default
-REDUCE_SCATTER = torch.ops.c10d._reduce_scatter_base_.default
-FUNCTIONAL_ALL_REDUCE = torch.ops._c10d_functional.all_reduce.default
+# Collectives as FSDP2, DDP and DTensor dispatch them: the operation, and the bytes of its message
+# from its arguments. Torch has no public counter of collectives.
+_C10D, _FUNCTIONAL = torch.ops.c10d, torch.ops._c10d_functional
+ALL_GATHER, REDUCE_SCATTER = _C10D._allgather_base_.default, _C10D._reduce_scatter_base_.default
+COLLECTIVES: dict[Any, tuple[str, Callable[[tuple[Any, ...]], int]]] = {
+    ALL_GATHER: ("all_gather", lambda args: args[0].nbytes),
+    REDUCE_SCATTER: ("reduce_scatter", lambda args: args[1].nbytes),
+    _C10D.allreduce_.default: ("all_reduce", lambda args: args[0][0].nbytes),
+    _C10D.broadcast_.default: ("broadcast", lambda args: args[0][0].nbytes),
+    _C10D.alltoall_base_.default: ("all_to_all", lambda args: args[1].nbytes),
+    # Its arguments are the part of one rank, and the size of the group.
+    _FUNCTIONAL.all_gather_into_tensor.default: (
+        "all_gather",
+        lambda args: args[0].nbytes * args[1],
+    ),
+    _FUNCTIONAL.reduce_scatter_tensor.default: ("reduce_scatter", lambda args: args[0].nbytes),
+    _FUNCTIONAL.all_reduce.default: ("all_reduce", lambda args: args[0].nbytes),
+    _FUNCTIONAL.all_to_all_single.default: ("all_to_all", lambda args: args[0].nbytes),
+}
 # Operations whose FLOPs and bytes the recorder counts. Their only names are those of aten.
 CAST = torch.ops.aten._to_copy.default
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from shardwise.engine.local_parts import is_divided
 from shardwise.engine.low_bit import is_cancelled
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import SpecError
@@ -44,13 +45,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 def check_replicated(kind: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
-    """Raise SpecError for sharded parameters.
+    """Raise SpecError for sharded or divided parameters.
 
     torch 2.13's Adafactor fails on DTensors. Its Muon runs on them, with more than ten collectives
     for every matrix and step.
     """
-    if any(isinstance(parameter, DTensor) for parameter in parameters):
+    if any(isinstance(p, DTensor) or is_divided(p) for p in parameters):
         raise SpecError(
-            f"job.optimizer: {kind} needs whole matrices, and sharded strategies divide them; use "
+            f"job.optimizer: {kind} needs whole matrices, and this strategy divides them; use "
             "strategy ddp, or adamw-8bit, whose states are small too"
         )

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.mesh import resolve_for_world, world
-from shardwise.engine.sync import is_parallel, strategy_of
+from shardwise.engine.sync import is_parallel, parallel_axes, strategy_of
 from shardwise.engine.torch_private import (
     chooses_reshard,
     fsdp_groups,
@@ -22,6 +22,7 @@ from shardwise.engine.torch_private import (
     unsharded_parameter,
 )
 from shardwise.spec.dtype import DType
+from shardwise.spec.mesh import Axis
 from shardwise.spec.strategy import Strategy
 from shardwise.step import CollectiveProfile
 from shardwise.units.module import TORCH_DTYPES
@@ -80,6 +81,21 @@ def _sharded(groups: list[_Group], settings: dict[str, object]) -> Strategy:
         "offload": group.offload_policy.__class__.__name__ == "CPUOffloadPolicy",
     }
     return Strategy.read({**fields, **settings})
+
+
+def axes_of(model: nn.Module) -> dict[str, Axis]:
+    """The axis of each process group of a model, by the group's name."""
+    if is_parallel(model):
+        return parallel_axes(model)
+    if isinstance(model, DistributedDataParallel):
+        return {model.process_group.group_name: "replicate"}
+    axes: dict[str, Axis] = {}
+    for group in _groups(model):
+        mesh = group.state.mesh_info
+        axes.setdefault(mesh.shard_process_group.group_name, "shard")
+        if hasattr(mesh, "replicate_process_group"):
+            axes.setdefault(mesh.replicate_process_group.group_name, "replicate")
+    return axes
 
 
 def sharded_units(model: nn.Module, strategy: Strategy) -> list[tuple[ModelUnits, Strategy]]:

@@ -218,9 +218,8 @@ class StepWatch:
         if not groups:
             more = non_gradient_traffic(model, strategy)
             return profile._replace(traffic=(*profile.traffic, *more))
-        if self._clips and (strategy.shard or 1) > 1:
-            tensors = sum(1 for p in model.parameters() if p.requires_grad)
-            traffic = (*traffic, norm_traffic(strategy, tensors))
+        if self._clips:
+            traffic = (*traffic, *norm_traffic(strategy, model))
         return profile._replace(traffic=traffic)
 
 

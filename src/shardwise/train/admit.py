@@ -13,6 +13,7 @@ def admit(run: RunSpec, processes: int, per_node: int) -> None:
     strategy = run.strategy.resolve(processes, per_node)
     check_loss(run)
     check_batch(run._replace(strategy=strategy))
+    check_sequence(run._replace(strategy=strategy))
     if run.data is not None and run.data.path:
         find_files(run.data.path)
 
@@ -23,10 +24,26 @@ def check_batch(run: RunSpec) -> None:
     unit = run.job.seq_len * run.strategy.micro_batch * run.strategy.data_parallel
     if wanted is not None and wanted % unit:
         near = max(1, round(wanted / unit)) * unit
+        counted = "processes" if run.strategy.mesh.inner == 1 else "data-parallel groups"
         raise SpecError(
             f"job.global_batch: {wanted:,} tokens is not a multiple of {unit:,} "
             f"(micro-batch {run.strategy.micro_batch} × {run.job.seq_len:,} tokens × "
-            f"{run.strategy.devices} processes); the nearest multiple is {near:,}"
+            f"{run.strategy.data_parallel} {counted}); the nearest multiple is {near:,}"
+        )
+
+
+def check_sequence(run: RunSpec) -> None:
+    """Raise SpecError unless sequences divide into equal parts where a strategy divides them."""
+    strategy = run.strategy
+    tensor = strategy.tensor if strategy.sequence_parallel else 1
+    parts = strategy.context * tensor
+    if run.job.seq_len % parts:
+        by = [f"{axis} {n}" for axis, n in (("context", strategy.context), ("tensor", tensor))
+              if n > 1]  # fmt: skip
+        near = max(1, round(run.job.seq_len / parts)) * parts
+        raise SpecError(
+            f"job.seq_len: {run.job.seq_len:,} is not a multiple of {parts}, by which "
+            f"{' x '.join(by)} divides sequences; the nearest multiple is {near:,}"
         )
 
 

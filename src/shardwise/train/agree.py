@@ -31,13 +31,19 @@ class Agreed(NamedTuple):
 class Agreement:
     """An all-reduce that starts during the step before, so that compute hides its latency.
 
-    It runs on the CPU: no rank waits for its device. `step` is counted from 1.
+    It runs on the CPU: no rank waits for its device. `step` is counted from 1, and `copies` is
+    the number of ranks that have the same sequences: those of a context and tensor group.
     """
 
     def __init__(
-        self, step: int, batches: Sequence[MicroBatch], stop: bool, save: bool = False
+        self,
+        step: int,
+        batches: Sequence[MicroBatch],
+        stop: bool,
+        save: bool = False,
+        copies: int = 1,
     ) -> None:
-        self.step, self.count = step, len(batches)
+        self.step, self.count, self._copies = step, len(batches), copies
         tokens = sum(batch.tokens for batch in batches)
         # Counts are equal if and only if the mean of their squares is the square of their mean,
         # so that sums are enough.
@@ -54,7 +60,7 @@ class Agreement:
         tokens, stops, saves, counts, squares = self._values.tolist()
         if size * squares != counts**2:
             raise UnequalDataError(self._describe_counts())
-        return Agreed(tokens, counts // size, stops > 0, saves > 0)
+        return Agreed(tokens // self._copies, counts // size, stops > 0, saves > 0)
 
     def _describe_counts(self) -> str:
         """The error message; every rank takes part, so that each learns all counts."""

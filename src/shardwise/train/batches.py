@@ -42,7 +42,10 @@ class MicroBatch(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How the sequences of a step are distributed over ranks and micro-batches."""
+    """How the sequences of a step are distributed over ranks and micro-batches.
+
+    `rank` and `world` count ranks that have different sequences.
+    """
 
     rank: int
     world: int

@@ -67,7 +67,8 @@ def _check_shared(place: Place) -> None:
 
 def _shards(run: Mapping[str, Any]) -> int:
     """The number of shards of each parameter."""
-    return int(run.get("strategy", {}).get("shard") or 1)
+    strategy = run.get("strategy", {})
+    return int(strategy.get("shard") or 1) * int(strategy.get("context") or 1)
 
 
 def _without_folder(value: object) -> object:

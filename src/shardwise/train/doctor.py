@@ -23,8 +23,10 @@ from shardwise.engine.loss import loss_of
 from shardwise.engine.materialize import Materializer
 from shardwise.engine.mesh import join, world
 from shardwise.engine.parallelize import parallelize
-from shardwise.engine.sync import is_parallel, micro_batch
+from shardwise.engine.sync import is_parallel, micro_batch, strategy_of
+from shardwise.engine.wrapped import axes_of
 from shardwise.spec.lookup import Model
+from shardwise.spec.mesh import Mesh
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.quantity import show_gib
 from shardwise.spec.record import SpecError
@@ -41,7 +43,7 @@ from shardwise.train.check import Check
 from shardwise.train.clip import clip_gradients
 from shardwise.train.optimizer import make_optimizer
 from shardwise.train.packing import Sequences
-from shardwise.train.start import this_machine, vocabulary
+from shardwise.train.start import layout_of, this_machine, vocabulary
 from shardwise.train.tokenize import find_files, load_tokenizer, read_texts
 from shardwise.units.blocks import find_blocks, parameter_names
 from shardwise.units.build import build_module
@@ -146,11 +148,22 @@ def _vocab_too_large(name: str, vocab: int, model: ModelSpec) -> Check:
 
 
 def processes_for(run: RunSpec) -> int:
-    """The number of processes that shows the run's communication pattern: 1, 2 or 2 × 2."""
+    """The number of processes that shows the run's communication pattern: 2 along each axis."""
     strategy = run.strategy.resolve(run.cluster.devices, run.cluster.devices_per_node)
-    if strategy.kind == "single":
-        return 1
-    return 4 if strategy.hybrid or type(strategy.reshard_after_forward) is int else 2
+    return 1 if strategy.kind == "single" else Mesh(**_reduced_degrees(strategy)).devices
+
+
+def _reduced_degrees(strategy: Strategy) -> dict[str, int]:
+    """2 along each axis that a resolved strategy uses; 4 where a part of a group is resharded to.
+
+    A strategy of one device is checked with two.
+    """
+    degrees = {axis: min(degree, 2) for axis, degree in strategy.mesh._asdict().items()}
+    if type(strategy.reshard_after_forward) is int:
+        degrees["shard"] = 4 // degrees["context"]
+    if Mesh(**degrees).devices == 1:
+        degrees["shard" if strategy.sharded else "replicate"] = 2
+    return degrees
 
 
 def miniature(run: RunSpec) -> RunSpec | None:
@@ -158,9 +171,7 @@ def miniature(run: RunSpec) -> RunSpec | None:
     processes = processes_for(run)
     full = run.strategy.resolve(run.cluster.devices, run.cluster.devices_per_node)
     full = run.job.split(full)
-    degrees: dict[str, Any] = {"shard": None, "replicate": None}
-    if full.hybrid:
-        degrees = {"shard": 2, "replicate": 2}
+    degrees: dict[str, Any] = _reduced_degrees(full)
     if type(full.reshard_after_forward) is int:
         degrees["reshard_after_forward"] = 2
     strategy = full.but(micro_batch=2, accumulate=min(full.accumulate, 2), **degrees)
@@ -183,7 +194,7 @@ def reduced(model: Model, strategy: Strategy) -> Model | None:
     sizes: dict[str, Any] = {
         "layers": min(model.layers, max(3, strategy.blocks_per_unit + 1)),
         "heads": heads,
-        "kv_heads": max(1, heads // groups),
+        "kv_heads": max(min(strategy.tensor, 2), heads // groups),
         "head_dim": 16,
         "hidden": heads * 16,
         "ffn": 96,
@@ -251,7 +262,7 @@ def _as_declared(mini: RunSpec) -> Iterator[Check]:
     hook.remove()
     trained = [p for p in model.parameters() if p.requires_grad]
     before = [_local(p).clone() for p in trained]
-    with CollectiveCounter() as counter:
+    with CollectiveCounter(axes_of(model)) as counter:
         _step(model, batches.at(2), optimizer)
     moved = sum(not torch.equal(old, _local(new)) for old, new in zip(before, trained, strict=True))
     yield Check(
@@ -301,8 +312,8 @@ def _optimizer_states(optimizer: torch.optim.Optimizer, trained: list[nn.Paramet
 
 
 def _traffic_difference(
-    predicted: Mapping[tuple[str, int], tuple[int, ...]],
-    counted: Mapping[tuple[str, int], tuple[int, ...]],
+    predicted: Mapping[tuple[str, int, str], tuple[int, ...]],
+    counted: Mapping[tuple[str, int, str], tuple[int, ...]],
 ) -> str:
     """The collectives whose calls or bytes differ from the prediction."""
     differences = []
@@ -310,8 +321,8 @@ def _traffic_difference(
         (calls, size), (seen, moved) = predicted.get(key, (0, 0)), counted.get(key, (0, 0))
         if (calls, size) != (seen, moved):
             differences.append(
-                f"{key[0].replace('_', '-')} over {key[1]} ranks: {seen} calls of {moved:,} bytes "
-                f"counted, {calls} of {size:,} predicted"
+                f"{key[0].replace('_', '-')} over {key[1]} ranks ({key[2]}): {seen} calls of "
+                f"{moved:,} bytes counted, {calls} of {size:,} predicted"
             )
     return "; ".join(differences)
 
@@ -375,7 +386,6 @@ def _same_as_one_process(mini: RunSpec) -> Check:
     """Compare loss and gradient norm of the first step, in fp64, with one process."""
     name = "equal to one process"
     exact = mini.strategy.but(param_dtype="fp64", reduce_dtype="fp64", master_dtype="fp64")
-    _, size = world()
     described = with_base(mini.model, "fp64")
     with torch.device("meta"):
         module = build_module(described)
@@ -384,7 +394,9 @@ def _same_as_one_process(mini: RunSpec) -> Check:
     with torch.device("meta"):
         alone = build_module(described)
     Materializer(alone, torch.device("cpu"), torch.float64).unit([alone])
-    layout = Layout(0, 1, exact.micro_batch * size, exact.accumulate, mini.job.seq_len)
+    layout = Layout(
+        0, 1, exact.micro_batch * exact.data_parallel, exact.accumulate, mini.job.seq_len
+    )
     batch = SyntheticBatches(layout, vocabulary(mini.model, alone) or 256, 0).at(0)
     reference, reference_norm = _step(alone, batch)
     error = max(abs(loss / reference - 1), abs(norm / reference_norm - 1))
@@ -397,20 +409,19 @@ def _same_as_one_process(mini: RunSpec) -> Check:
 def _equal_counts(run: RunSpec, mini: RunSpec) -> Check:
     """Check that all ranks get the same number of micro-batches in the first steps."""
     name, data = "equal micro-batch counts", run.data or DataSettings()
-    rank, size = world()
     strategy = mini.strategy
     if data.path and not data.source:
         return Check(name, True, "by construction: the step number determines the samples")
     micro = run.strategy.micro_batch if data.source else strategy.micro_batch
     seq_len = run.job.seq_len if data.source else mini.job.seq_len
-    layout = Layout(rank, size, micro, strategy.accumulate, seq_len)
+    layout = layout_of(strategy.but(micro_batch=micro), seq_len)
     try:
         batches = make_batches(data, layout, 256, 0)
         for step in range(2):
             Agreement(step + 1, batches.at(step), stop=False).result()
     except (SpecError, RuntimeError) as error:
         return Check(name, False, str(error))
-    return Check(name, True, f"{strategy.accumulate} per step on each of {size} ranks")
+    return Check(name, True, f"{strategy.accumulate} per step on each of {world()[1]} ranks")
 
 
 # ---- one training step ---------------------------------------------------------------------------
@@ -421,14 +432,14 @@ def _step(
 ) -> tuple[float, float]:
     """Return loss and gradient norm over all ranks; update if an optimizer is given."""
     parallel = is_parallel(model)
-    size = world()[1] if parallel else 1
+    mesh = strategy_of(model).mesh if parallel else Mesh()
     loss_sum = loss_of(model)
-    tokens = sum(batch.tokens for batch in batches) * size
+    tokens = sum(batch.tokens for batch in batches) * mesh.data_parallel
     total = torch.zeros((), dtype=torch.float64)
     for index, batch in enumerate(batches):
         last = index == len(batches) - 1
         with micro_batch(model, last=last) if parallel else torch.enable_grad():
-            loss = loss_sum(*batch) * (size / tokens)
+            loss = loss_sum(*batch) * (mesh.replicate * mesh.states / tokens)
             loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     if optimizer is not None:
@@ -436,15 +447,13 @@ def _step(
         optimizer.zero_grad(set_to_none=True)
         return 0.0, 0.0
     norm = clip_gradients(model.parameters())
-    if size > 1:
+    if mesh.devices > 1:
         dist.all_reduce(total)
-    return float(total) / size, float(norm)
+    return float(total) / mesh.devices, float(norm)
 
 
 def _synthetic(mini: RunSpec, module: nn.Module) -> SyntheticBatches:
-    rank, size = world()
-    strategy = mini.strategy
-    layout = Layout(rank, size, strategy.micro_batch, strategy.accumulate, mini.job.seq_len)
+    layout = layout_of(mini.strategy, mini.job.seq_len)
     return SyntheticBatches(layout, vocabulary(mini.model, module) or 256, 0)
 
 

@@ -24,7 +24,7 @@ from torch import nn
 from shardwise.engine.annotate import DATA, annotated
 from shardwise.engine.loss import loss_of
 from shardwise.engine.mesh import world
-from shardwise.engine.sync import micro_batch
+from shardwise.engine.sync import micro_batch, strategy_of
 from shardwise.spec.train import TrainSettings
 from shardwise.train.agree import Agreement
 from shardwise.train.batches import Batches, MicroBatch
@@ -108,6 +108,7 @@ def train(
 ) -> str:
     """Train up to step `until`; return why it ended: "done", "stopped" or "data ended"."""
     t, settings = training, training.settings
+    mesh = strategy_of(t.model).mesh
     first, last = t.step, settings.steps if until is None else until
     window = _LogWindow(t.device, t.rank_state)
     clock = StepClock(t.device)
@@ -120,7 +121,8 @@ def train(
             with annotated(DATA), section("data", slow):
                 batches = t.batches.at(completed)
             saves = completed > first and saver.is_due(completed)
-            return batches, Agreement(completed + 1, batches, received_signal() is not None, saves)
+            stops = received_signal() is not None
+            return batches, Agreement(completed + 1, batches, stops, saves, mesh.inner)
 
         reason = "done"
         if first < last:
@@ -203,17 +205,18 @@ class _Update:
         self._training, self._window, self._saver = training, window, saver
         self._parameters = [p for p in training.model.parameters() if p.requires_grad]
         self._loss_sum = loss_of(training.model)
+        mesh = strategy_of(training.model).mesh
+        # The engine averages gradients over these ranks.
+        self._averaged = mesh.replicate * mesh.states
 
     def __call__(self, batches: Sequence[MicroBatch], tokens: int) -> float:
         """Update the parameters; return the learning rate. `tokens` counts all ranks' tokens."""
         t, settings = self._training, self._training.settings
-        size = world()[1]
         loss = torch.zeros((), device=t.device)
         for index, batch in enumerate(batches):
             with micro_batch(t.model, last=index == len(batches) - 1):
-                # The engine averages over ranks; the loss is the mean over all tokens of the step
-                # on all ranks.
-                part = self._loss_sum(*batch.to(t.device)) * (size / tokens)
+                # The loss is the mean over all tokens of the step on all ranks.
+                part = self._loss_sum(*batch.to(t.device)) * (self._averaged / tokens)
                 part.backward()  # type: ignore[no-untyped-call]
             # Not in place: the sum is as precise as its parts.
             loss = loss + part.detach()

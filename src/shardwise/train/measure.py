@@ -13,7 +13,9 @@ from torch import nn
 from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.device import allocator_memory, is_accelerator, reset_peak_memory
 from shardwise.engine.ledger import LiveBytes
+from shardwise.engine.local_parts import is_divided
 from shardwise.engine.torch_private import plain_tensors
+from shardwise.engine.wrapped import axes_of
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
@@ -60,7 +62,7 @@ class StepMeter:
         self._training = training
         self.traffic_step = min(completed + TRAFFIC_STEP, last)
         self.memory_step = min(completed + MEMORY_STEP, last)
-        self.counter = CollectiveCounter()
+        self.counter = CollectiveCounter(axes_of(training.model))
         self.memory: MemoryProfile | None = None
         self.finished = False
         self._ledger: LiveBytes | None = None
@@ -151,8 +153,8 @@ def measured_profile(
         provenance=Provenance("measured", __version__, "the run itself"),
         memory=meter.memory,
         traffic=tuple(
-            CollectiveProfile(op=op, group="", group_size=size, calls=n.calls, bytes=n.bytes)
-            for (op, size), n in sorted(meter.counter.counts.items())
+            CollectiveProfile(op=op, group=axis, group_size=size, calls=n.calls, bytes=n.bytes)
+            for (op, size, axis), n in sorted(meter.counter.counts.items())
         ),
         time=time,
         throughput=throughput,
@@ -161,7 +163,7 @@ def measured_profile(
 
 
 def control_traffic(
-    run: RunSpec, settings: TrainSettings, parameters: int, step: int
+    run: RunSpec, settings: TrainSettings, model: nn.Module, step: int
 ) -> tuple[CollectiveProfile, ...]:
     """The trainer's own small collectives in one step, in addition to the strategy's."""
     strategy = run.strategy
@@ -172,15 +174,25 @@ def control_traffic(
         logs = is_logged(step, settings)
         small = AGREEMENT_BYTES * agrees + LOSS_BYTES * logs
         traffic.append(_all_reduce("world", strategy.devices, agrees + logs, small))
-    if strategy.sharded and (strategy.shard or 1) > 1:
-        traffic.append(norm_traffic(strategy, parameters))
+    return (*traffic, *norm_traffic(strategy, model))
+
+
+def norm_traffic(strategy: Strategy, model: nn.Module) -> tuple[CollectiveProfile, ...]:
+    """The all-reduces of gradient norms, along each axis that divides gradients.
+
+    One value per parameter, in one message for all that are divided by tensor parallelism, and one
+    for all that are not.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    divided = sum(is_divided(p) for p in trained)
+    messages = [count for count in (divided, len(trained) - divided) if count]
+    width = 8 if strategy.master_dtype == "fp64" else 4
+    mesh, traffic = strategy.mesh, []
+    if strategy.sharded and mesh.states > 1:
+        traffic.append(_all_reduce("shard", mesh.states, len(messages), width * sum(messages)))
+    if divided:
+        traffic.append(_all_reduce("tensor", mesh.tensor, 1, width * divided))
     return tuple(traffic)
-
-
-def norm_traffic(strategy: Strategy, parameters: int) -> CollectiveProfile:
-    """The all-reduce of gradient norms: one value per parameter, in one message."""
-    norms = parameters * (8 if strategy.master_dtype == "fp64" else 4)
-    return _all_reduce("shard", strategy.shard or 1, 1, norms)
 
 
 def counting_loss_tokens(profile: StepProfile, share: float) -> StepProfile:

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.sgd import sgd
 
+from shardwise.engine.local_parts import is_divided
 from shardwise.engine.low_bit import make_low_bit
 from shardwise.engine.parallelize import check_optimizer
 from shardwise.engine.whole_matrices import Adafactor, MuonWithAdamW, check_replicated
@@ -41,6 +42,7 @@ def make_optimizer(
     elif kind == "adam":
         optimizer = torch.optim.Adam(groups, **adaptive, fused=True)
     elif kind in LOW_BIT:
+        _check_undivided(kind, trained)
         optimizer = make_low_bit(kind, groups, **adaptive)
     elif kind in ("sgd", "momentum"):
         momentum = settings.momentum if kind == "momentum" else 0.0
@@ -55,6 +57,14 @@ def make_optimizer(
         raise SpecError(f"job.optimizer: torch has no '{kind}' optimizer; use adamw")
     check_optimizer(optimizer, model)
     return optimizer
+
+
+def _check_undivided(kind: Optimizer, parameters: list[nn.Parameter]) -> None:
+    if any(is_divided(parameter) for parameter in parameters):
+        raise SpecError(
+            f"job.optimizer: {kind} does not run with tensor parallelism, whose shards its blocks "
+            "do not fit; use adamw"
+        )
 
 
 def _groups(parameters: list[nn.Parameter], settings: TrainSettings) -> list[dict[str, Any]]:

@@ -132,8 +132,7 @@ def predict(run: RunSpec, training: Training) -> StepProfile:
         profile = counting_loss_tokens(profile, data.loss_share)
     settings = training.settings
     meter = _meter(run, training)
-    tensors = sum(1 for p in training.model.parameters() if p.requires_grad)
-    control = control_traffic(run, settings, tensors, meter.traffic_step)
+    control = control_traffic(run, settings, training.model, meter.traffic_step)
     return profile._replace(traffic=(*profile.traffic, *control))
 
 

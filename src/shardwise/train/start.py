@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from shardwise.engine.device import host_memory, local_device
-from shardwise.engine.mesh import join, processes_per_node, world
+from shardwise.engine.mesh import data_rank, join, processes_per_node, world
 from shardwise.engine.packing import check_packing
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import strategy_of
@@ -19,8 +19,9 @@ from shardwise.spec.lookup import Model, config_folder
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
-from shardwise.train.admit import check_batch, device_kind
+from shardwise.train.admit import check_batch, check_sequence, device_kind
 from shardwise.train.batches import Batches, Layout, make_batches, prepare
 from shardwise.train.loop import Training
 from shardwise.train.optimizer import make_optimizer
@@ -48,8 +49,7 @@ def start(run: RunSpec) -> tuple[RunSpec, Training]:
         raise SpecError("train.meta_init: must be true for a pretrained model")
     vocab = vocabulary(run.model, module)
     model = parallelize(module, strategy, device=device, fill=fill, seed=settings.seed)
-    rank, size = world()
-    layout = Layout(rank, size, strategy.micro_batch, strategy.accumulate, run.job.seq_len)
+    layout = layout_of(strategy, run.job.seq_len)
     batches = open_data(run.data or DataSettings(), layout, vocab, settings.seed)
     if batches.statistics is not None and batches.statistics.packing:
         check_packing(module)
@@ -63,10 +63,17 @@ def start(run: RunSpec) -> tuple[RunSpec, Training]:
     return run._replace(strategy=strategy_of(model)), training
 
 
+def layout_of(strategy: Strategy, seq_len: int) -> Layout:
+    """The sequences of this process: those of one context and tensor group are the same."""
+    micro_batch, accumulate = strategy.micro_batch, strategy.accumulate
+    return Layout(data_rank(strategy), strategy.data_parallel, micro_batch, accumulate, seq_len)
+
+
 def open_data(data: DataSettings, layout: Layout, vocab: int | None, seed: int) -> Batches:
     """Open the data; one process per machine tokenizes while the others wait."""
-    if data.path and layout.world > 1:
-        if int(os.environ.get("LOCAL_RANK", layout.rank)) == 0:
+    rank, size = world()
+    if data.path and size > 1:
+        if int(os.environ.get("LOCAL_RANK", rank)) == 0:
             prepare(data, layout.seq_len)
         dist.barrier()
     return make_batches(data, layout, vocab, seed)
@@ -95,6 +102,7 @@ def on_this_world(run: RunSpec, device: torch.device) -> RunSpec:
     strategy = run.strategy.resolve(size, per_node)
     run = run._replace(cluster=cluster, strategy=strategy)
     check_batch(run)
+    check_sequence(run)
     return run.resolved()
 
 

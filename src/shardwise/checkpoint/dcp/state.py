@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.engine.device import random_states, set_random_states
+from shardwise.engine.local_parts import divided_like
 from shardwise.engine.low_bit import restore_parts, saved_parts
 from shardwise.engine.torch_private import WRAPPER_PREFIXES
 from shardwise.units.adapted import adapter_of
@@ -50,7 +51,7 @@ def updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tor
     """Tensors that only an update changes: parameters and their optimizer states."""
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in saved_parameters(model).items():
-        tensors[f"{MODEL}.{name}"] = parameter.detach()
+        tensors[f"{MODEL}.{name}"] = divided_like(parameter, parameter.detach())
         # Sorted, since the order decides which rank writes what.
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if isinstance(value, torch.Tensor):
@@ -58,7 +59,7 @@ def updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tor
                 parts = saved_parts(value)
                 tensors |= {f"{full}.{part}": rows for part, rows in parts.items()}
                 if not parts:
-                    tensors[full] = value
+                    tensors[full] = divided_like(parameter, value)
     return tensors
 
 
@@ -133,7 +134,7 @@ def make_optimizer_state(
         for key in of_parameter:
             tensor = saved[f"{OPTIMIZER}.{name}.{key}"]
             dtype = getattr(torch, tensor.dtype)
-            like = tensor.shape == tuple(parameter.shape)
+            like = tensor.shape == tuple(divided_like(parameter, parameter).shape)
             optimizer.state[parameter][key] = (
                 torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
                 if like
