@@ -23,7 +23,7 @@ from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space
 from shardwise.spec.model import ModelSpec
-from shardwise.spec.quantity import show_count
+from shardwise.spec.record import SpecError
 
 FACTS = Path(__file__).with_name("published_layouts.toml")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "when-fsdp-is-not-enough.md"
@@ -89,14 +89,24 @@ def answer(run: Published) -> Answer:
     chosen = plan.winner
     if chosen is None:
         return Answer(None)
-    degrees = Space(tensor=(run.tensor,), context=(run.context,))
-    same = [
-        one.tokens_per_s
-        for one in Search(problem, degrees).run().layouts()
-        if (one.layout.mesh.tensor, one.layout.mesh.context) == (run.tensor, run.context)
-    ]
-    relative = max(same) / chosen.tokens_per_s - 1 if same else None
+    same = _published(run, problem)
+    relative = same.tokens_per_s / chosen.tokens_per_s - 1 if same else None
     return Answer(chosen, mfu_of(problem, Units(problem), chosen), relative)
+
+
+def _published(run: Published, problem: Problem) -> Candidate | None:
+    """The best with the published degrees of tensor and context parallelism."""
+    degrees = (run.tensor, run.context)
+    space = Space(
+        tensor=(run.tensor,),
+        context=(run.context,),
+        allowed=lambda strategy: (strategy.tensor, strategy.context) == degrees,
+    )
+    try:
+        return Search(problem, space).run().best()
+    except SpecError:
+        # Such as a family that is not divided.
+        return None
 
 
 def _problem(run: Published) -> Problem:
@@ -116,17 +126,23 @@ def table() -> str:
 
 
 def _row(run: Published, found: Answer) -> str:
-    job = f"{run.devices:,} GPUs, {show_count(run.tokens)} tokens per step of {run.seq_len:,}"
+    job = f"{run.devices:,} GPUs, {run.sequences:,} × {run.seq_len:,} tokens"
     cells = [
         f"[{run.name}]({run.url} \"{run.source}\"): {job}",
         published_layout(run),
         f"{run.mfu:.0f} %" if run.mfu else "",
-        f"`{found.chosen.strategy.shorthand}`" if found.chosen else "none",
+        _chosen(run, found),
         f"{found.mfu:.0%}".replace("%", " %") if found.mfu else "",
         _relative(run, found),
         run.why,
     ]
     return f"| {' | '.join(cells)} |\n"
+
+
+def _chosen(run: Published, found: Answer) -> str:
+    if found.chosen is None:
+        return "not planned" if run.model is None else "does not fit"
+    return f"`{found.chosen.strategy.shorthand}`"
 
 
 def published_layout(run: Published) -> str:
@@ -145,7 +161,7 @@ def _relative(run: Published, found: Answer) -> str:
     if found.chosen is None:
         return ""
     if found.published is None:
-        return "does not fit or is not divided"
+        return "not divided"
     if abs(found.published) < CLOSE:
         return "the same speed"
     speed = "faster" if found.published > 0 else "slower"
