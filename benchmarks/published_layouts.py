@@ -85,13 +85,20 @@ def answer(run: Published) -> Answer:
     if run.model is None:
         return Answer(None)
     problem = _problem(run)
-    plan = make_plan(problem)
-    chosen = plan.winner
+    chosen = _plan(problem)
     if chosen is None:
         return Answer(None)
     same = _published(run, problem)
     relative = same.tokens_per_s / chosen.tokens_per_s - 1 if same else None
     return Answer(chosen, mfu_of(problem, Units(problem), chosen), relative)
+
+
+def _plan(problem: Problem) -> Candidate | None:
+    """The choice for exactly the published batch, or the closest where none divides."""
+    try:
+        return make_plan(problem, space=Space(batch_tolerance=0)).winner
+    except SpecError:
+        return make_plan(problem).winner
 
 
 def _published(run: Published, problem: Problem) -> Candidate | None:
@@ -128,7 +135,7 @@ def table() -> str:
 def _row(run: Published, found: Answer) -> str:
     job = f"{run.devices:,} GPUs, {run.sequences:,} × {run.seq_len:,} tokens"
     cells = [
-        f"[{run.name}]({run.url} \"{run.source}\"): {job}",
+        f'[{run.name}]({run.url} "{run.source}"): {job}',
         published_layout(run),
         f"{run.mfu:.0f} %" if run.mfu else "",
         _chosen(run, found),
