@@ -210,7 +210,7 @@ def _divided(reason: Divided, blocks: int | None) -> str:
         told += f"without it, {layout_words(reason.undivided)} is {speed_words(reason.throughput)}"
     costs = {"tensor": reason.tensor_share, "context": reason.context_share}
     parts = [
-        f"{percent(share)} of the step in {_INSIDE[axis]}"
+        f"{share_words(share)} of the step in {_INSIDE[axis]}"
         + (" between nodes" if axis in reason.across_nodes else " inside the node")
         for axis, share in costs.items()
         if share is not None
