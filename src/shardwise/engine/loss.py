@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, pad
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwise.engine.context import Part, context_of
 from shardwise.engine.packing import packed_settings
 from shardwise.engine.sync import is_parallel, strategy_of
 from shardwise.spec.record import SpecError
@@ -55,38 +56,58 @@ def loss_of(model: nn.Module) -> LossSum:
 
     It computes the loss that the model's strategy names; without a strategy, the plain loss.
     """
-    if is_parallel(model) and strategy_of(model).loss == "chunked":
-        return functools.partial(_chunked_sum, model)
-    return functools.partial(_plain_sum, logits_of(model))
+    chunked = is_parallel(model) and strategy_of(model).loss == "chunked"
+    return functools.partial(_chunked_sum if chunked else _plain_sum, model)
 
 
 def logits_of(model: nn.Module) -> Logits:
     """Return a function from token ids to logits, for transformers models and other modules."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
-    named = "input_ids" in inspect.signature(inner.forward).parameters or hasattr(inner, "config")
 
     def forward(ids: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-        packed = packed_settings(inner, positions)
-        output = model(input_ids=ids, **packed) if named else model(ids, **packed)
-        logits = getattr(output, "logits", output)
-        if not isinstance(logits, torch.Tensor) or logits.ndim != 3:
-            raise TypeError(
-                f"{type(inner).__name__} returned {type(output).__name__}; the trainer needs "
-                "logits of shape (batch, sequence, vocabulary)"
-            )
-        return logits
+        return _logits(model, ids, packed_settings(inner, positions))
 
     return forward
 
 
+def _logits(model: nn.Module, ids: torch.Tensor, settings: Mapping[str, Any]) -> torch.Tensor:
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    named = "input_ids" in inspect.signature(inner.forward).parameters or hasattr(inner, "config")
+    output = model(input_ids=ids, **settings) if named else model(ids, **settings)
+    logits = getattr(output, "logits", output)
+    if not isinstance(logits, torch.Tensor) or logits.ndim != 3:
+        raise TypeError(
+            f"{type(inner).__name__} returned {type(output).__name__}; the trainer needs "
+            "logits of shape (batch, sequence, vocabulary)"
+        )
+    return logits
+
+
+def _part(
+    model: nn.Module,
+    ids: torch.Tensor,
+    targets: torch.Tensor,
+    positions: torch.Tensor | None,
+) -> Part:
+    """What this process computes: whole sequences, or its part of them."""
+    context = context_of(model)
+    if context is not None:
+        return context.part(model, ids, targets, positions)
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    return Part(ids, targets, packed_settings(inner, positions))
+
+
 def _plain_sum(
-    logits: Logits,
+    model: nn.Module,
     ids: torch.Tensor,
     targets: torch.Tensor,
     positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    part = _part(model, ids, targets, positions)
     # One expression, so that no variable keeps the logits alive during the backward pass.
-    loss = _cross_entropy(logits(ids, positions).flatten(0, 1), targets.flatten())
+    loss = _cross_entropy(
+        _logits(model, part.ids, part.settings).flatten(0, 1), part.targets.flatten()
+    )
     # Of logits that are divided by vocabulary, every process has the whole loss.
     return loss.to_local() if isinstance(loss, DTensor) else loss
 
@@ -97,10 +118,9 @@ def _chunked_sum(
     targets: torch.Tensor,
     positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    packed = packed_settings(inner, positions)
-    labels = {"shift_labels": targets, "num_items_in_batch": 1}
-    loss: torch.Tensor = model(input_ids=ids, **labels, **packed).loss
+    part = _part(model, ids, targets, positions)
+    labels = {"shift_labels": part.targets, "num_items_in_batch": 1}
+    loss: torch.Tensor = model(input_ids=part.ids, **labels, **part.settings).loss
     return loss
 
 

@@ -27,7 +27,8 @@ ARCHITECTURES = (
     "olmo3", "olmoe", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3",
     "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2",
 )  # fmt: skip
-# Flash attention of transformers sees boundaries only in a batch of one sequence.
+# Flash attention of transformers sees boundaries only in a batch of one sequence. Context
+# parallelism registers attention functions whose names begin with sdpa.
 _ATTENTION = ("sdpa", "eager")
 
 
@@ -68,7 +69,7 @@ def check_packing(model: nn.Module) -> None:
             "packing = false"
         )
     attention = getattr(config, "_attn_implementation", None)
-    if attention not in _ATTENTION:
+    if not str(attention).startswith(_ATTENTION):
         raise SpecError(
             f"data.packing: needs attn_implementation sdpa or eager; the model has {attention}"
         )

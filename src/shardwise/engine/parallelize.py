@@ -19,12 +19,14 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.adapter import FrozenWeights, check_adapter, is_quantised
+from shardwise.engine.context import divide_sequences
 from shardwise.engine.device import local_device
 from shardwise.engine.local_parts import keep_local_parts
 from shardwise.engine.loss import apply_chunked_loss
 from shardwise.engine.materialize import Fill, Materializer, is_meta
 from shardwise.engine.mesh import (
     axes_of_groups,
+    context_group,
     fsdp_mesh,
     make_mesh,
     resolve_for_world,
@@ -72,6 +74,9 @@ def parallelize(
     mesh = mesh or make_mesh(strategy, device.type)
     divided = mesh and tensor_mesh(mesh)
     tensor = TensorParallel(model, strategy, divided) if divided else None
+    context = context_group(strategy) if strategy.context > 1 else None
+    if context is not None:
+        divide_sequences(model, strategy, context, device.type)
     if strategy.loss == "chunked":
         apply_chunked_loss(model, strategy.loss_chunks)
     apply_recompute(list(blocks.values()), strategy)
@@ -100,7 +105,7 @@ def parallelize(
         assert mesh is not None
         keep_local_parts(model)
         model = _replicate(model, strategy, fsdp_mesh(mesh))
-    return remember(model, strategy, axes_of_groups(mesh) if mesh else {})
+    return remember(model, strategy, axes_of_groups(mesh, context) if mesh else {})
 
 
 def _replicate(model: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> nn.Module:

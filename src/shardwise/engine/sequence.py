@@ -45,10 +45,12 @@ def whole_masks(
     config: Any,
     ids: torch.Tensor,
     positions: torch.Tensor,
-    mask: torch.Tensor | None,
+    mask: Any,
     dtype: torch.dtype,
 ) -> Any:
     """The mask, or masks by kind of layer, that the model itself would make of whole sequences."""
+    if isinstance(mask, dict):
+        return mask
     from transformers.masking_utils import create_masks_for_generate
 
     return create_masks_for_generate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import cast
 
 from torch import nn
@@ -16,6 +16,7 @@ from shardwise.spec.mesh import Axis
 from shardwise.spec.strategy import Strategy
 
 _MARK, _SET, _AXES = "_shardwise_strategy", "_shardwise_sync", "_shardwise_axes"
+_ENTERED = "_shardwise_entered"
 
 
 def remember(
@@ -71,9 +72,19 @@ def micro_batch(model: nn.Module, *, last: bool = True) -> Iterator[None]:
     skip = isinstance(model, DistributedDataParallel) and not last and strategy.grad_sync != "every"
     reduces = last or (not skip and strategy.grad_sync != "last")
     with (
+        ExitStack() as entered,
         annotated(SYNC if reduces else NO_SYNC),
         model.no_sync() if skip else nullcontext(),  # type: ignore[operator]
         # The loss of logits that are divided by vocabulary: its backward needs it too.
         loss_parallel() if strategy.tensor > 1 else nullcontext(),
     ):
+        object.__setattr__(model, _ENTERED, entered)
         yield
+
+
+def left_after_backward(model: nn.Module) -> ExitStack:
+    """Contexts of the current micro-batch, to enter others that its backward needs too."""
+    entered: ExitStack | None = getattr(model, _ENTERED, None)
+    if entered is None:
+        raise ValueError("run the forward and the backward inside shardwise.micro_batch")
+    return entered

@@ -89,6 +89,16 @@ def group_by_name(name: GroupName) -> dist.ProcessGroup:
     return _resolve_process_group(name)
 
 
+def exchange(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Send the n-th of `parts` to the n-th rank; return what each rank sent, in their order.
+
+    The public all-to-all has no gradient.
+    """
+    from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+    return all_to_all_single_autograd(parts, None, None, group)
+
+
 # ---- tensors and modules -------------------------------------------------------------------------
 
 # Parts of parameter names that torch.compile, activation checkpointing and FSDP1 add.
