@@ -77,12 +77,7 @@ def parallelize(
     context = context_group(strategy) if strategy.context > 1 else None
     if context is not None:
         divide_sequences(model, strategy, context, device.type)
-    if strategy.loss == "chunked":
-        apply_chunked_loss(model, strategy.loss_chunks)
-    apply_recompute(list(blocks.values()), strategy)
-    if strategy.compile:
-        for block in blocks.values():
-            block.compile()
+    _change_forward(model, list(blocks.values()), strategy)
 
     def prepare(members: Sequence[nn.Module]) -> None:
         """Allocate and initialise a unit, and keep this process's part of its layers."""
@@ -106,6 +101,16 @@ def parallelize(
         keep_local_parts(model)
         model = _replicate(model, strategy, fsdp_mesh(mesh))
     return remember(model, strategy, axes_of_groups(mesh, context) if mesh else {})
+
+
+def _change_forward(model: nn.Module, blocks: Sequence[nn.Module], strategy: Strategy) -> None:
+    """Apply loss, recompute and compile, which no unit must be divided for."""
+    if strategy.loss == "chunked":
+        apply_chunked_loss(model, strategy.loss_chunks)
+    apply_recompute(blocks, strategy)
+    if strategy.compile:
+        for block in blocks:
+            block.compile()
 
 
 def _replicate(model: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> nn.Module:
