@@ -21,7 +21,8 @@ pytest.importorskip("transformers")
 from tests.distributed.agreement import assert_agrees
 
 SIZES: dict[str, Any] = {
-    "layers": 4, "hidden": 128, "heads": 8, "kv_heads": 4, "head_dim": 16, "ffn": 352, "vocab": 2048,
+    "layers": 4, "hidden": 128, "heads": 8, "kv_heads": 4, "head_dim": 16, "ffn": 352,
+    "vocab": 2048,
 }  # fmt: skip
 MODELS: dict[str, ModelSpec] = {
     "llama": reduced("llama", **SIZES),

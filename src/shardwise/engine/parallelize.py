@@ -122,9 +122,9 @@ def _replicate(model: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> nn.Mod
         # Gradients are views of the buckets: no second copy.
         gradient_as_bucket_view=True,
         forward_sync_buffers=False,
-        # Quantised weights cannot be broadcast; they are the same on every rank, as they come
-        # from the same seed or the same files.
-        init_sync=adapter is None or not adapter.quantised,
+        # Quantised weights cannot be broadcast, nor DTensors among others; all are the same on
+        # every rank, as they come from the same seed or the same files.
+        init_sync=strategy.tensor == 1 and (adapter is None or not adapter.quantised),
     )
 
 

@@ -249,8 +249,8 @@ class Fsdp(Placement):
 
     def head_gradients(self, m: MicroBatch, made: float) -> tuple[Alloc, ...]:
         unit = self.head if self.head.parameters else self.root
-        # The last blocks are gathered again before the head's backward.
-        ahead = self._buffers_ahead(len(self.units.blocks), self.prefetch)
+        # The last blocks are gathered again when the loss's backward is over.
+        ahead = self._buffers_ahead(len(self.units.blocks), self.prefetch) * (made > 0)
         return (
             Alloc("unsharded_gradients", self._new_gradients(m, unit, made)),
             Alloc("unsharded_parameters", ahead),
