@@ -157,3 +157,9 @@ def test_the_search_prices_few_configurations() -> None:
     """A guard against degrees that multiply the work: counted, not timed."""
     found = plan("llama-3.1-405b", "2048x8xH100-SXM@400Gbps", seq_len=8192, global_batch="16Mi")
     assert found.considered < 5_000
+
+
+def test_a_batch_that_needs_division_and_does_not_fit_is_no_error() -> None:
+    """Adapters, which are not divided, are then no way out."""
+    found = plan("qwen3-8b", "8xA100-40GB", seq_len=2**20, global_batch=2**20)
+    assert found.winner is None

@@ -419,7 +419,11 @@ def _adapted(problem: Problem, space: Space) -> Iterator[Reason]:
             continue
         model = problem.model.but(adapter=adapter)
         other = problem._replace(model=model, base=within[0])
-        found = Search(other, within[1].quick().least_memory()).run()
+        try:
+            found = Search(other, within[1].quick().least_memory()).run()
+        except SpecError:
+            # Models with adapters are not divided, and the batch may need that.
+            return
         needed = min((n.needed_bytes for n in found.nearest.values()), default=math.inf)
         if needed <= found.limit_bytes:
             yield FitsAdapted(adapter=text, needed_bytes=needed)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rich.table import Table as TerminalTable
 
 from shardwise.report.table import ERROR, Cell, Column, Table, error_cell, terminal_table
-from shardwise.report.words import TERMS, percent
+from shardwise.report.words import TERMS, collective_names, percent
 from shardwise.spec.quantity import GIB, show_gb, show_seconds
 from shardwise.step import StepProfile, by_operation, relative_error
 
@@ -100,10 +100,11 @@ def _memory(predicted: StepProfile, measured: StepProfile) -> list[Row]:
 
 def _traffic(predicted: StepProfile, measured: StepProfile) -> list[Row]:
     ours, theirs = by_operation(predicted.traffic), by_operation(measured.traffic)
+    names = collective_names(ours | theirs)
     rows = []
     for key in sorted(ours | theirs):
         (calls, size), (real_calls, real_size) = ours.get(key, (0, 0)), theirs.get(key, (0, 0))
-        name = f"{key[0].replace('_', '-')}, groups of {key[1]}"
+        name = names[key]
         rows.append(
             Row(
                 f"{name}: calls",

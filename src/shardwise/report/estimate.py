@@ -14,7 +14,7 @@ from shardwise.report.adapter import adapter_words
 from shardwise.report.memory_words import profile_memory_words, shortfall_words, show_memory
 from shardwise.report.screen import COLOURS, bar, option, plain_table, screen
 from shardwise.report.strategy import arithmetic_words, compile_words, run_words
-from shardwise.report.words import TERMS, VERDICTS, parallelism_words
+from shardwise.report.words import TERMS, VERDICTS, collective_names, parallelism_words
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DTYPE_BYTES
 from shardwise.spec.lookup import Model
@@ -148,7 +148,8 @@ def _memory_table(profile: StepProfile, run: RunSpec) -> Table:
 
 def _label(term: str, run: RunSpec) -> str:
     strategy, optimizer, adapter = run.strategy, run.job.optimizer, run.adapter
-    share = f"1/{strategy.shard} of all, " if (strategy.shard or 1) > 1 else ""
+    parts = (strategy.mesh.states if strategy.sharded else 1) * strategy.tensor
+    share = f"1/{parts} of all, " if parts > 1 else ""
     detail = {
         "parameters": f"{share}{adapter.base if adapter else strategy.master_dtype}",
         "gradients": f"{share}{strategy.master_dtype}",
@@ -177,9 +178,11 @@ def _traffic_table(profile: StepProfile) -> Table:
     table.add_column("each", justify="right", no_wrap=True)
     table.add_column("total", justify="right", no_wrap=True)
     table.add_column("sent per device", justify="right", no_wrap=True)
-    for collective in profile.traffic:
+    keys = [(one.op, one.group_size, one.group) for one in profile.traffic]
+    names = collective_names(keys)
+    for key, collective in zip(keys, profile.traffic, strict=True):
         table.add_row(
-            f"{collective.op.replace('_', '-')}, groups of {collective.group_size}",
+            names[key],
             f"{collective.calls:,}",
             show_gb(collective.bytes / collective.calls),
             show_gb(collective.bytes),

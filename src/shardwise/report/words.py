@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from shardwise.step import Verdict
@@ -42,6 +43,23 @@ def parallelism_words(kinds: Sequence[str]) -> str:
     """`tensor parallelism`, `expert, tensor or context parallelism`."""
     *first, last = kinds
     return f"{', '.join(first)} or {last} parallelism" if first else f"{last} parallelism"
+
+
+def collective_names(
+    collectives: Iterable[tuple[str, int, str]],
+) -> dict[tuple[str, int, str], str]:
+    """Collectives (operation, size and axis of the group) in words: `all-gather, groups of 8`.
+
+    The axis is named where it is tensor or context, or where two would have one name.
+    """
+    found = set(collectives)
+    alike = Counter((op, size) for op, size, _ in found)
+    names = {}
+    for op, size, axis in found:
+        named = axis in ("tensor", "context") or alike[op, size] > 1
+        which = f"{axis} " if named and axis else ""
+        names[op, size, axis] = f"{op.replace('_', '-')}, {which}groups of {size}"
+    return names
 
 
 def percent(share: float, digits: int = 0) -> str:
