@@ -133,8 +133,15 @@ class Prices:
         else:
             # Gloo runs a reduce-scatter as an all-reduce.
             passes = 2.0 if self.h.on_cpu and op == "reduce-scatter" else 1.0
-            seconds = passes * ring_s(each, degree, h, k, stride)
+            seconds = passes * ring_s(each, degree, h, k, stride) + self._along_sequence(each)
         return calls * (seconds + k.exchange_latency_s + self.hook_s)
+
+    def _along_sequence(self, message: Floats) -> Floats | float:
+        """Collectives divide by rows: for parts of the sequence, a message is copied once more.
+
+        On accelerators that is in the efficiency of exchanges.
+        """
+        return 2.0 * message / self.copy_bandwidth if self.h.on_cpu else 0.0
 
     @cached_property
     def _inside(self) -> Coefficients:
