@@ -131,14 +131,14 @@ def _links(
 
 
 def _exchange_latency(machine: Machine) -> float:
-    """What a collective inside a block costs beyond the collective itself and its hook."""
+    """What a collective inside a block costs beyond the collective itself."""
     if machine.exchange_s is None:
         return 0.0
     place = machine.collectives[0].place
     asked: tuple[Operation, ...] = ("all_gather", "reduce_scatter")
     found = (find(machine, operation, place) for operation in asked)
     alone = [one.line.fixed_s for one in found if one]
-    return max(0.0, machine.exchange_s - sum(alone) / len(alone) - CPU.hook_s)
+    return max(0.0, machine.exchange_s - sum(alone) / len(alone))
 
 
 def _reduce_speedup(machine: Machine, inside: Collective | None) -> float:

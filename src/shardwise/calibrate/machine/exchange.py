@@ -40,7 +40,8 @@ class _Layer(nn.Module):
         self.norm, self.mlp = nn.RMSNorm(width), _FeedForward(width)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden + self.mlp(self.norm(hidden))
+        made: torch.Tensor = self.mlp(self.norm(hidden))
+        return hidden + made
 
 
 class _Layers(nn.Sequential):

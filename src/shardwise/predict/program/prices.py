@@ -133,15 +133,17 @@ class Prices:
         else:
             # Gloo runs a reduce-scatter as an all-reduce.
             passes = 2.0 if self.h.on_cpu and op == "reduce-scatter" else 1.0
-            seconds = passes * ring_s(each, degree, h, k, stride) + self._along_sequence(each)
-        return calls * (seconds + k.exchange_latency_s + self.hook_s)
+            seconds = passes * ring_s(each, degree, h, k, stride)
+        return calls * (seconds if h.on_cpu else seconds + k.exchange_latency_s)
 
-    def _along_sequence(self, message: Floats) -> Floats | float:
-        """Collectives divide by rows: for parts of the sequence, a message is copied once more.
+    def dispatch(self, op: str, calls: Ints, size: Floats) -> Floats:
+        """What a CPU does around collectives inside blocks: DTensor's work in Python, and a copy.
 
-        On accelerators that is in the efficiency of exchanges.
+        Collectives divide by rows, so parts of a sequence are put in order before or after them.
+        Accelerators run behind their host, and the copy is in the efficiency of their exchanges.
         """
-        return 2.0 * message / self.copy_bandwidth if self.h.on_cpu else 0.0
+        copied = 2.0 * size if op in ("all-gather", "reduce-scatter") else np.zeros_like(size)
+        return calls * self.k.exchange_latency_s + copied / self.copy_bandwidth
 
     @cached_property
     def _inside(self) -> Coefficients:
