@@ -31,7 +31,7 @@ MODELS: dict[str, ModelSpec] = {
     "tied": reduced("llama", **SIZES, tied=True),
     "qwen3": reduced("qwen3", **SIZES),
     "phi": reduced("phi", **{**SIZES, "kv_heads": 8}),
-    "mistral": reduced("mistral", **SIZES, window=20),
+    "qwen2": reduced("qwen2", **SIZES),
 }
 FACTORS: dict[str, tuple[Any, ...]] = {
     "model": tuple(MODELS),
