@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.lab import (
@@ -24,6 +24,8 @@ from benchmarks.lab import (
     rates,
     report,
     sweep,
+    tensor,
+    tensor_results,
 )
 
 
@@ -35,6 +37,11 @@ class Experiment(NamedTuple):
     show: Callable[[Any], None]
     # Whether it needs hosts; experiments that only read recorded results do not.
     on_hosts: bool = True
+
+
+def _tensor() -> Mapping[str, Any]:
+    tensor.measure()
+    return tensor_results.evaluate()
 
 
 EXPERIMENTS = {
@@ -57,6 +64,15 @@ EXPERIMENTS = {
     },
     "plan": Experiment("the plan's choice against the best cell", choose.plan, choose.show_plan),
     "tune": Experiment("tune with a few probes at every rate", choose.tuned, choose.show_tuned),
+    "tensor": Experiment(
+        "sharding and tensor parallelism inside and across hosts", _tensor, tensor_results.show
+    ),
+    "tensor-evaluate": Experiment(
+        "predictions of the tensor cells, calibrated on six of them",
+        tensor_results.evaluate,
+        tensor_results.show,
+        on_hosts=False,
+    ),
     "evaluate": Experiment(
         "predictions calibrated on six cells of the sweep, tested on the others",
         evaluate.measure,

@@ -51,18 +51,20 @@ class Case(NamedTuple):
     model: Mapping[str, Any] = MODEL
     hosts: int = HOSTS
     ranks: int = RANKS_PER_HOST
-    # Whether to measure memory instead of profiling steps.
+    # Whether to measure memory instead of profiling steps, and whether to profile any.
     weighed: bool = False
+    profiled: bool = True
     plain: int = PLAIN
     rounds: int = ROUNDS
 
     def write(self, file: Path) -> Path:
         """Write its run.toml. The ranks of a host share its link, and `network` is per rank."""
         first = WARM_UP + self.plain
-        train: dict[str, Any] = {"steps": first + PROFILED + 1, "log_every": 1000}
+        last = first + (PROFILED + 1 if self.profiled else 0)
+        train: dict[str, Any] = {"steps": last, "log_every": 1000}
         if self.weighed:
             train |= {"measure": True, "log_every": 1}
-        else:
+        elif self.profiled:
             train["profile"] = {"after": first, "steps": PROFILED, "keep": 0}
         per_rank = self.rate / self.ranks if self.rate else None
         return write_run_toml(

@@ -34,6 +34,19 @@ def test_six_runs_predict_the_rest() -> None:
             assert parts.step_s == pytest.approx(one.step_s, rel=0.05), (kind, batch, network)
 
 
+def test_runs_with_tensor_parallelism_tell_what_its_collectives_cost() -> None:
+    few = [("zero3", 1), ("hsdp", 2), ("tensor inside", 1), ("tensor across", 2)]
+    model = "qwen2.5-0.5b"
+    found = fit([observed(*each, model=model) for each in few])
+    assert max(abs(error) for error in found.errors) < 0.02
+    k = CPU._replace(**found.calibration.coefficients())
+    for kind in ("tensor inside", "tensor across"):
+        for network in ("500Mbps", "4Gbps"):
+            one = observed(kind, 4, network, model)
+            parts = one.predict(k, one.run.cluster)
+            assert parts.step_s == pytest.approx(one.step_s, rel=0.05), (kind, network)
+
+
 def test_a_calibrated_cluster_reads_back_and_is_used(tmp_path: Path) -> None:
     found = fit([observed(*each) for each in FEW])
     cluster = find_cluster("2x2xCPU@1Gbps").but(calibration=found.calibration)

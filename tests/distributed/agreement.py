@@ -10,6 +10,7 @@ from shardwise.spec.optimizer import Optimizer
 from shardwise.step import CollectiveProfile, by_operation
 from shardwise.units.adapted import adapt
 from shardwise.units.decoder import decoder_units
+from shardwise.units.division import Division
 from shardwise.units.module import module_units
 from tests.distributed.engine_run import freeze, run_case
 from tests.distributed.workers import Workers
@@ -44,7 +45,8 @@ def assert_agrees(
         module = adapt(build(spec, attention="sdpa"), spec.adapter)
         units = module_units(module, seq_len, dtype, autocast=autocast)
     else:
-        units = decoder_units(spec, seq_len, dtype, autocast=autocast)
+        division = Division.of(strategy)
+        units = decoder_units(spec, seq_len, dtype, autocast=autocast, division=division)
     units = units.grouped(strategy.blocks_per_unit)
     mesh = strategy.mesh
     sizes = {**mesh._asdict(), "shard": mesh.states, "reshard": strategy.reshard_after_forward}

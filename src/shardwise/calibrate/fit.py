@@ -35,6 +35,7 @@ CPU = Coefficients(
     overhead_s=5e-3,
     hook_s=1.5e-3,
     reduce_speedup=2.0,
+    exchange_latency_s=2e-3,
 )
 # Standard deviation of each coefficient's logarithm around its start value. Coefficients not named
 # here are not fitted: they are known better than from a few runs.
@@ -50,6 +51,7 @@ PRIOR_STD = {
     "overhead_s": 1.0,
     "hook_s": 1.0,
     "reduce_speedup": 0.2,
+    "exchange_latency_s": 1.0,
 }
 # One standard deviation of a measured step, and of its exposed communication, as a share of it.
 NOISE = 0.03

@@ -137,6 +137,7 @@ def whatif(
         precision=lowered(precision),
         micro_batch=micro_batch,
         recompute=number_or_word(recompute),
+        planned=not fixed,
     )
     problem = Problem(described.model, described.cluster, described.job, described.strategy)
     kept = described.strategy if fixed else None

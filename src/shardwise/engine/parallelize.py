@@ -77,12 +77,7 @@ def parallelize(
     context = context_group(strategy) if strategy.context > 1 else None
     if context is not None:
         divide_sequences(model, strategy, context, device.type)
-    if strategy.loss == "chunked":
-        apply_chunked_loss(model, strategy.loss_chunks)
-    apply_recompute(list(blocks.values()), strategy)
-    if strategy.compile:
-        for block in blocks.values():
-            block.compile()
+    _change_forward(model, list(blocks.values()), strategy)
 
     def prepare(members: Sequence[nn.Module]) -> None:
         """Allocate and initialise a unit, and keep this process's part of its layers."""
@@ -108,6 +103,16 @@ def parallelize(
     return remember(model, strategy, axes_of_groups(mesh, context) if mesh else {})
 
 
+def _change_forward(model: nn.Module, blocks: Sequence[nn.Module], strategy: Strategy) -> None:
+    """Apply loss, recompute and compile, which no unit must be divided for."""
+    if strategy.loss == "chunked":
+        apply_chunked_loss(model, strategy.loss_chunks)
+    apply_recompute(blocks, strategy)
+    if strategy.compile:
+        for block in blocks:
+            block.compile()
+
+
 def _replicate(model: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> nn.Module:
     adapter = adapter_of(model)
     return DistributedDataParallel(
@@ -117,9 +122,9 @@ def _replicate(model: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> nn.Mod
         # Gradients are views of the buckets: no second copy.
         gradient_as_bucket_view=True,
         forward_sync_buffers=False,
-        # Quantised weights cannot be broadcast; they are the same on every rank, as they come
-        # from the same seed or the same files.
-        init_sync=adapter is None or not adapter.quantised,
+        # Quantised weights cannot be broadcast, nor DTensors among others; all are the same on
+        # every rank, as they come from the same seed or the same files.
+        init_sync=strategy.tensor == 1 and (adapter is None or not adapter.quantised),
     )
 
 

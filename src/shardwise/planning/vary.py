@@ -1,4 +1,4 @@
-"""Change one quantity of a problem: network, memory, device, devices, sequence length or batch."""
+"""Change one quantity of a problem: network, link, memory, device, devices, length or batch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from shardwise.spec.quantity import (
     parse_rate,
     show_count,
     show_gib,
+    write_byte_rate,
     write_rate,
 )
 from shardwise.spec.record import SpecError, did_you_mean
@@ -41,6 +42,15 @@ def _network(problem: Problem, text: str) -> tuple[Problem, str]:
             f"--cluster {_several_nodes(problem.cluster)}"
         )
     return _with_cluster(problem, network=rate), write_rate(rate)
+
+
+def _link(problem: Problem, text: str) -> tuple[Problem, str]:
+    rate = parse_rate(text if not _is_bare(text) else f"{text}GB/s")
+    if rate <= 0:
+        raise SpecError("link: must be more than 0; write it like 450GB/s")
+    # Measured on the other link.
+    device = problem.cluster.device.but(link_bandwidth=rate)
+    return _with_cluster(problem, device=device, calibration=None), write_byte_rate(rate)
 
 
 def _memory(problem: Problem, text: str) -> tuple[Problem, str]:
@@ -74,6 +84,7 @@ def _global_batch(problem: Problem, text: str) -> tuple[Problem, str]:
 
 VARIABLES: dict[str, Callable[[Problem, str], tuple[Problem, str]]] = {
     "network": _network,
+    "link": _link,
     "memory": _memory,
     "device": _device,
     "devices": _devices,

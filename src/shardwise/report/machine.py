@@ -83,6 +83,8 @@ def print_machine(machine: Machine, seconds: float) -> None:
     if machine.contention is not None:
         slowdown = f"{machine.contention:.2f} s per s"
         rows.append(("slowdown while overlapped", slowdown))
+    if machine.exchange_s is not None:
+        rows.append(("tensor-parallel collective", f"{machine.exchange_s * 1e3:.1f} ms"))
     out.print()
     for name, value in rows:
         out.print(f"{name:<30}{value:>16}")
@@ -154,6 +156,7 @@ def machine_table(machine: Machine) -> dict[str, Any]:
         "launch_s": compute.launch_s,
         "optimizer_bytes_per_s": compute.optimizer_rate,
         **({} if machine.contention is None else {"contention": machine.contention}),
+        **({} if machine.exchange_s is None else {"exchange_s": machine.exchange_s}),
         "collectives": [
             {
                 "operation": one.operation,

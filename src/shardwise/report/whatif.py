@@ -42,6 +42,7 @@ Study = tuple[str, Sequence[Point]]
 _TITLES = {"seq-len": "sequence", "global-batch": "batch"}
 _NOUNS = {
     "devices": "number of devices",
+    "link": "bandwidth inside a node",
     "memory": "memory per device",
     "global-batch": "global batch",
 }
@@ -126,6 +127,10 @@ def print_study(name: str, points: Sequence[Point], budget: Budget) -> None:
         out.print("No configuration fits. 'shardwise plan' shows the closest and what would help.")
     if name == "devices":
         _print_scaling(out, points)
+        told = division_words(points)
+        if told:
+            out.print()
+            out.print(told)
     sentences = [
         f"{point.value}: {point.refused.removeprefix(f'{name}: ')}."
         for point in points
@@ -190,6 +195,21 @@ def _print_scaling(out: Console, points: Sequence[Point]) -> None:
         out.print(
             Text(f"{point.value:>8} ") + bar(min(kept, 1.0)) + Text(f" {percent(kept)}{of_first}")
         )
+
+
+def division_words(points: Sequence[Point]) -> str:
+    """Up to which number of devices pure data parallelism is the best; empty where it always is."""
+    chosen = [(p.value, p.candidate.strategy) for p in points if p.candidate]
+    divided = [strategy.mesh.inner > 1 for _, strategy in chosen]
+    if True not in divided:
+        return ""
+    first = divided.index(True)
+    value, strategy = chosen[first]
+    told = f"From {value} devices on, {layout_words(strategy)} is best"
+    if first:
+        told = f"Up to {chosen[first - 1][0]} devices pure data parallelism is best. {told}"
+    ends = f"; {chosen[-1][0]} devices use {layout_words(chosen[-1][1])}" if divided[-1] else ""
+    return f"{told}{ends if chosen[-1][0] != value else ''}."
 
 
 def _print_costs(out: Console, name: str, points: Sequence[Point], budget: Budget) -> None:

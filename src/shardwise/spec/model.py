@@ -116,6 +116,11 @@ class ModelSpec(Record):
             raise ValueError("; ".join(problems))
         return self
 
+    @property
+    def scaled_embedding(self) -> bool:
+        """Whether the embedding scales what it looks up, as Gemma's does."""
+        return self.family.startswith("gemma")
+
     def attends_globally(self, layer: int) -> bool:
         """Whether block `layer` sees the whole sequence."""
         if self.window is None:

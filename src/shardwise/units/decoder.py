@@ -65,6 +65,7 @@ def decoder_units(
         lookup=_lookup(model, division, stream),
         lookup_bytes=float(model.hidden * stream) if division.between > 1 else 0.0,
         whole_numel=decoder_units(whole, seq_len).numel if division.tensor > 1 else None,
+        whole_table=whole.vocab * whole.hidden if division.tensor > 1 else 0,
     )
 
 
@@ -84,7 +85,9 @@ def _lookup(model: ModelSpec, division: Division, stream: int) -> Exchanges:
     if not division.sequence:
         return Exchanges(forward=(_between("all-reduce", size),))
     gathered, scattered = _between("all-gather", size), _between("reduce-scatter", size)
-    return Exchanges(forward=(scattered,), backward=(gathered,))
+    # A scaled table sums what it found before it scales it.
+    found = _between("all-reduce", size) if model.scaled_embedding else scattered
+    return Exchanges(forward=(found,), backward=(gathered,))
 
 
 def _between(op: Operation, size: float, calls: int = 1) -> Exchange:
@@ -197,13 +200,10 @@ def _log_softmax(graph: Graph, logits: Value) -> Value:
     """
     if graph.division.tensor == 1:
         return graph.pointwise(logits, save_output=True)
-    agreed = _between("all-reduce", 3.0 * logits.itemsize, calls=3)
-    shifted = graph.pointwise(logits)
-    graph.pointwise(logits, shifted)
-    made = graph.pointwise(logits, shifted, save_output=True)
-    graph.ops[-1].sent = (agreed,)
-    # Its backward is not in place.
-    graph.ops[-1].backward_scratch = logits.bytes
+    made = graph.pointwise(logits, save_output=True)
+    # Exponentials forward, and a gradient that is not made in place backward.
+    graph.ops[-1].scratch = graph.ops[-1].backward_scratch = logits.bytes
+    graph.ops[-1].sent = (_between("all-reduce", 3.0 * logits.itemsize, calls=3),)
     return made
 
 

@@ -317,6 +317,9 @@ class ModelUnits:
     lookup_bytes: float = 0.0
     # Parameters of the whole model, where a device holds a part.
     whole_numel: int | None = None
+    # Elements of the whole embedding, where a device holds a part: DTensor makes a gradient of all
+    # of it, of which each device then takes its part.
+    whole_table: int = 0
 
     @property
     def numel(self) -> int:

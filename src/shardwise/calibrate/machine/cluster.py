@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from shardwise.calibrate.fit import CPU
@@ -44,6 +43,7 @@ def to_cluster(
         "contention": CPU.contention if machine.contention is None else machine.contention,
         "overhead_s": CPU.overhead_s if spec.is_cpu else 0.0,
         "hook_s": CPU.hook_s if spec.is_cpu else 0.0,
+        "exchange_latency_s": _exchange_latency(machine),
     }
     calibration = Calibration.read(
         {
@@ -120,12 +120,25 @@ def _links(
     machine: Machine, spec: DeviceSpec, inside: Collective | None, across: Collective | None
 ) -> dict[str, float]:
     hop = inside.line.fixed_s / (inside.members - 1) if inside else 0.0
+    between = find(machine, "all_gather", "between nodes")
     rest = across.line.fixed_s - hop * (machine.devices_per_node - 1) if across else 0.0
+    alone = between.line.fixed_s if between else max(0.0, rest)
     return {
         "link_efficiency": inside.line.rate / spec.link_bandwidth if inside else 1.0,
         "hop_latency_s": hop,
-        "network_latency_s": max(0.0, rest) / max(1.0, math.log2(machine.nodes)),
+        "network_latency_s": alone / max(1, machine.nodes - 1),
     }
+
+
+def _exchange_latency(machine: Machine) -> float:
+    """What a collective inside a block costs beyond the collective itself."""
+    if machine.exchange_s is None:
+        return 0.0
+    place = machine.collectives[0].place
+    asked: tuple[Operation, ...] = ("all_gather", "reduce_scatter")
+    found = (find(machine, operation, place) for operation in asked)
+    alone = [one.line.fixed_s for one in found if one]
+    return max(0.0, machine.exchange_s - sum(alone) / len(alone))
 
 
 def _reduce_speedup(machine: Machine, inside: Collective | None) -> float:

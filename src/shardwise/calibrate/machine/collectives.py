@@ -17,7 +17,7 @@ from shardwise.calibrate.machine.timing import Step, Timing, timed
 from shardwise.engine.device import is_accelerator
 from shardwise.engine.mesh import processes_per_node
 
-Operation = Literal["all_gather", "reduce_scatter", "all_reduce"]
+Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 OPERATIONS: tuple[Operation, ...] = ("all_gather", "reduce_scatter", "all_reduce")
 Place = Literal["inside a node", "between nodes", "all"]
 # Bytes of a whole group's message. A slow link is not given the largest, and neither is a CPU,
@@ -25,11 +25,11 @@ Place = Literal["inside a node", "between nodes", "all"]
 SIZES = (*(2**power for power in range(16, 20, 2)), *(2**power for power in range(20, 31)))
 LARGEST, LARGEST_ON_CPU = 2**30, 2**25
 LONGEST_S = 0.4
-# What the engine asks of each kind of group: hybrid sharding gathers inside a node, and only
-# all-reduces across.
+# What the axes of a mesh ask of each kind of group. Shards, replicas and tensor groups can lie
+# inside a node or with one member in each; context groups exchange heads.
 ASKED: dict[Place, tuple[Operation, ...]] = {
-    "inside a node": OPERATIONS,
-    "between nodes": ("all_reduce",),
+    "inside a node": (*OPERATIONS, "all_to_all"),
+    "between nodes": (*OPERATIONS, "all_to_all"),
     "all": OPERATIONS,
 }
 
@@ -123,4 +123,7 @@ def _call(
         return lambda: dist.all_gather_into_tensor(whole, shard, group.handle)
     if operation == "reduce_scatter":
         return lambda: dist.reduce_scatter_tensor(shard, whole, group=group.handle)
+    if operation == "all_to_all":
+        sent = torch.zeros_like(whole)
+        return lambda: dist.all_to_all_single(whole, sent, group=group.handle)
     return lambda: dist.all_reduce(whole, group=group.handle)

@@ -8,8 +8,15 @@ from typing import NamedTuple
 from shardwise.calibrate.machine.collectives import Collective, groups, measure_collectives
 from shardwise.calibrate.machine.compute import Compute, measure_compute
 from shardwise.calibrate.machine.contention import measure_contention
+from shardwise.calibrate.machine.exchange import measure_exchange
 from shardwise.calibrate.machine.timing import Step
-from shardwise.engine.device import communicator, device_name, local_device, total_memory
+from shardwise.engine.device import (
+    communicator,
+    device_name,
+    is_accelerator,
+    local_device,
+    total_memory,
+)
 from shardwise.engine.mesh import join, leave, processes_per_node, world
 
 
@@ -24,6 +31,8 @@ class Machine(NamedTuple):
     compute: Compute
     collectives: list[Collective]
     contention: float | None
+    # Of a collective of next to no bytes inside a block; on CPUs, where nothing hides it.
+    exchange_s: float | None = None
 
 
 def measure_machine(step: Step) -> Machine:
@@ -36,12 +45,15 @@ def measure_machine(step: Step) -> Machine:
     per_node = processes_per_node()
     compute = measure_compute(device, step)
     collectives: list[Collective] = []
-    contention = None
+    contention = exchange = None
     if size > 1:
         made = groups()
         collectives = list(measure_collectives(device, made, step))
         step("compute beside communication")
         contention = measure_contention(device, made[-1])
+        if not is_accelerator(device):
+            step("tensor parallelism")
+            exchange = measure_exchange(device, made[0])
     found = Machine(
         device=device_name(device),
         backend=communicator(device) if size > 1 else "",
@@ -51,6 +63,7 @@ def measure_machine(step: Step) -> Machine:
         compute=compute,
         collectives=collectives,
         contention=contention,
+        exchange_s=exchange,
     )
     leave()
     return found

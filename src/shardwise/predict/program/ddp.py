@@ -73,6 +73,7 @@ class Replicated(Placement):
         c = self.c
         self.ddp = bool(c.ddp[0])
         self.itemsize = int(c.master_bytes[0])
+        self.reduced_bytes = c.master_bytes
         self.mixed = c.param_bytes != c.master_bytes
         self.narrow = int(c.param_bytes[0])
         # A chunk's gradient is made in the compute dtype and then cast.
@@ -205,6 +206,7 @@ class Replicated(Placement):
         # of the master dtype.
         added = self.units.embedding_gradient_elements if table == 0 else 2.0 * table
         fresh = np.where(self._added_in_place(m), added, 2.0 * table) * float(self.itemsize)
+        fresh = fresh + float(self.units.whole_table * self.itemsize)
         yield Alloc(
             "gradients", self._made(m, self.units.root.trained_numel - self.s.head_elements)
         )

@@ -249,7 +249,12 @@ class Fsdp(Placement):
 
     def head_gradients(self, m: MicroBatch, made: float) -> tuple[Alloc, ...]:
         unit = self.head if self.head.parameters else self.root
-        return (Alloc("unsharded_gradients", self._new_gradients(m, unit, made)),)
+        # The last blocks are gathered again when the loss's backward is over.
+        ahead = self._buffers_ahead(len(self.units.blocks), self.prefetch) * (made > 0)
+        return (
+            Alloc("unsharded_gradients", self._new_gradients(m, unit, made)),
+            Alloc("unsharded_parameters", ahead),
+        )
 
     def head_done(self, m: MicroBatch) -> Iterator[Event]:
         if self.head.parameters:
@@ -347,7 +352,10 @@ class Fsdp(Placement):
         yield from self.exchanged(ROOT, (self.units.lookup.backward, 1))
         # A tied table receives the embedding's gradient beside the head's, and autograd adds the
         # two into a third.
-        embedding = (self.units.embedding_gradient_elements + self.s.tied) * c.param_bytes
+        made = self.units.embedding_gradient_elements + self.s.tied
+        if self.units.whole_table:
+            made = self.units.whole_table + 2.0 * self.s.tied
+        embedding = made * c.param_bytes
         yield Instant((Alloc("activations", self.s.boundary + 2.0 * self.s.looked_up),))
         incoming = self.s.looked_up if self.units.lookup_bytes else self.s.boundary
         boundary = Alloc("activations", incoming)
@@ -387,6 +395,10 @@ class Fsdp(Placement):
         own = size * c.param_bytes * (~self.sums_whole | m.first)
         # Gradients that are not sharded along their first dimension are copied before that.
         own = own + self.s.last_rearranged(unit) * c.param_bytes
+        # Of a whole table's gradient a part is taken now.
+        own = own + self._whole_table(unit) * np.where(
+            self.sums_whole, c.reduce_bytes, c.param_bytes
+        )
         copying = np.where(scatters, own, kept + unit.largest_gradient * c.param_bytes)
         yield Alloc("reduce_buffers", given - (self._scatter_input(m, before) if before else 0.0))
         yield Instant((Alloc("unsharded_gradients", copying), *alive))
@@ -437,7 +449,18 @@ class Fsdp(Placement):
     def _accumulated(self, m: MicroBatch, unit: Unit) -> Floats:
         """How much more of whole gradients is kept across micro-batches after this unit's turn."""
         change = (not m.final) - (not m.first)
-        return self.s.trained(unit) * self.c.reduce_bytes * self.sums_whole * change
+        elements = self.s.trained(unit) + self._beyond_own(unit)
+        return elements * self.c.reduce_bytes * self.sums_whole * change
+
+    def _whole_table(self, unit: Unit) -> int:
+        """Elements of the whole embedding, of whose gradient this unit takes a part."""
+        holds = unit is (self.embedding if self.embedding.parameters else self.root)
+        return self.units.whole_table if holds and not self.s.tied else 0
+
+    def _beyond_own(self, unit: Unit) -> float:
+        """Elements of gradients of parts that other devices hold."""
+        whole = self._whole_table(unit)
+        return whole - self.units.embedding_gradient_elements if whole else 0.0
 
     def _gradient_change(self, m: MicroBatch, unit: Unit) -> Floats:
         """How much more of sharded gradients there is after this unit's reduction."""

@@ -123,6 +123,9 @@ class Placement:
                 after=("compute",), only=only(often > 0), message=Message(axis, whole, often),
             )  # fmt: skip
             yield Wait("compute", (axis,))
+            if self.waits:
+                cost = Cost("dispatch", (op, often, size))
+                yield self.copy("dispatch", unit, cost, only=only(often > 0))
 
     def exchanged_forward(self, unit: Unit, index: int) -> Iterator[Event]:
         yield from self.exchanged(index, *((b.stage.exchanges.forward, 1) for b in unit.blocks))

@@ -134,7 +134,16 @@ class Prices:
             # Gloo runs a reduce-scatter as an all-reduce.
             passes = 2.0 if self.h.on_cpu and op == "reduce-scatter" else 1.0
             seconds = passes * ring_s(each, degree, h, k, stride)
-        return calls * (seconds + k.exchange_latency_s + self.hook_s)
+        return calls * (seconds if h.on_cpu else seconds + k.exchange_latency_s)
+
+    def dispatch(self, op: str, calls: Ints, size: Floats) -> Floats:
+        """What a CPU does around collectives inside blocks: DTensor's work in Python, and a copy.
+
+        Collectives divide by rows, so parts of a sequence are put in order before or after them.
+        Accelerators run behind their host, and the copy is in the efficiency of their exchanges.
+        """
+        copied = 2.0 * size if op in ("all-gather", "reduce-scatter") else np.zeros_like(size)
+        return calls * self.k.exchange_latency_s + copied / self.copy_bandwidth
 
     @cached_property
     def _inside(self) -> Coefficients:
