@@ -205,7 +205,7 @@ def _divided(reason: Divided, blocks: int | None) -> str:
         told += f"the global batch leaves {reason.sequences:.2g} sequences per device"
     elif reason.undivided is None:
         short = shortfall_words(reason.needed_undivided_bytes or 0, reason.usable_bytes)
-        told += f"without it nothing fits (at least {short.removeprefix('needs ')})"
+        told += f"without it no configuration fits (at least {short.removeprefix('needs ')})"
     else:
         told += f"without it, {layout_words(reason.undivided)} is {speed_words(reason.throughput)}"
     costs = {"tensor": reason.tensor_share, "context": reason.context_share}
