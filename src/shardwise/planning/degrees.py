@@ -40,8 +40,9 @@ def degrees(problem: Problem, space: Space) -> list[Degrees]:
     found = []
     for tensor in _powers(cluster.devices_per_node):
         for context in _powers(cluster.devices // tensor):
-            heads = model.heads // tensor
-            pair = Degrees(tensor, context, ring=heads % context > 0)
+            few = (model.heads // tensor) % context > 0
+            ring = context > 1 and (few or problem.base.context_method == "ring")
+            pair = Degrees(tensor, context, ring)
             wanted = pair == WHOLE or space.divides(tensor, context)
             if wanted and (pair == WHOLE or _possible(pair, problem, model)):
                 found.append(pair)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -350,7 +351,8 @@ class Search:
         shared = [s for s in simple if s.mesh.states > 1] or simple
         policies = tuple(p for p in self.space.recompute if p in PROBED) or self.space.recompute
         sizes = divided.first[:: -(-len(divided.first) // PROBED_BATCHES)]
-        self._price(Rows.product(shared, sizes, policies, self.space.allowed))
+        if shared:
+            self._price(Rows.product(shared, sizes, policies, self.space.allowed))
 
     def _placed(self, pair: Degrees) -> _Divided:
         """Placements and batches of groups of devices that work on the same sequences."""
@@ -389,7 +391,8 @@ class Search:
         return float(columns.tokens_per_s[fits].max()) if fits.any() else None
 
     def _least_bytes(self, pair: Degrees) -> float:
-        return min(n.needed_bytes for one, n in self.nearest.items() if pair.divides(one))
+        needed = (n.needed_bytes for one, n in self.nearest.items() if pair.divides(one))
+        return min(needed, default=math.inf)
 
     def _found(self, table: Table) -> Found:
         node = self.problem.cluster.devices_per_node
