@@ -46,9 +46,6 @@ def degrees(problem: Problem, space: Space) -> list[Degrees]:
             wanted = pair == WHOLE or space.divides(tensor, context)
             if wanted and (pair == WHOLE or _possible(pair, problem, model)):
                 found.append(pair)
-    if space.most_divided:
-        most = max(pair.inner for pair in found)
-        found = [pair for pair in found if pair.inner == most]
     return sorted(found, key=lambda pair: (pair.inner, pair.context))
 
 

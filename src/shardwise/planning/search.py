@@ -314,6 +314,9 @@ class Search:
         if not possible:
             assert refused is not None, "no parallelism but that of data is always a possibility"
             raise refused
+        if self.space.most_divided:
+            most = max(one.degrees.inner for one in possible)
+            possible = [one for one in possible if one.degrees.inner == most]
         if possible[0].degrees == WHOLE:
             yield possible.pop(0)
         # Sequences of usual length are divided only where nothing else will do.
@@ -344,15 +347,14 @@ class Search:
         """The simplest placements, with some of the batches and policies."""
         loss = divided.placements[-1].loss
         simple = [
-            s for s in divided.placements
-            if s.kind == "zero3" and s.loss == loss and s.reshard_after_forward is True
-            and s.grad_sync in ("every", "local")
-        ]  # fmt: skip
-        shared = [s for s in simple if s.mesh.states > 1] or simple
+            s for s in divided.placements if s.loss == loss and s.reshard_after_forward is True
+        ]
+        usual = [s for s in simple if s.grad_sync in ("every", "local")]
+        tried = usual or simple or divided.placements
+        shared = [s for s in tried if s.mesh.states > 1] or tried
         policies = tuple(p for p in self.space.recompute if p in PROBED) or self.space.recompute
         sizes = divided.first[:: -(-len(divided.first) // PROBED_BATCHES)]
-        if shared:
-            self._price(Rows.product(shared, sizes, policies, self.space.allowed))
+        self._price(Rows.product(shared, sizes, policies, self.space.allowed))
 
     def _placed(self, pair: Degrees) -> _Divided:
         """Placements and batches of groups of devices that work on the same sequences."""
