@@ -339,7 +339,7 @@ class Search:
         best = sorted(tried, key=lambda one: -tried[one])
         found = [one for one in best if tried[one] > fastest]
         if not found and not fastest:
-            # Nothing fits: the one that is closest to it.
+            # No configuration fits: the one that is closest to it.
             found = sorted(best, key=lambda one: self._least_bytes(one.degrees))[:1]
         yield from found[:1]
 

@@ -205,12 +205,12 @@ def _divided(reason: Divided, blocks: int | None) -> str:
         told += f"the global batch leaves {reason.sequences:.2g} sequences per device"
     elif reason.undivided is None:
         short = shortfall_words(reason.needed_undivided_bytes or 0, reason.usable_bytes)
-        told += f"without it nothing fits (at least {short.removeprefix('needs ')})"
+        told += f"without it no configuration fits (at least {short.removeprefix('needs ')})"
     else:
         told += f"without it, {layout_words(reason.undivided)} is {speed_words(reason.throughput)}"
     costs = {"tensor": reason.tensor_share, "context": reason.context_share}
     parts = [
-        f"{percent(share)} of the step in {_INSIDE[axis]}"
+        f"{share_words(share)} of the step in {_INSIDE[axis]}"
         + (" between nodes" if axis in reason.across_nodes else " inside the node")
         for axis, share in costs.items()
         if share is not None
