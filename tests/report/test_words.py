@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.report.words import (
+    collective_names,
     error_words,
     multiple,
     pace,
@@ -78,3 +79,13 @@ def test_a_pace_says_the_direction_and_the_size(ratio: float) -> None:
 @given(RATIOS)
 def test_a_multiple_is_never_zero(ratio: float) -> None:
     assert abs(number(multiple(ratio)) / ratio - 1) <= 0.5
+
+
+def test_collectives_of_one_size_are_told_apart_by_their_axis() -> None:
+    shard, tensor = ("all_gather", 8, "shard"), ("all_gather", 8, "tensor")
+    alone, unknown = ("reduce_scatter", 8, "shard"), ("all_reduce", 8, "")
+    names = collective_names([shard, tensor, alone, unknown])
+    assert names[shard] == "all-gather, shard 8"
+    assert names[tensor] == "all-gather, tensor 8"
+    assert names[alone] == "reduce-scatter, groups of 8"
+    assert names[unknown] == "all-reduce, groups of 8"

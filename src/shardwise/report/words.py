@@ -50,15 +50,16 @@ def collective_names(
 ) -> dict[tuple[str, int, str], str]:
     """Collectives (operation, size and axis of the group) in words: `all-gather, groups of 8`.
 
-    The axis is named where it is tensor or context, or where two would have one name.
+    The axis is named where it is tensor or context, or where two would have one name: `all-gather,
+    tensor 8`.
     """
     found = set(collectives)
     alike = Counter((op, size) for op, size, _ in found)
     names = {}
     for op, size, axis in found:
-        named = axis in ("tensor", "context") or alike[op, size] > 1
-        which = f"{axis} " if named and axis else ""
-        names[op, size, axis] = f"{op.replace('_', '-')}, {which}groups of {size}"
+        named = axis and (axis in ("tensor", "context") or alike[op, size] > 1)
+        group = f"{axis} {size}" if named else f"groups of {size}"
+        names[op, size, axis] = f"{op.replace('_', '-')}, {group}"
     return names
 
 
