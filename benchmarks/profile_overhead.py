@@ -56,6 +56,7 @@ def contestant(name: str, rounds: int, folder: Path) -> Contestant:
     from shardwise.engine.device import local_device
     from shardwise.engine.mesh import world
     from shardwise.engine.parallelize import parallelize
+    from shardwise.engine.sync import strategy_of
     from shardwise.spec import ModelSpec, Strategy
     from shardwise.spec.train import TrainSettings
     from shardwise.train.batches import Layout, SyntheticBatches
@@ -88,7 +89,8 @@ def contestant(name: str, rounds: int, folder: Path) -> Contestant:
         windows = windows_of(chosen)
         assert chosen.profile is not None
         assert windows is not None
-        profiler = StepProfiler(chosen.profile, windows, folder, training.device)
+        strategy = strategy_of(model)
+        profiler = StepProfiler(chosen.profile, windows, folder, training.device, strategy)
     step_s: list[float] = []
     profiler_s: list[float] = []
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from shardwise.engine.local_parts import divided_like
+from shardwise.engine.local_parts import divided_like, is_divided
 from shardwise.engine.loss import IGNORED, loss_of
 from shardwise.engine.mesh import data_rank, resolve_for_world, world
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
 from shardwise.spec import ModelSpec, Strategy
 from shardwise.train.clip import clip_gradients
+from tests.distributed.checkpoint_run import digest
 from tests.distributed.parity_run import full
 from tests.units.reduced import build
 
@@ -53,6 +54,23 @@ def _rms_norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
     epsilon = norm.eps if gemma else norm.variance_epsilon
     scaled = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + epsilon)
     return scaled * (1.0 + norm.weight if gemma else norm.weight)
+
+
+def digests_of_undivided(case: dict[str, Any]) -> list[str]:
+    """Train a step with dropout; digests of the parameters that every process has whole."""
+    spec = ModelSpec.model_validate(case["model"])
+    torch.manual_seed(0)
+    module = build(spec, device="cpu", attention="sdpa")
+    model = parallelize(module, resolve_for_world(Strategy.model_validate(case["strategy"])))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    ids = batch_of(0, spec.vocab, packed=False)[0]
+    before = [digest(p) for p in model.parameters() if not is_divided(p)]
+    with micro_batch(model):
+        loss_of(model)(ids, ids).backward()
+    optimizer.step()
+    after = [digest(p) for p in model.parameters() if not is_divided(p)]
+    assert not set(before) & set(after)
+    return after
 
 
 def train(case: dict[str, Any]) -> dict[str, Any]:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from tests.distributed.workers import Workers
+from tests.units.reduced import reduced
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from tests.distributed.against_one import Alone, Settings
+from tests.distributed.tensor_run import digests_of_undivided
 
 Example = tuple[int, str, Settings]
 
@@ -59,3 +61,13 @@ def test_processes_train_what_one_does(
     processes: int, model: str, settings: Settings, alone: Alone
 ) -> None:
     alone.assert_same(processes, model, settings)
+
+
+def test_processes_of_a_tensor_group_drop_the_same(workers: Workers) -> None:
+    """Otherwise what each has whole, such as a norm, would differ after a step."""
+    spec = reduced("phi", layers=2, hidden=64, heads=4, head_dim=16, ffn=96, vocab=104, dropout=0.2)
+    strategy = {"kind": "ddp", "tensor": 2, "sequence_parallel": False, "param_dtype": "fp32"}
+    case = {"model": spec.model_dump(mode="json"), "strategy": strategy}
+    [(one, other)] = workers.run(digests_of_undivided, 2, [case])
+    assert one == other
+    assert len(one) == 2 * 2 + 2

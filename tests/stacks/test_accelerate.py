@@ -67,6 +67,26 @@ def test_the_plugin_that_accelerate_makes_of_it(
     assert precision == {"fp32": "no"}.get(*[strategy.get("param_dtype", "bf16")] * 2)
 
 
+def test_accelerate_builds_the_mesh_of_tensor_and_context_degrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accelerate import ParallelismConfig
+
+    run = large(strategy={"kind": "zero3", "replicate": 2, "tensor": 2, "context": 2})
+    for key, value in launched(run, tmp_path).items():
+        monkeypatch.setenv(key, value)
+    degrees = ParallelismConfig()
+    assert (degrees.dp_replicate_size, degrees.dp_shard_size) == (2, 2)
+    assert (degrees.tp_size, degrees.cp_size, degrees.cp_backend) == (2, 2, "torch")
+    assert degrees.total_size == run.cluster.devices
+    # Tensor groups are neighbours, and states are shared by devices of one sequence too.
+    names, sizes = degrees._get_mesh()
+    assert dict(zip(names, sizes, strict=True)) == {"dp_replicate": 2, "dp_shard": 2, "cp": 2,
+                                                    "tp": 2}  # fmt: skip
+    assert names[-1] == "tp"
+    assert degrees.fsdp_dim_names == ["dp_replicate", "dp_shard_cp"]
+
+
 def test_gradients_are_reduced_in_the_dtype_of_mixed_precision() -> None:
     from accelerate.utils import FullyShardedDataParallelPlugin
 

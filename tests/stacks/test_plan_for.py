@@ -26,7 +26,7 @@ READ_BACK = ("accelerate", "trainer", "deepspeed", "torchtitan", "trl", "axolotl
 # Fields that the user's script sets, by stack.
 BY_SCRIPT = {
     "accelerate": {"micro_batch", "accumulate", "recompute"},
-    "trainer": {"shard", "replicate"},
+    "trainer": {"shard", "replicate", "tensor", "sequence_parallel", "context", "context_method"},
     "deepspeed": {"recompute", "compile"},
     "torchtitan": set(),
     "trl": set(),

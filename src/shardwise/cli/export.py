@@ -22,7 +22,7 @@ def export(
         str,
         typer.Option(
             help="accelerate, trainer (transformers), trl, axolotl, llama-factory, deepspeed, "
-            "torchtitan, lightning, python, slurm or kubernetes.",
+            "torchtitan, megatron-bridge, lightning, python, slurm or kubernetes.",
             autocompletion=complete.stacks,
         ),
     ],

@@ -106,8 +106,8 @@ StackOption = Annotated[
         "--for",
         metavar="STACK",
         help="Search only what this stack can run: accelerate, trainer, trl, axolotl, "
-        "llama-factory, deepspeed, torchtitan, lightning, python, slurm or kubernetes. Default: "
-        "everything Shardwise can run.",
+        "llama-factory, deepspeed, torchtitan, megatron-bridge, lightning, python, slurm or "
+        "kubernetes. Default: everything Shardwise can run.",
         autocompletion=complete.stacks,
     ),
 ]

@@ -149,7 +149,9 @@ def tensor_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
 def context_group(strategy: Strategy) -> dist.ProcessGroup:
     """The processes that see parts of the same sequences as this one; all processes call this."""
     groups = ranks_of(strategy).transpose(2, 3).flatten(0, 2).tolist()
-    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(groups)[0]  # type: ignore[no-untyped-call]
+    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(
+        groups, group_desc=f"mesh_{CONTEXT}"
+    )[0]  # type: ignore[no-untyped-call]
     return group
 
 

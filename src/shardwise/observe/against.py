@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardwise.observe.rank.axes import named_by_axis
 from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.rank.units import ROOT, UnitTime
 from shardwise.step import CollectiveProfile, relative_error
@@ -145,7 +146,7 @@ def traffic_terms(predicted: Sequence[CollectiveProfile], rank: RankSummary) -> 
     """Calls and bytes per step; bytes only where the trace records them."""
     expected: dict[str, tuple[int, int]] = {}
     for one in predicted:
-        name = one.op.replace("_", "-")
+        name = named_by_axis(one.op.replace("_", "-"), one.group)
         calls, size = expected.get(name, (0, 0))
         expected[name] = (calls + one.calls, size + one.bytes)
     measured = {one.operation: one for one in rank.collectives}

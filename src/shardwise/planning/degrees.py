@@ -40,14 +40,12 @@ def degrees(problem: Problem, space: Space) -> list[Degrees]:
     found = []
     for tensor in _powers(cluster.devices_per_node):
         for context in _powers(cluster.devices // tensor):
-            heads = model.heads // tensor
-            pair = Degrees(tensor, context, ring=heads % context > 0)
+            few = (model.heads // tensor) % context > 0
+            ring = context > 1 and (few or problem.base.context_method == "ring")
+            pair = Degrees(tensor, context, ring)
             wanted = pair == WHOLE or space.divides(tensor, context)
             if wanted and (pair == WHOLE or _possible(pair, problem, model)):
                 found.append(pair)
-    if space.most_divided:
-        most = max(pair.inner for pair in found)
-        found = [pair for pair in found if pair.inner == most]
     return sorted(found, key=lambda pair: (pair.inner, pair.context))
 
 

@@ -32,13 +32,13 @@ class Degrees(NamedTuple):
 
     @property
     def fields(self) -> dict[str, object]:
-        """The same as fields of a strategy."""
+        """The same as fields of a strategy; how each is done is the base's, if it can be."""
+        ring = {"context_method": "ring"} if self.ring else {}
         return {
             "tensor": self.tensor,
             "context": self.context,
-            "sequence_parallel": True,
             "tensor_across_nodes": False,
-            "context_method": "ring" if self.ring else "ulysses",
+            **ring,
         }
 
 

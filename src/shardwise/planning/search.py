@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -313,6 +314,9 @@ class Search:
         if not possible:
             assert refused is not None, "no parallelism but that of data is always a possibility"
             raise refused
+        if self.space.most_divided:
+            most = max(one.degrees.inner for one in possible)
+            possible = [one for one in possible if one.degrees.inner == most]
         if possible[0].degrees == WHOLE:
             yield possible.pop(0)
         # Sequences of usual length are divided only where nothing else will do.
@@ -343,11 +347,11 @@ class Search:
         """The simplest placements, with some of the batches and policies."""
         loss = divided.placements[-1].loss
         simple = [
-            s for s in divided.placements
-            if s.kind == "zero3" and s.loss == loss and s.reshard_after_forward is True
-            and s.grad_sync in ("every", "local")
-        ]  # fmt: skip
-        shared = [s for s in simple if s.mesh.states > 1] or simple
+            s for s in divided.placements if s.loss == loss and s.reshard_after_forward is True
+        ]
+        usual = [s for s in simple if s.grad_sync in ("every", "local")]
+        tried = usual or simple or divided.placements
+        shared = [s for s in tried if s.mesh.states > 1] or tried
         policies = tuple(p for p in self.space.recompute if p in PROBED) or self.space.recompute
         sizes = divided.first[:: -(-len(divided.first) // PROBED_BATCHES)]
         self._price(Rows.product(shared, sizes, policies, self.space.allowed))
@@ -389,7 +393,8 @@ class Search:
         return float(columns.tokens_per_s[fits].max()) if fits.any() else None
 
     def _least_bytes(self, pair: Degrees) -> float:
-        return min(n.needed_bytes for one, n in self.nearest.items() if pair.divides(one))
+        needed = (n.needed_bytes for one, n in self.nearest.items() if pair.divides(one))
+        return min(needed, default=math.inf)
 
     def _found(self, table: Table) -> Found:
         node = self.problem.cluster.devices_per_node

@@ -111,8 +111,12 @@ def ways_to_fit(
     def tried(changed: Iterable[Strategy], where: ClusterSpec) -> Iterator[_Tried]:
         for wanted in changed:
             typed = _typed(command, wanted, where, job)
-            if typed is not None and (applied is not None or typed.strategy == wanted):
+            if typed is None or (applied is None and typed.strategy != wanted):
+                continue
+            try:
                 yield typed._replace(strategy=runs(typed.strategy))
+            except SpecError:  # the stack has no such layout
+                continue
 
     def judged(wanted: Verdict, ways: Iterable[_Tried], of: Job = job) -> list[Change]:
         return _those_that_are(wanted, units_of, ways, cluster, of)

@@ -63,7 +63,14 @@ class StackLimits:
 
     def choices(self, field: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
         """Those of the values of a field that the stack runs unchanged in a typical strategy."""
-        return tuple(v for v in values if self.allowed(self._typical.but(**{field: v})))
+        return tuple(value for value in values if self._allows(field, value))
+
+    def _allows(self, field: str, value: object) -> bool:
+        try:
+            return self.allowed(self._typical.but(**{field: value}))
+        except SpecError:
+            # It contradicts what the stack does, such as the loss of TRL a divided vocabulary.
+            return False
 
     def base(self, strategy: Strategy) -> Strategy:
         """The strategy with the dtypes, the loss and the methods that the stack uses for it."""

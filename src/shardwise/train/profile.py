@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import logging
 import os
 import shutil
@@ -16,8 +17,11 @@ from torch.profiler import ProfilerAction, profile
 
 from shardwise.engine.device import profiled_activities
 from shardwise.engine.mesh import world
+from shardwise.observe.rank.axes import MESH
 from shardwise.observe.run_folder import TRACES, profiled_windows
+from shardwise.spec.mesh import AXES
 from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import ProfileSettings, TrainSettings
 from shardwise.train.analysis import WAIT_AFTER_RUN_S, Analyses
 from shardwise.train.measure import MEMORY_STEP
@@ -94,10 +98,16 @@ class StepProfiler:
     """
 
     def __init__(
-        self, settings: ProfileSettings, windows: Windows, folder: Path, device: torch.device
+        self,
+        settings: ProfileSettings,
+        windows: Windows,
+        folder: Path,
+        device: torch.device,
+        strategy: Strategy,
     ) -> None:
         rank, size = world()
         self._windows, self._keep = windows, settings.keep
+        self._mesh = mesh_metadata(strategy)
         self._folder = folder
         self._name = f"rank{rank:0{len(str(size - 1))}}"
         self._window = windows.first
@@ -130,6 +140,7 @@ class StepProfiler:
             self._started = True
         if self._windows.position(step) == 0:
             self._window = step
+            self._profiler.add_metadata_json(MESH, self._mesh)
 
     def slows(self, step: int) -> bool:
         """Whether the profiler makes this step slower than others."""
@@ -179,6 +190,16 @@ class StepProfiler:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             busy = self._analyses.busy if self._analyses is not None else []
             remove_old(self._folder / TRACES, self._keep, busy)
+
+
+def mesh_metadata(strategy: Strategy) -> str:
+    """What tells a reader of traces which ranks are a group: size and stride along each axis."""
+    mesh = strategy.mesh
+    groups = {**mesh._asdict(), "shard": mesh.states}
+    strides = {axis: strategy.stride(axis) for axis in AXES}
+    # Groups of FSDP hold those of the context axis, whose ranks lie closer.
+    strides["shard"] = strides["context"]
+    return json.dumps({axis: [groups[axis], strides[axis]] for axis in AXES})
 
 
 def _silence_profiler() -> None:

@@ -27,7 +27,7 @@ def rebuild(manifest: Manifest, model: Model) -> nn.Module:
         module = build_module(model)
     fill = pretrained_fill(module, weights_folder(model)) if is_pretrained(model) else None
     # Which weights can be quantised depends on the ranks that share them.
-    frozen = FrozenWeights(module, strategy.shard or 1 if strategy.sharded else 1)
+    frozen = FrozenWeights(module, strategy.mesh.states if strategy.sharded else 1)
     materializer = Materializer(module, cpu, torch.float32, fill, settings.seed, frozen)
     for members in (*([block] for block in find_blocks(module).values()), [module]):
         materializer.unit(members)

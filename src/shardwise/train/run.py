@@ -165,7 +165,9 @@ class _Recorder:
         self._profiler: StepProfiler | None = None
         windows = windows_of(settings, training.step)
         if settings.profile is not None and windows is not None:
-            self._profiler = StepProfiler(settings.profile, windows, folder, training.device)
+            self._profiler = StepProfiler(
+                settings.profile, windows, folder, training.device, run.strategy
+            )
         self.last: dict[str, float] = {}
 
     @contextmanager

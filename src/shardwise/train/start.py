@@ -40,6 +40,7 @@ def start(run: RunSpec) -> tuple[RunSpec, Training]:
     join(device)
     run = on_this_world(run._replace(train=settings, data=run.data or DataSettings()), device)
     strategy = run.strategy
+    # The same on every rank: what all processes of a tensor group have must be dropped alike.
     torch.manual_seed(settings.seed)
 
     with torch.device("meta" if settings.meta_init else device):

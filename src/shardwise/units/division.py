@@ -99,10 +99,12 @@ def problems_of_division(model: ModelSpec, division: Division, seq_len: int) -> 
     """Why a model cannot be divided so, in a sentence each."""
     tensor, context = division.tensor, division.context
     problems = []
+    if max(tensor, context) > 1 and model.experts is not None:
+        return ["strategy: mixtures of experts are trained without tensor and context parallelism"]
     if max(tensor, context) > 1 and model.adapter is not None:
         problems.append("strategy: adapters are trained without tensor and context parallelism")
     if tensor > 1:
-        if model.family not in DIVISIBLE or model.experts is not None:
+        if model.family not in DIVISIBLE:
             known = ", ".join(sorted(DIVISIBLE))
             problems.append(
                 f"strategy.tensor: models of family {model.family} are not divided; "

@@ -17,7 +17,7 @@ from shardwise.observe.file.trace import Trace, read_trace
 from shardwise.spec.record import SpecError
 
 # Increase when a column changes its meaning.
-_VERSION = 2
+_VERSION = 3
 _ROWS = ("name", "category", "process", "thread", "start_ns", "end_ns", "device", "stream",
          "correlation", "moved")  # fmt: skip
 _SPARSE = ("collective", "elements", "dtype", "group", "group_ranks", "group_size")

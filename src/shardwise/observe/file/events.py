@@ -35,6 +35,7 @@ class Args(msgspec.Struct, gc=False):
     received: Text = msgspec.field(default=None, name="Out msg nelems")
     dtype: Text = None
     group: Text = msgspec.field(default=None, name="Process Group Name")
+    description: Text = msgspec.field(default=None, name="Process Group Description")
     group_ranks: Text = msgspec.field(default=None, name="Process Group Ranks")
     group_size: Text = msgspec.field(default=None, name="Group size")
     shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")

@@ -221,7 +221,7 @@ class _Columns:
                 "collective_row": np.asarray(moving, dtype=np.int64) + self.rows,
                 "collective": self.codes.of(a.collective for a in found),
                 "dtype": self.codes.of(a.dtype for a in found),
-                "group": self.codes.of(a.group for a in found),
+                "group": self.codes.of(_group_name(a) for a in found),
                 "group_ranks": self.codes.of(a.group_ranks for a in found),
                 "group_size": _numbers([_number(a.group_size) for a in found]),
                 "elements": _numbers([max(_number(a.sent), _number(a.received)) for a in found]),
@@ -257,6 +257,12 @@ class _Columns:
             about=about,
             problems=problems,
         )
+
+
+def _group_name(args: Args) -> str | None:
+    """Name and description of a process group; the latter names the axis of a device mesh."""
+    known = [str(part) for part in (args.group, args.description) if part is not None]
+    return " ".join(known) if known else None
 
 
 def _nanoseconds(events: list[AnyEvent]) -> tuple[Ints, Ints]:

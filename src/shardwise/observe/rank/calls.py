@@ -12,6 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.observe.file.trace import Bools, Codes, Ints, Trace
+from shardwise.observe.rank.axes import (
+    Along,
+    along_axes,
+    axes_on_cpu,
+    axis_of_group,
+    named_by_axis,
+)
 from shardwise.observe.rank.classify import RUNTIME_CATEGORIES, on_device
 from shardwise.observe.rank.gloo import gloo_calls, message, width_of
 from shardwise.timeline.spans import Timeline
@@ -81,7 +88,8 @@ def bus_bandwidth(operation: str, moved: int, group_size: int, time_ns: int) -> 
     """
     if group_size < 2 or time_ns <= 0:
         return None
-    passes = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0}.get(operation)
+    plain = operation.rpartition(" ")[2]
+    passes = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0}.get(plain)
     if passes is None:
         return None
     return passes * (group_size - 1) / group_size * moved / (time_ns / 1e9)
@@ -111,7 +119,7 @@ def _on_device(trace: Trace, timeline: Timeline) -> Calls:
     names: dict[str, str] = {}
     lanes = timeline.lane[moving].tolist()
     for index, (row, lane) in enumerate(zip(rows.tolist(), lanes, strict=True)):
-        metadata = metadata_of.get(row)
+        metadata, axis = metadata_of.get(row), ""
         text = trace.texts[trace.name[row]]
         # Each process group has its own stream; streams are numbered in order of first use.
         key = f"stream {streams.setdefault(lane, len(streams))}"
@@ -122,11 +130,13 @@ def _on_device(trace: Trace, timeline: Timeline) -> Calls:
             moved[index] = elements * width if width > 0 and elements >= 0 else -1
             sizes[index] = trace.group_size[metadata]
             members = _text(trace, trace.group_ranks[metadata])
+            group = _text(trace, trace.group[metadata])
+            axis = axis_of_group(group)
             if members:
-                key = f"{_text(trace, trace.group[metadata])} {members}"
+                key = f"{group} {members}"
         if text not in names:
             names[text] = operation_of(text)
-        operations.append(names[text])
+        operations.append(named_by_axis(names[text], axis))
         keys.append(key)
     issued, thread = _launches(trace, rows)
     return Calls(
@@ -176,6 +186,8 @@ def _on_cpu(trace: Trace) -> Calls:
     for index, row in enumerate(found.executed.tolist()):
         request = None if issued is None else int(issued[index])
         moved[index], sizes[index] = message(trace, row, request, operations[index])
+    axes = axes_on_cpu(trace, found.executed, issued)
+    operations = [named_by_axis(one, axis) for one, axis in zip(operations, axes, strict=True)]
     unknown = np.full(len(described), -1, dtype=np.int64)
     return Calls(
         operation=operations,
@@ -185,19 +197,22 @@ def _on_cpu(trace: Trace) -> Calls:
         issued_thread=(unknown if issued is None else trace.thread[issued]).astype(np.int32),
         moved_bytes=moved,
         group_size=sizes,
-        key=_cpu_keys(trace, operations, moved, sizes),
+        key=_cpu_keys(trace, operations, moved, sizes, axes),
     )
 
 
-def _cpu_keys(trace: Trace, operations: list[str], moved: Ints, sizes: Ints) -> list[str]:
-    """Keys by operation and size: a CPU trace does not name the process group.
-
-    Groups smaller than the world come from hybrid sharding; their ranks are consecutive.
-    """
+def _cpu_keys(
+    trace: Trace, operations: list[str], moved: Ints, sizes: Ints, axes: list[str]
+) -> list[str]:
+    """Keys by operation and size: a CPU trace does not name the process group."""
     world, rank = trace.world_size or 0, trace.rank or 0
+    along = along_axes(trace, axes, sizes)
     keys = []
-    for operation, size, group in zip(operations, moved.tolist(), sizes.tolist(), strict=True):
-        block = f" of group {rank // group}" if 0 < group < world else ""
+    calls = zip(operations, moved.tolist(), sizes.tolist(), axes, strict=True)
+    for operation, size, group, axis in calls:
+        # Shapes do not show the group of an all-reduce, and groups of hybrid sharding have no axis.
+        groups = along.get(axis) or Along(group, 1)
+        block = f" of group {groups.group_of(rank)}" if 0 < groups.size < world else ""
         keys.append(f"{operation} {size}{block}")
     return keys
 

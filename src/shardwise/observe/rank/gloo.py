@@ -36,6 +36,9 @@ _EXECUTED_AS = {
     "c10d::_allgather_base_": ("gloo:all_gather", 1),
     "c10d::_reduce_scatter_base_": ("gloo:all_reduce", 1),
     "c10d::allreduce_": ("gloo:all_reduce", 0),
+    "c10d::allgather_into_tensor_coalesced_": ("gloo:all_gather", 1),
+    "c10d::reduce_scatter_tensor_coalesced_": ("gloo:all_reduce", 1),
+    "c10d::alltoall_base_": ("gloo:all_to_all", 1),
 }
 
 
@@ -106,6 +109,9 @@ def message(trace: Trace, executed: int, issued: int | None, operation: str) -> 
     if operation == "reduce-scatter" and issued is not None:
         shard = _elements(trace, issued, 0)
         return Message(sent * width, sent // shard if shard > 0 else world)
+    if operation == "all-to-all" and issued is not None:
+        # One piece for each rank, along the first dimension.
+        return Message(sent * width, _dimension(trace, issued))
     # The shapes of an all-reduce do not show its group.
     return Message(sent * width, -1)
 
@@ -116,6 +122,14 @@ def _elements(trace: Trace, row: int, argument: int = 0) -> int:
         while dims and isinstance(dims[0], list):  # a list of tensors has one member
             dims = dims[0]
         return math.prod(int(size) for size in dims)
+    except (KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError):
+        return -1
+
+
+def _dimension(trace: Trace, row: int) -> int:
+    """The first dimension of the first argument."""
+    try:
+        return int(msgspec.json.decode(trace.shapes[row])[0][0])
     except (KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError):
         return -1
 

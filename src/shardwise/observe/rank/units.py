@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from shardwise.observe.file.trace import Bools, Ints, Trace
+from shardwise.observe.rank.axes import INNER
 from shardwise.observe.rank.calls import Calls, launch_rows
 from shardwise.observe.rank.classify import on_device
 from shardwise.observe.rank.flatten_nested import flatten_nested
@@ -168,9 +169,12 @@ def purposes_of(trace: Trace, calls: Calls) -> list[Purpose]:
     # Equal purposes share one object: there is one per call, on each of up to a thousand ranks.
     known: dict[Purpose, Purpose] = {}
     return [
-        known.setdefault(purpose := _purpose(nesting, thread, issued), purpose)
-        for thread, issued in zip(
-            calls.issued_thread.tolist(), calls.issued_ns.tolist(), strict=True
+        # Tensor parallelism sums gradients of norms where FSDP reduces them.
+        NO_PURPOSE
+        if operation.startswith(INNER)
+        else known.setdefault(purpose := _purpose(nesting, thread, issued), purpose)
+        for operation, thread, issued in zip(
+            calls.operation, calls.issued_thread.tolist(), calls.issued_ns.tolist(), strict=True
         )
     ]
 

@@ -57,11 +57,10 @@ def read(table: Mapping[str, object]) -> Imported:
     for name in ("bf16", "bfloat16", "fp16", "torch_autocast"):
         list_unknown(reading, section(table, name), known_keys.PRECISION, f"{name}.")
     _read_stage(zero, reading)
-    _read_batch(table, reading)
+    _read_batch(table, reading, _read_inner_axes(table, reading))
     _read_precision(table, reading)
     _read_offload(zero, reading)
     _read_train(table, reading)
-    _read_inner_axes(table, reading)
     for key in ("pipeline", "expert_parallel"):
         if table.get(key):
             reading.drop(f"{key}: Shardwise has no counterpart.")
@@ -81,8 +80,11 @@ def read(table: Mapping[str, object]) -> Imported:
     return reading.done()
 
 
-def _read_inner_axes(table: Mapping[str, object], reading: Reading) -> None:
-    """Tensor parallelism by AutoTP, and Ulysses, which DeepSpeed calls sequence parallelism."""
+def _read_inner_axes(table: Mapping[str, object], reading: Reading) -> int:
+    """Tensor parallelism by AutoTP, and Ulysses, which DeepSpeed calls sequence parallelism.
+
+    Returns how many devices work on the same sequences.
+    """
     automatic = section(table, "tensor_parallel")
     tensor = whole(automatic, "autotp_size", "tensor_parallel.") or 1
     list_unknown(reading, automatic, known_keys.TENSOR_PARALLEL, "tensor_parallel.")
@@ -93,6 +95,7 @@ def _read_inner_axes(table: Mapping[str, object], reading: Reading) -> None:
     if context > 1:
         reading.strategy |= {"context": context, "context_method": "ulysses"}
         reading.note(f"sequence_parallel_size becomes context = {context}: Ulysses.")
+    return tensor * context
 
 
 def _read_stage(zero: Mapping[str, object], reading: Reading) -> None:
@@ -123,7 +126,8 @@ def _read_stage(zero: Mapping[str, object], reading: Reading) -> None:
         reading.note("stage3_* sizes: Shardwise gathers units of one block each, one unit ahead.")
 
 
-def _read_batch(table: Mapping[str, object], reading: Reading) -> None:
+def _read_batch(table: Mapping[str, object], reading: Reading, inner: int) -> None:
+    """Batches; each of their sequences is on `inner` devices."""
     batch = whole(table, "train_batch_size")
     micro = whole(table, "train_micro_batch_size_per_gpu")
     accumulate = whole(table, "gradient_accumulation_steps")
@@ -151,7 +155,7 @@ def _read_batch(table: Mapping[str, object], reading: Reading) -> None:
                 f"train_batch_size: {batch} is no multiple of train_micro_batch_size_per_gpu x "
                 f"gradient_accumulation_steps = {micro * accumulate}"
             )
-        reading.processes = batch // (micro * accumulate)
+        reading.processes = batch // (micro * accumulate) * inner
         if reading.processes == 1 and reading.strategy["kind"] == "ddp":
             reading.strategy["kind"] = "single"
 

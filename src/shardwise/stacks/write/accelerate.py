@@ -153,15 +153,15 @@ def axes_in_script(strategy: Strategy) -> list[str]:
     said = []
     if strategy.tensor > 1:
         said.append(
-            f"tensor = {strategy.tensor}: load the model divided, with from_pretrained(..., "
+            "Tensor parallelism: load the model divided, with from_pretrained(..., "
             f"distributed_config=DistributedConfig(tp_size={strategy.tensor}, "
             f"fsdp_size={strategy.shard})) of transformers; accelerate divides no matrices itself."
         )
     if strategy.context > 1:
         said.append(
-            f"context = {strategy.context}: shift labels, pass position_ids, and compute the loss "
-            "inside accelerator.maybe_context_parallel, with buffers and their dimension; use "
-            "SDPA attention."
+            "Context parallelism: shift labels, pass position_ids, and compute the loss inside "
+            "accelerator.maybe_context_parallel, with buffers and their dimension; use SDPA "
+            "attention."
         )
     return said
 

@@ -157,7 +157,7 @@ def _axes_in_script(strategy: Strategy) -> list[str]:
     if strategy.context == 1:
         return []
     return [
-        f"context = {strategy.context}: call UlyssesSPAttentionHF.register_with_transformers "
+        "Context parallelism: call UlyssesSPAttentionHF.register_with_transformers "
         "before the model is built, pass its groups as mpu to deepspeed.initialize, and read data "
         "through UlyssesSPDataLoaderAdapter."
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec, check_loss
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.write.axes import as_run
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.python import foreign, model
 from shardwise.stacks.write.python.axes import axes_pieces
@@ -50,7 +51,7 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
 
 def applied(run: RunSpec) -> Strategy:
     """The strategy as the script runs it: embedding and head stay in the root's unit."""
-    return run.strategy.but(split_root=False)
+    return as_run(run.strategy.but(split_root=False), "python")
 
 
 def _description(run: RunSpec, written: bool, command: str) -> str:

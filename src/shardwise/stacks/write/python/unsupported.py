@@ -17,6 +17,8 @@ def unsupported_by_script(run: RunSpec, written: bool) -> tuple[str, ...]:
     found = [*_model(run, written), *_data(run)]
     if run.strategy.split_root:
         found.append("split_root = true: embedding and head are gathered with the root, all step.")
+    if run.strategy.context > 1 and run.strategy.context_method == "ring":
+        found.append("context_method = ring: the script exchanges heads for tokens (Ulysses).")
     if train.device == "auto" and not on_cpu(run):
         found.append('train.device = "auto": the script uses CUDA and does not fall back to CPUs.')
     if train.checkpoint.save:

@@ -1,0 +1,113 @@
+"""The axis of the mesh that a collective belongs to, where a trace shows it.
+
+Collectives inside the computation of a block, along the tensor and context axes, are named by their
+axis: "tensor all-gather". Those of FSDP and DDP, along the other axes, have plain names.
+
+On a GPU, torch writes the description of the process group, which names the axis of a device mesh.
+On a CPU, tensor parallelism issues other operations than FSDP, and each process group of Gloo has
+threads of its own: an all-reduce belongs to the axis whose other operations its thread executes.
+Shardwise writes the mesh of a run into its traces.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwise.observe.file.trace import Ints, Trace
+
+INNER = ("tensor", "context")
+# The key under which a trace holds the mesh: for each axis the size of its groups and the stride.
+MESH = "shardwise_mesh"
+# What meshes of other stacks call these axes.
+_NAMES = {"tensor": "tensor", "tp": "tensor", "context": "context", "cp": "context"}
+_DESCRIPTION = re.compile(r"\bmesh_(\w+)$")
+_ISSUED = {
+    "c10d::allgather_into_tensor_coalesced_": "tensor",
+    "c10d::reduce_scatter_tensor_coalesced_": "tensor",
+    "c10d::alltoall_base_": "context",
+    "c10d::_allgather_base_": "shard",
+    "c10d::_reduce_scatter_base_": "shard",
+}
+
+
+def named_by_axis(operation: str, axis: str) -> str:
+    """The name of an operation along an axis."""
+    return f"{axis} {operation}" if axis in INNER else operation
+
+
+def axis_of_group(text: str) -> str:
+    """The axis in the description of a process group; empty if it names none of INNER."""
+    match = _DESCRIPTION.search(text)
+    return _NAMES.get(match[1], "") if match else ""
+
+
+def axes_on_cpu(trace: Trace, executed: Ints, issued: Ints | None) -> list[str]:
+    """The axis of each call; empty where it is not known, and in traces without INNER axes."""
+    if issued is None:
+        return [""] * len(executed)
+    known = [_ISSUED.get(trace.texts[code], "") for code in trace.name[issued].tolist()]
+    tensor = mesh_of(trace).get("tensor", Along(1, 1)).size > 1
+    if not tensor and not set(known) & set(INNER):
+        return [""] * len(executed)
+    threads = trace.thread[executed].tolist()
+    of_thread = {thread: axis for thread, axis in zip(threads, known, strict=True) if axis}
+    if tensor:
+        # Without sequence parallelism it only reduces, as FSDP and DDP never do.
+        for row, thread in zip(_reductions(trace, issued), threads, strict=True):
+            if row:
+                of_thread.setdefault(thread, "tensor")
+    return [axis or of_thread.get(thread, "") for thread, axis in zip(threads, known, strict=True)]
+
+
+def _reductions(trace: Trace, issued: Ints) -> list[bool]:
+    """Whether each operation is an all-reduce that a functional one issued."""
+    outer = np.flatnonzero(trace.name == trace.code("_c10d_functional::all_reduce"))
+    starts = np.sort(trace.start_ns[outer])
+    ends = trace.end_ns[outer][np.argsort(trace.start_ns[outer], kind="stable")]
+    last = np.searchsorted(starts, trace.start_ns[issued], side="right") - 1
+    inner_ends = trace.end_ns[issued].tolist()
+    return [
+        at >= 0 and bool(ends[at] >= end) for at, end in zip(last.tolist(), inner_ends, strict=True)
+    ]
+
+
+class Along(NamedTuple):
+    """The groups along an axis: their size, and the distance of neighbouring ranks."""
+
+    size: int
+    stride: int
+
+    def group_of(self, rank: int) -> int:
+        """A number that the ranks of one group share, and those of others do not."""
+        return rank // (self.stride * self.size) * self.stride + rank % self.stride
+
+
+def mesh_of(trace: Trace) -> dict[str, Along]:
+    """The mesh of a run, as Shardwise writes it into a trace; empty in other traces."""
+    told = trace.about.get(MESH)
+    if not isinstance(told, dict):
+        return {}
+    return {str(axis): Along(*along) for axis, along in told.items() if _is_along(along)}
+
+
+def _is_along(told: object) -> bool:
+    numbers = isinstance(told, list) and [type(n) is int and 0 < n < 2**31 for n in told]
+    return numbers == [True, True]
+
+
+def along_axes(trace: Trace, axes: list[str], sizes: Ints) -> dict[str, Along]:
+    """The groups along each axis of a trace's calls.
+
+    Where the mesh is not known, the ranks of a tensor group lie side by side, and no group of
+    another axis has two of them. Those without an axis are consecutive.
+    """
+    mesh = mesh_of(trace)
+    known = {axis: int(sizes[[one == axis for one in axes]].max()) for axis in set(axes) if axis}
+    tensor = known.get("tensor", 1)
+    return {
+        axis: mesh.get(axis, Along(size, 1 if axis == "tensor" else tensor))
+        for axis, size in known.items()
+    }
