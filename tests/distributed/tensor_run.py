@@ -10,13 +10,17 @@ from typing import Any
 
 import torch
 
+from shardwise.engine.counter import CollectiveCounter
 from shardwise.engine.local_parts import divided_like, is_divided
 from shardwise.engine.loss import IGNORED, loss_of
 from shardwise.engine.mesh import data_rank, resolve_for_world, world
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
+from shardwise.engine.wrapped import axes_of
 from shardwise.spec import ModelSpec, Strategy
+from shardwise.step import by_operation
 from shardwise.train.clip import clip_gradients
+from shardwise.train.measure import norm_traffic
 from tests.distributed.checkpoint_run import digest
 from tests.distributed.parity_run import full
 from tests.units.reduced import build
@@ -71,6 +75,23 @@ def digests_of_undivided(case: dict[str, Any]) -> list[str]:
     after = [digest(p) for p in model.parameters() if not is_divided(p)]
     assert not set(before) & set(after)
     return after
+
+
+def traffic_of_norm(case: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Collectives of the gradient norm, counted and predicted."""
+    spec = ModelSpec.model_validate(case["model"])
+    strategy = resolve_for_world(Strategy.model_validate(case["strategy"]))
+    model = parallelize(build(spec, device="cpu", attention="sdpa"), strategy)
+    ids = batch_of(0, spec.vocab, packed=False)[0]
+    with micro_batch(model):
+        loss_of(model)(ids, ids).backward()
+    with CollectiveCounter(axes_of(model)) as counter:
+        clip_gradients(model.parameters(), 1.0)
+    predicted = by_operation(norm_traffic(strategy, model))
+    return (
+        {"/".join(map(str, key)): tuple(count) for key, count in counter.counts.items()},
+        {"/".join(map(str, key)): both for key, both in predicted.items()},
+    )
 
 
 def train(case: dict[str, Any]) -> dict[str, Any]:

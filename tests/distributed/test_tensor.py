@@ -11,8 +11,8 @@ from tests.units.reduced import reduced
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-from tests.distributed.against_one import Alone, Settings
-from tests.distributed.tensor_run import digests_of_undivided
+from tests.distributed.against_one import MODELS, Alone, Settings
+from tests.distributed.tensor_run import digests_of_undivided, traffic_of_norm
 
 Example = tuple[int, str, Settings]
 
@@ -71,3 +71,21 @@ def test_processes_of_a_tensor_group_drop_the_same(workers: Workers) -> None:
     [(one, other)] = workers.run(digests_of_undivided, 2, [case])
     assert one == other
     assert len(one) == 2 * 2 + 2
+
+
+@pytest.mark.parametrize("kind", ["zero3", "ddp"])
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+@pytest.mark.parametrize("model", ["qwen3", "olmo"])
+def test_the_norm_communicates_as_predicted(
+    model: str, sequence_parallel: bool, kind: str, workers: Workers
+) -> None:
+    """Norms of heads are on the mesh of divided layers; Olmo has no other norms."""
+    strategy = {"kind": kind, "tensor": 2, "sequence_parallel": sequence_parallel}
+    case = {
+        "model": MODELS[model].model_dump(mode="json"),
+        "strategy": {"param_dtype": "fp32", **strategy},
+    }
+    [ranks] = workers.run(traffic_of_norm, 4, [case])
+    for counted, predicted in ranks:
+        assert counted == predicted
+        assert "all_reduce/2/tensor" in counted
