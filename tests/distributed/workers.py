@@ -199,12 +199,15 @@ def _serve(pipe: Connection, rank: int, output: str) -> None:
 def leave_groups() -> None:
     """Leave all process groups if the case has made any, as every device mesh does.
 
-    Each keeps threads of Gloo that wake a hundred times a second.
+    Each keeps threads of Gloo that wake a hundred times a second. DTensor remembers results by
+    mesh: an equal mesh of the next case would get groups that are gone.
     """
     import torch.distributed as dist
+    from torch.distributed.tensor import debug
 
     if dist.is_initialized() and len(dist.distributed_c10d._world.pg_map) > 1:
         dist.destroy_process_group()
+        debug._clear_sharding_prop_cache()
         gc.collect()
 
 

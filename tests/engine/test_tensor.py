@@ -1,4 +1,4 @@
-"""Which modules tensor parallelism divides, and which models it refuses."""
+"""Which modules tensor parallelism divides, and what it and context parallelism refuse."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from shardwise.spec import ModelSpec
+from shardwise.spec import ModelSpec, Strategy
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.families import DIVISIBLE, FAMILIES
 from shardwise.spec.record import SpecError
@@ -16,7 +16,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from torch import nn
 
-from shardwise.engine.tensor import divided_modules
+from shardwise.engine.context import check_context
+from shardwise.engine.tensor import TensorParallel, divided_modules
 from shardwise.units.adapted import adapt
 
 SMALL: dict[str, Any] = {"hidden": 64, "heads": 4, "head_dim": 16, "ffn": 96, "vocab": 101}
@@ -91,3 +92,36 @@ def test_a_plan_with_gaps_is_refused() -> None:
     model = Own()
     model.extra = nn.Linear(8, 8)
     assert "leaves out extra" in refusal(model, 2)
+
+
+def test_groups_to_reshard_to_are_refused() -> None:
+    """Torch would wait for ever."""
+    strategy = Strategy.read({"kind": "zero3", "tensor": 2, "reshard_after_forward": 2})
+    with pytest.raises(SpecError, match=r"reshard_after_forward: a number does not work"):
+        TensorParallel(build(reduced("llama", **SMALL)), strategy, mesh=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "device", "reason"),
+    [
+        ({"context": 3}, "cpu", "3 does not divide the 4 attention heads"),
+        ({"context": 4, "tensor": 2}, "cpu", "the 2 attention heads that tensor 2 leaves"),
+        ({"context": 2, "context_method": "ring"}, "cpu", "does not run on CPUs"),
+    ],
+    ids=str,
+)
+def test_context_that_cannot_be_is_refused(
+    change: dict[str, Any], device: str, reason: str
+) -> None:
+    strategy = Strategy.read({"kind": "zero3", **change})
+    model = build(reduced("llama", **SMALL), attention="sdpa")
+    with pytest.raises(SpecError, match=reason):
+        check_context(model, strategy, device)
+
+
+def test_context_needs_attention_that_can_be_exchanged() -> None:
+    strategy = Strategy.read({"kind": "zero3", "context": 2})
+    with pytest.raises(SpecError, match="needs attn_implementation sdpa"):
+        check_context(build(reduced("llama", **SMALL), attention="eager"), strategy, "cpu")
+    with pytest.raises(SpecError, match="Own is not a model of transformers"):
+        check_context(Own(), strategy, "cpu")

@@ -54,6 +54,7 @@ class TensorParallel:
 
     def __init__(self, model: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> None:
         self._model, self._mesh = model, mesh
+        _check_reshard(strategy)
         self._between: Placement = Shard(_SEQUENCE) if strategy.sequence_parallel else Replicate()
         self._sequence_parallel = strategy.sequence_parallel
         self._styles = divided_modules(model, strategy.tensor)
@@ -125,6 +126,15 @@ class TensorParallel:
             return (whole(args[0]), *args[1:]), settings
 
         module.register_forward_pre_hook(prepare, with_kwargs=True)
+
+
+def _check_reshard(strategy: Strategy) -> None:
+    # FSDP2 of torch 2.13 creates such groups for the tensor rank of the process only, and waits.
+    if type(strategy.reshard_after_forward) is int:
+        raise SpecError(
+            "strategy.reshard_after_forward: a number does not work with tensor parallelism; use "
+            "true or false"
+        )
 
 
 def divided_modules(model: nn.Module, tensor: int) -> dict[str, str]:
