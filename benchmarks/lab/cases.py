@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.lab.baseline import spread, write_run_toml
-from benchmarks.lab.network import hosts, set_rate
+from benchmarks.lab.network import BURST_S, hosts, set_rate
 from benchmarks.lab.session import Session
 from shardwise.calibrate.runs import Observation, shares, units_of
 from shardwise.observe.summary import summarise
@@ -56,6 +56,8 @@ class Case(NamedTuple):
     profiled: bool = True
     plain: int = PLAIN
     rounds: int = ROUNDS
+    # Burst allowance of the links.
+    burst_s: float = BURST_S
 
     def write(self, file: Path) -> Path:
         """Write its run.toml. The ranks of a host share its link, and `network` is per rank."""
@@ -123,7 +125,7 @@ def measure_cases(cases: Sequence[Case], keep_as: str | None = None) -> dict[str
                     order = [case for case in mine if number < case.rounds]
                     random.Random(number).shuffle(order)
                     for case in order:
-                        set_rate(made, case.rate)
+                        set_rate(made, case.rate, case.burst_s)
                         _train(case, session, folder / f"{number}-{case.name}", kept[case.name])
                     if keep_as is not None:
                         save(keep_as, kept)

@@ -20,6 +20,7 @@ from benchmarks.lab.cases import (
     load,
     measure_cases,
 )
+from benchmarks.lab.network import SHORT_BURST_S
 from shardwise.calibrate.runs import Observation
 from shardwise.spec.lookup import find_cluster
 
@@ -58,7 +59,7 @@ class Cell(NamedTuple):
         data_parallel = HOSTS * RANKS_PER_HOST // layout.get("tensor", 1)
         strategy = {**layout, "micro_batch": self.batch // data_parallel}
         return Case(self.name, self.rate, strategy, SMALL, profiled=self in CALIBRATED_ON,
-                    plain=PLAIN, rounds=ROUNDS)  # fmt: skip
+                    plain=PLAIN, rounds=ROUNDS, burst_s=SHORT_BURST_S)  # fmt: skip
 
 
 CELLS = [Cell(rate, layout, batch) for rate in RATES for layout in LAYOUTS for batch in BATCHES]
@@ -75,7 +76,7 @@ CALIBRATED_ON = [
 
 def measure() -> dict[str, Any]:
     """Calibrate the hosts, train all cells and save the results in results/."""
-    machine.measure(CLUSTER)
+    machine.measure(CLUSTER, SHORT_BURST_S)
     print("calibrated", file=sys.stderr, flush=True)
     measure_cases([cell.case for cell in CELLS], keep_as=NAME)
     return load(NAME) or {}
