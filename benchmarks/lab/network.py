@@ -170,6 +170,11 @@ def kill_processes(made: Sequence[Host], mark: str | None = None) -> None:
     _kill([host.namespace for host in made], mark)
 
 
+def processes_on(made: Sequence[Host]) -> list[int]:
+    """Ids of the processes on these hosts."""
+    return [pid for host in made for pid in _processes(host.namespace)]
+
+
 def _kill(spaces: Sequence[str], mark: str | None = None, patience_s: float = 10.0) -> None:
     end = time.monotonic() + patience_s
     while time.monotonic() < end:

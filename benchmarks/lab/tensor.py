@@ -8,6 +8,7 @@ all others are predicted.
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any, NamedTuple
 
 from benchmarks.lab import machine
@@ -21,6 +22,7 @@ from benchmarks.lab.cases import (
     measure_cases,
 )
 from benchmarks.lab.network import SHORT_BURST_S
+from benchmarks.lab.quiet import usage, wait_until_quiet
 from shardwise.calibrate.runs import Observation
 from shardwise.spec.lookup import find_cluster
 
@@ -40,6 +42,8 @@ RATES = (250e6, 500e6, 1e9)
 # Sequences per step of all ranks.
 BATCHES = (16, 32)
 PLAIN, ROUNDS = 4, 2
+# For a machine that others use at times.
+PATIENCE_S = 1500.0
 
 
 class Cell(NamedTuple):
@@ -76,9 +80,10 @@ CALIBRATED_ON = [
 
 def measure() -> dict[str, Any]:
     """Calibrate the hosts, train all cells and save the results in results/."""
+    wait_until_quiet(lambda: usage(()), time.monotonic() + PATIENCE_S)
     machine.measure(CLUSTER, SHORT_BURST_S)
     print("calibrated", file=sys.stderr, flush=True)
-    measure_cases([cell.case for cell in CELLS], keep_as=NAME)
+    measure_cases([cell.case for cell in CELLS], keep_as=NAME, patience_s=PATIENCE_S)
     return load(NAME) or {}
 
 
