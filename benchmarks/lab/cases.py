@@ -11,13 +11,17 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.lab.baseline import spread, write_run_toml
-from benchmarks.lab.network import hosts, set_rate
+from benchmarks.lab.network import BURST_S, hosts, set_rate
+from benchmarks.lab.quiet import BUSY, usage, wait_until_quiet
 from benchmarks.lab.session import Session
 from shardwise.calibrate.runs import Observation, shares, units_of
 from shardwise.observe.summary import summarise
@@ -56,6 +60,8 @@ class Case(NamedTuple):
     profiled: bool = True
     plain: int = PLAIN
     rounds: int = ROUNDS
+    # Burst allowance of the links.
+    burst_s: float = BURST_S
 
     def write(self, file: Path) -> Path:
         """Write its run.toml. The ranks of a host share its link, and `network` is per rank."""
@@ -99,9 +105,13 @@ class Kept:
     exposed: list[float] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
     peak_bytes: list[int] = field(default_factory=list)
+    # Share of the machine that other processes used meanwhile, by round.
+    others: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
         found: dict[str, Any] = {**spread(self.step_s), "rounds": self.rounds}
+        if self.others:
+            found["others_share"] = max(self.others)
         if self.exposed:
             found["exposed_share"] = statistics.median(self.exposed)
         if self.peak_bytes:
@@ -110,8 +120,15 @@ class Kept:
         return found
 
 
-def measure_cases(cases: Sequence[Case], keep_as: str | None = None) -> dict[str, Kept]:
-    """Train all cases; with `keep_as`, save the results under that name after every round."""
+def measure_cases(
+    cases: Sequence[Case], keep_as: str | None = None, patience_s: float = 0.0
+) -> dict[str, Kept]:
+    """Train all cases; with `keep_as`, save the results under that name after every round.
+
+    For `patience_s` in all, jobs wait until other processes use little of the machine, and those
+    that were disturbed are trained again.
+    """
+    until = time.monotonic() + patience_s
     kept = {case.name: Kept() for case in cases}
     layouts = dict.fromkeys((case.hosts, case.ranks) for case in cases)
     for count, ranks in layouts:
@@ -123,11 +140,30 @@ def measure_cases(cases: Sequence[Case], keep_as: str | None = None) -> dict[str
                     order = [case for case in mine if number < case.rounds]
                     random.Random(number).shuffle(order)
                     for case in order:
-                        set_rate(made, case.rate)
-                        _train(case, session, folder / f"{number}-{case.name}", kept[case.name])
+                        set_rate(made, case.rate, case.burst_s)
+                        where = folder / f"{number}-{case.name}"
+                        _train_undisturbed(case, session, where, kept[case.name], until)
                     if keep_as is not None:
                         save(keep_as, kept)
     return kept
+
+
+def _train_undisturbed(
+    case: Case, session: Session, folder: Path, kept: Kept, until: float
+) -> None:
+    """Train a job, and again while others disturb it and there is time."""
+    now = partial(usage, session.hosts)
+    attempt = 0
+    while True:
+        wait_until_quiet(now, until)
+        before, tried = now(), deepcopy(kept)
+        _train(case, session, folder.with_name(f"{folder.name}-{attempt}"), tried)
+        others, attempt = now().others(before), attempt + 1
+        print(f"others used {others:.0%} of the machine", file=sys.stderr, flush=True)
+        if others <= BUSY or time.monotonic() >= until:
+            tried.others.append(others)
+            vars(kept).update(vars(tried))
+            return
 
 
 def _train(case: Case, session: Session, folder: Path, kept: Kept) -> None:

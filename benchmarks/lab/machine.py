@@ -9,18 +9,18 @@ from typing import Any
 
 from benchmarks.lab.cases import CLUSTER, HOSTS, RANKS_PER_HOST
 from benchmarks.lab.launch import Launch
-from benchmarks.lab.network import hosts
+from benchmarks.lab.network import BURST_S, hosts
 from shardwise.spec.quantity import write_rate
 
 RATE = 1e9
 TIMEOUT_S = 600.0
 
 
-def measure(file: Path = CLUSTER) -> dict[str, Any]:
+def measure(file: Path = CLUSTER, burst_s: float = BURST_S) -> dict[str, Any]:
     file.parent.mkdir(exist_ok=True)
     per_rank = write_rate(RATE / RANKS_PER_HOST / 8)
     words = ["shardwise", "calibrate", "--output", str(file), "--network", per_rank]
-    with tempfile.TemporaryDirectory() as place, hosts(HOSTS, RATE, "machine") as made:
+    with tempfile.TemporaryDirectory() as place, hosts(HOSTS, RATE, "machine", burst_s) as made:
         with Launch(made, words, Path(place), RANKS_PER_HOST, {}) as launch:
             if launch.wait(TIMEOUT_S) != 0:
                 raise RuntimeError(launch.last_words())

@@ -35,6 +35,8 @@ MTU = 9000
 # Burst allowance of a link after a pause. Long enough to keep the rate when a busy machine serves
 # the link late, short enough that a transfer of a few megabytes is still limited.
 BURST_S, LEAST_BURST = 4e-3, 64 * 1024
+# For steps with many small messages and pauses between them, each of which would get the allowance.
+SHORT_BURST_S = 0.5e-3
 QUEUE_S = 20e-3
 
 
@@ -71,7 +73,9 @@ def available() -> str | None:
 
 
 @contextmanager
-def hosts(count: int, rate_bits_per_s: float | None, name: str = "lab") -> Iterator[list[Host]]:
+def hosts(
+    count: int, rate_bits_per_s: float | None, name: str = "lab", burst_s: float = BURST_S
+) -> Iterator[list[Host]]:
     """Create `count` hosts on a switch; each link has the given rate per direction, or no limit.
 
     On exit, also after an error, processes on the hosts are killed and the hosts are removed.
@@ -93,7 +97,7 @@ def hosts(count: int, rate_bits_per_s: float | None, name: str = "lab") -> Itera
     with _end_on_signal():
         try:
             _build(switch, made)
-            set_rate(made, rate_bits_per_s)
+            set_rate(made, rate_bits_per_s, burst_s)
             yield made
         finally:
             with _undisturbed():
@@ -126,7 +130,7 @@ def _build(switch: str, made: Sequence[Host]) -> None:
         _run("ip", "-n", space, "link", "set", INTERFACE, *mtu)
 
 
-def set_rate(made: Sequence[Host], rate_bits_per_s: float | None) -> None:
+def set_rate(made: Sequence[Host], rate_bits_per_s: float | None, burst_s: float = BURST_S) -> None:
     """Limit the links of these hosts to a rate in each direction, or lift the limit with None."""
     for host in made:
         # A queue limits what leaves a device: the host's device for what it sends, the switch's
@@ -136,7 +140,7 @@ def set_rate(made: Sequence[Host], rate_bits_per_s: float | None) -> None:
                 lift = ("tc", "-n", space, "qdisc", "del", "dev", device, "root")
                 subprocess.run(lift, capture_output=True, check=False)  # there may be no limit
                 continue
-            burst = max(LEAST_BURST, round(rate_bits_per_s / 8 * BURST_S))
+            burst = max(LEAST_BURST, round(rate_bits_per_s / 8 * burst_s))
             shape = ("tbf", "rate", f"{rate_bits_per_s:.0f}bit", "burst", f"{burst}b")
             queue = ("latency", f"{QUEUE_S * 1e3:g}ms")
             _run("tc", "-n", space, "qdisc", "replace", "dev", device, "root", *shape, *queue)
@@ -164,6 +168,11 @@ def sweep() -> list[str]:
 def kill_processes(made: Sequence[Host], mark: str | None = None) -> None:
     """Kill the processes on these hosts; with `mark`, only those with it in their environment."""
     _kill([host.namespace for host in made], mark)
+
+
+def processes_on(made: Sequence[Host]) -> list[int]:
+    """Ids of the processes on these hosts."""
+    return [pid for host in made for pid in _processes(host.namespace)]
 
 
 def _kill(spaces: Sequence[str], mark: str | None = None, patience_s: float = 10.0) -> None:

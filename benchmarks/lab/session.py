@@ -40,7 +40,7 @@ class Session:
         folder: Path,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._hosts, self._ranks_per_host = hosts, ranks_per_host
+        self.hosts, self._ranks_per_host = hosts, ranks_per_host
         self._folder, self._environment = folder, environment or {}
         self._stack = ExitStack()
         self._broken = False
@@ -54,7 +54,7 @@ class Session:
             server.listen()
             words = ["benchmarks.lab.worker", f"{place}/jobs"]
             launch = Launch(
-                self._hosts, words, self._folder / "logs", self._ranks_per_host, self._environment
+                self.hosts, words, self._folder / "logs", self._ranks_per_host, self._environment
             )
             self._launch = stack.enter_context(launch)
             self._wait_for(server, START_S)
