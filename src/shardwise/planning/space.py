@@ -171,7 +171,8 @@ def _fields(
             yield placed("zero3", shard, grad_sync="last")
         if accumulates and shard < cluster.devices:
             yield placed("zero3", shard, grad_sync="every")
-        if shard > cluster.devices_per_node > 1:
+        # The engine has no such groups beside tensor groups.
+        if shard > cluster.devices_per_node > 1 and degrees.tensor == 1:
             group = cluster.devices_per_node * degrees.context
             yield placed("zero3", shard, reshard_after_forward=group)
 
