@@ -49,8 +49,8 @@ def is_parallel(model: nn.Module) -> bool:
 def micro_batch(model: nn.Module, *, last: bool = True) -> Iterator[None]:
     """Run the forward and the backward of one micro-batch, reducing gradients when due.
 
-    Only needed to accumulate gradients. The forward belongs inside: DDP decides there whether the
-    backward will reduce.
+    Needed to accumulate gradients, and for the loss with tensor parallelism. The forward belongs
+    inside: DDP decides there whether the backward will reduce.
 
     Args:
         model: The model that `parallelize` returned.

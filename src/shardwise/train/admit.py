@@ -36,7 +36,9 @@ def check_sequence(run: RunSpec) -> None:
     """Raise SpecError unless sequences divide into equal parts where a strategy divides them."""
     strategy = run.strategy
     tensor = strategy.tensor if strategy.sequence_parallel else 1
-    parts = strategy.context * tensor
+    # Ring attention gives each process two pieces, one from either end, for equal work.
+    pieces = 2 if strategy.context > 1 and strategy.context_method == "ring" else 1
+    parts = pieces * strategy.context * tensor
     if run.job.seq_len % parts:
         by = [f"{axis} {n}" for axis, n in (("context", strategy.context), ("tensor", tensor))
               if n > 1]  # fmt: skip
