@@ -20,6 +20,7 @@ from shardwise.planning.reasons import (
     Compared,
     CompileGain,
     DataParallelEnds,
+    Divided,
     DoesNotFit,
     FitsAdapted,
     FitsOffloaded,
@@ -27,6 +28,7 @@ from shardwise.planning.reasons import (
     LargeBatch,
     LeastMemory,
     LimitedBy,
+    LinkCrossover,
     LowPrecisionReduce,
     MicroBatchGain,
     NetworkCrossover,
@@ -86,9 +88,35 @@ def check_layout(plan: Plan, winner: Candidate, reason: Reason) -> bool:
             # Rounded to two digits: at most a factor of 1.05 off.
             assert network <= here * 1.05 if direction == "below" else network >= here / 1.05
             assert reason.layout != winner.layout
+        case Divided() | LinkCrossover():
+            check_divided(plan, winner, reason)
         case _:
             return False
     return True
+
+
+def check_divided(plan: Plan, winner: Candidate, reason: Divided | LinkCrossover) -> None:
+    """Why devices share sequences, and what it costs."""
+    assert winner.layout.is_divided
+    cluster, job = plan.problem.cluster, plan.problem.job
+    if isinstance(reason, LinkCrossover):
+        # Rounded to two digits: at most a factor of 1.05 off.
+        assert reason.link <= cluster.device.link_bandwidth * 1.05
+        mesh, own = reason.layout.mesh, winner.layout.mesh
+        assert (mesh.tensor, mesh.context) != (own.tensor, own.context)
+        return
+    for share in (reason.tensor_share, reason.context_share):
+        assert share is None or 0 < share < 1
+    undivided = [c for c in plan.layouts if not c.layout.is_divided]
+    if reason.sequences is not None:
+        assert reason.sequences == pytest.approx(job.sequences / cluster.devices)
+        assert reason.sequences < 1
+    elif reason.undivided is not None:
+        best = max(c.tokens_per_s for c in undivided)
+        assert reason.throughput == pytest.approx(best / winner.tokens_per_s - 1)
+    else:
+        assert not undivided
+        assert (reason.needed_undivided_bytes or 0) > plan.limit_bytes
 
 
 def check_compared(plan: Plan, winner: Candidate, reason: Reason) -> bool:
@@ -118,19 +146,19 @@ def check_compared(plan: Plan, winner: Candidate, reason: Reason) -> bool:
 def check_batch(plan: Plan, winner: Candidate, reason: Reason) -> bool:
     """Tokens per step, from their factors. False for reasons of another kind."""
     job = plan.problem.job
-    devices = plan.problem.cluster.devices
+    devices, groups = plan.problem.cluster.devices, winner.strategy.data_parallel
     words = reason_words(reason, plan.units.blocks)
     match reason:
         case StepBatch():
             strategy = winner.strategy
-            product = strategy.micro_batch * strategy.accumulate * devices * job.seq_len
+            product = strategy.micro_batch * strategy.accumulate * groups * job.seq_len
             assert reason.tokens == product
             assert winner.tokens_per_s * winner.step_s == pytest.approx(product)
             assert f"{product:,}" in words
             if job.global_batch is not None and product != job.global_batch:
                 assert f"{job.global_batch:,}" in words
                 # Beyond the tolerance only where no whole number of sequences is closer.
-                one = devices * job.seq_len
+                one = groups * job.seq_len
                 closest = min(
                     abs(max(1, n) * one / job.global_batch - 1)
                     for n in (job.global_batch // one, math.ceil(job.global_batch / one))
@@ -235,6 +263,11 @@ def check_rule(plan: Plan, winner: Candidate) -> None:
         return
     job, node = plan.problem.job, plan.problem.cluster.devices_per_node
     rivals = plan.layouts
+    if not winner.layout.is_divided:
+        # Tensor and context parallelism must make it more than 5 % faster than the best without.
+        divided = [c for c in rivals if c.layout.is_divided]
+        rivals = [c for c in rivals if not c.layout.is_divided]
+        assert all(winner.tokens_per_s >= 0.85 * c.tokens_per_s for c in divided)
     roomy = [c for c in rivals if c.needed_bytes <= 0.9 * plan.limit_bytes]
     if winner.needed_bytes > 0.9 * plan.limit_bytes:
         assert all(winner.tokens_per_s > 1.025 * c.tokens_per_s for c in roomy)
@@ -244,11 +277,11 @@ def check_rule(plan: Plan, winner: Candidate) -> None:
         rivals = roomy
 
     if job.global_batch is not None:
-        exact = job.global_batch % (job.seq_len * plan.problem.cluster.devices) == 0
 
         def away(c: Candidate) -> float:
             """Where no batch is exact, those within 2 % are as good as each other."""
             share = abs(job.tokens_per_step(c.strategy) / (job.global_batch or 1) - 1)
+            exact = (job.global_batch or 0) % (job.seq_len * c.strategy.data_parallel) == 0
             return share if exact or share > 0.02 else 0
 
         fastest = max(c.tokens_per_s for c in rivals)
