@@ -111,12 +111,8 @@ def ways_to_fit(
     def tried(changed: Iterable[Strategy], where: ClusterSpec) -> Iterator[_Tried]:
         for wanted in changed:
             typed = _typed(command, wanted, where, job)
-            if typed is None or (applied is None and typed.strategy != wanted):
-                continue
-            try:
-                yield typed._replace(strategy=runs(typed.strategy))
-            except SpecError:  # the stack has no such layout
-                continue
+            if typed is not None and (applied is not None or typed.strategy == wanted):
+                yield from _as_run(typed, runs)
 
     def judged(wanted: Verdict, ways: Iterable[_Tried], of: Job = job) -> list[Change]:
         return _those_that_are(wanted, units_of, ways, cluster, of)
@@ -202,6 +198,14 @@ def _resolved(
         return job.split(changed)
     except SpecError:
         return None
+
+
+def _as_run(typed: _Tried, runs: Callable[[Strategy], Strategy]) -> Iterator[_Tried]:
+    """As a stack runs it; nothing where it has no such layout."""
+    try:
+        yield typed._replace(strategy=runs(typed.strategy))
+    except SpecError:
+        return
 
 
 def _quoted(text: str) -> str:
