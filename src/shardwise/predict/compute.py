@@ -12,8 +12,9 @@ from shardwise.predict.configurations import Floats
 from shardwise.predict.rates import Coefficients, Hardware
 from shardwise.units.unit import Policy, Stage
 
-# Sequences up to which runs were fitted, and from which on an attention kernel is at its best.
-SHORT, LONG = 2**13, 2**16
+# The longest sequence of fitted runs, whose kernels are of 2023, and one from which on only newer
+# kernels were measured.
+SHORT, LONG = 2**16, 2**19
 
 
 def forward_s(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Floats:
@@ -56,7 +57,7 @@ def recompute_s(
 
 
 def _at_length(stage: Stage, k: Coefficients) -> Coefficients:
-    """Attention kernels are more efficient on longer sequences than those that were fitted."""
+    """Attention kernels that run longer sequences than were fitted are newer, and faster."""
     longer = np.log2(np.maximum(stage.attention_span, SHORT) / SHORT)
     way = np.minimum(1.0, longer / np.log2(LONG / SHORT))
     return k._replace(attention_efficiency=k.attention_efficiency * k.long_attention**way)

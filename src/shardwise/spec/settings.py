@@ -15,7 +15,7 @@ from shardwise.spec.adapter import Adapter
 from shardwise.spec.dtype import DType
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import did_you_mean
-from shardwise.spec.strategy import GradSync, Loss
+from shardwise.spec.strategy import ContextMethod, GradSync, Loss
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,6 +47,11 @@ class StrategySettings(FixedSettings, total=False):
     shard: int | None
     replicate: int | None
     within_node: bool | None
+    context: int | None
+    context_method: ContextMethod | None
+    tensor: int | None
+    sequence_parallel: bool | None
+    tensor_across_nodes: bool | None
     micro_batch: int | None
     accumulate: int | None
     recompute: Literal["none", "selective", "full"] | float | None

@@ -206,7 +206,9 @@ class Replicated(Placement):
         # of the master dtype.
         added = self.units.embedding_gradient_elements if table == 0 else 2.0 * table
         fresh = np.where(self._added_in_place(m), added, 2.0 * table) * float(self.itemsize)
-        fresh = fresh + float(self.units.whole_table * self.itemsize)
+        if self.units.whole_table:
+            # The gradient of the whole table is dropped before a tied one's two are added.
+            fresh = fresh + (self.units.whole_table - table) * float(self.itemsize)
         yield Alloc(
             "gradients", self._made(m, self.units.root.trained_numel - self.s.head_elements)
         )
