@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -163,3 +164,17 @@ def test_a_batch_that_needs_division_and_does_not_fit_is_no_error() -> None:
     """Adapters, which are not divided, are then no way out."""
     found = plan("qwen3-8b", "8xA100-40GB", seq_len=2**20, global_batch=2**20)
     assert found.winner is None
+
+
+def test_a_batch_that_only_groups_of_devices_divide_is_told_of() -> None:
+    """576 sequences on 384 devices are 1.5 on each and 3 on each pair."""
+    asked_for: dict[str, Any] = {"seq_len": 8192, "global_batch": 576 * 8192}
+    found = plan("llama-3.1-8b", "48x8xH100-SXM@400Gbps", **asked_for)
+    batch = only(found, StepBatch)
+    assert isinstance(batch, StepBatch)
+    assert batch.tokens != batch.asked
+    assert batch.keeps_batch == 2
+    assert "divides if 2 devices share each sequence" in reason_words(batch)
+    exact = plan("llama-3.1-8b", "48x8xH100-SXM@400Gbps", **asked_for, batch_tolerance=0.0)
+    assert chosen(exact).strategy.mesh.inner == 2
+    assert exact.problem.job.tokens_per_step(chosen(exact).strategy) == 576 * 8192

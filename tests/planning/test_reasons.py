@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.brute_force import compare, random_problem, random_problems
 from shardwise.planning.batches import BATCH_TOLERANCE, LARGE_BATCH
 from shardwise.planning.plan import Plan, make_plan
-from shardwise.planning.price import price_one, scaled_network
+from shardwise.planning.price import price_one, scaled_link, scaled_network
 from shardwise.planning.reasons import (
     BatchCapped,
     ChunkedLoss,
@@ -192,15 +192,21 @@ def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
     match reason:
         case LimitedBy():
             assert plan.limits is not None
-            if devices > 1:
-                cluster = scaled_network(plan.problem.cluster, 2.0)
+            network = scaled_network(plan.problem.cluster, 2.0)
+            gains = [(reason.twice_network, network)] if devices > 1 else []
+            if reason.inner_link:
+                gains.append((reason.twice_link, scaled_link(plan.problem.cluster, 2.0)))
+            for gain, cluster in gains:
                 faster = price_one(plan.problem, plan.units, winner.strategy, cluster)
                 # Planned again, nothing is slower than today's choice on that network.
                 today = max(c.tokens_per_s for c in plan.layouts)
                 most = max(1.0, winner.tokens_per_s / today)
-                assert reason.twice_network >= 0
-                assert (1 + reason.twice_network) * today * most * 1.026 >= faster.tokens_per_s
+                assert gain >= 0
+                assert (1 + gain) * today * most * 1.026 >= faster.tokens_per_s
             assert 0 <= reason.waiting_share <= 1
+            binding = reason.inner_link if plan.limits.link_binds else reason.link
+            assert (f"Limited by {binding} bandwidth" in words) == (reason.binding == "bandwidth")
+            assert "0% of the step waits" not in words
         case Slack(free_bytes=free, network_factor=factor):
             assert free == pytest.approx(plan.limit_bytes - winner.needed_bytes)
             if factor is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardwise.planning.batches import LARGE_BATCH, distance, neighbours
-from shardwise.planning.degrees import of_groups
+from shardwise.planning.degrees import degrees, of_groups
 from shardwise.planning.layout import Layout
 from shardwise.planning.limits import Limits, crossover, link_crossover
 from shardwise.planning.price import price_one
@@ -104,7 +104,8 @@ def _layout(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
         if sharded:
             yield _compared(search, found, "sharded", sharded[0], winner)
         return
-    yield from _divided(search, found, winner, by_speed)
+    if layout.is_divided:
+        yield from _divided(search, found, winner, by_speed)
     replicated = layout.mesh._replace(replicate=layout.mesh.data_parallel, shard=1)
     yield from _rival(search, found, winner, Layout("ddp", replicated), "replicated")
     if layout.kind == "zero3":
@@ -114,6 +115,9 @@ def _layout(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
         if rival is not None:
             yield _compared(search, found, "gathered twice", rival, winner)
     yield from _groups(search, found, winner, by_speed)
+    divided = [c for c in found.layouts() if c.layout.is_divided]
+    if divided and not layout.is_divided:
+        yield _compared(search, found, "divided", divided[0], winner)
     yield from padding(search, winner.strategy)
 
 
@@ -124,15 +128,9 @@ def _same_degrees(one: Candidate, other: Candidate) -> bool:
 
 
 def _divided(search: Search, found: Found, winner: Candidate, by_speed: bool) -> Iterator[Reason]:
-    """Why devices share sequences, or how those compare that do."""
+    """Why devices share sequences."""
     strategy, problem = winner.strategy, search.problem
-    layouts = found.layouts()
-    if not winner.layout.is_divided:
-        divided = [c for c in layouts if c.layout.is_divided]
-        if divided:
-            yield _compared(search, found, "divided", divided[0], winner)
-        return
-    undivided = next((c for c in layouts if not c.layout.is_divided), None)
+    undivided = next((c for c in found.layouts() if not c.layout.is_divided), None)
     nearest = [n.needed_bytes for one, n in found.nearest.items() if not one.is_divided]
     cluster = problem.cluster
     priced = steps(search.units.of(strategy), Configurations.of([strategy]), problem)
@@ -325,6 +323,7 @@ def _batch(search: Search, winner: Candidate) -> Iterator[Reason]:
         asked=job.global_batch,
         tolerance=search.space.batch_tolerance,
         neighbours=neighbours(job, of_groups(problem.cluster, strategy.mesh.inner)),
+        keeps_batch=_keeps_batch(search),
     )
     smaller = strategy.micro_batch // 2
     if job.global_batch is None and smaller >= 1:
@@ -341,6 +340,16 @@ def _batch(search: Search, winner: Candidate) -> Iterator[Reason]:
         yield DataParallelEnds(devices=strategy.devices, tokens=tokens, inner=inner)
 
 
+def _keeps_batch(search: Search) -> int | None:
+    """The fewest devices that share sequences such that the batch divides evenly."""
+    problem, asked = search.problem, search.problem.job.global_batch
+    for pair in degrees(problem, search.space) if asked else ():
+        groups = problem.cluster.devices // pair.inner
+        if asked and asked % (groups * problem.job.seq_len) == 0:
+            return pair.inner
+    return None
+
+
 def limit_reasons(problem: Problem, winner: Candidate, limits: Limits) -> list[Reason]:
     """What binds, and what is left."""
     device, devices = problem.cluster.device, winner.strategy.devices
@@ -354,6 +363,8 @@ def limit_reasons(problem: Problem, winner: Candidate, limits: Limits) -> list[R
             devices=devices,
             waiting_share=winner.exposed_s / winner.step_s,
             twice_network=limits.twice_network,
+            inner_link=here if problem.cluster.nodes > 1 else "",
+            twice_link=limits.twice_link,
             more_memory=limits.more_memory,
             with_memory=changed.strategy if changed and changed != winner else None,
         ),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.planning.layout import Degrees
-from shardwise.planning.price import scaled_network
+from shardwise.planning.price import scaled_link, scaled_network
 from shardwise.planning.problem import Problem, Units, steps, times
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import MIN_GAIN, WITH_MORE_MEMORY, Found, Search
@@ -30,12 +30,19 @@ class Limits(NamedTuple):
     binding: Bottleneck
     # Relative gains in tokens/s of the fastest that fits: each is planned again.
     twice_network: float
+    # Of the link inside a node, where a network connects several.
+    twice_link: float
     more_memory: float
     with_memory: Candidate | None
     free_bytes: float
     # The network could be this many times slower before a step takes 5 % longer; None where
     # nothing moves or no slowness in reach does that.
     network_slack: float | None
+
+    @property
+    def link_binds(self) -> bool:
+        """Whether the link inside a node binds, and not the network between nodes."""
+        return self.binding == "bandwidth" and self.twice_link > self.twice_network
 
 
 def limits_of(search: Search, cluster: ClusterSpec, found: Found, winner: Candidate) -> Limits:
@@ -48,24 +55,37 @@ def limits_of(search: Search, cluster: ClusterSpec, found: Found, winner: Candid
     assert today is not None, "the winner fits"
     more_memory = roomier.tokens_per_s / today.tokens_per_s - 1 if roomier else 0.0
     moves = winner.strategy.devices > 1
-    twice = 0.0
+    twice = twice_link = 0.0
     if moves:
         ratio = 2.0 * _way(cluster) / _way(search.problem.cluster)
-        faster = search.on_networks(np.asarray([ratio]))[0].fastest()
-        twice = faster.tokens_per_s / today.tokens_per_s - 1 if faster else 0.0
+        twice = _gain(search.on_networks(np.asarray([ratio]))[0], today)
+    if cluster.nodes > 1 and cluster.devices_per_node > 1:
+        twice_link = _gain(_with_twice_the_link(search, cluster), today)
     slack = _network_slack(problem, units, winner) if moves else None
-    if twice >= max(MIN_GAIN, more_memory):
+    if max(twice, twice_link) >= max(MIN_GAIN, more_memory):
         binding: Bottleneck = "bandwidth"
     else:
         binding = "memory" if more_memory >= MIN_GAIN else "compute"
     return Limits(
         binding=binding,
         twice_network=max(twice, 0.0),
+        twice_link=max(twice_link, 0.0),
         more_memory=max(more_memory, 0.0),
         with_memory=roomier,
         free_bytes=found.limit_bytes - winner.needed_bytes,
         network_slack=slack,
     )
+
+
+def _gain(found: Found, today: Candidate) -> float:
+    faster = found.fastest()
+    return faster.tokens_per_s / today.tokens_per_s - 1 if faster else 0.0
+
+
+def _with_twice_the_link(search: Search, cluster: ClusterSpec) -> Found:
+    if cluster == search.problem.cluster:
+        return search.on_networks(np.asarray([2.0]), "link_bandwidth")[0]
+    return search.retimed(scaled_link(cluster, 2.0))
 
 
 def _way(cluster: ClusterSpec) -> float:

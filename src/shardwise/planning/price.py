@@ -51,6 +51,11 @@ def scaled_network(cluster: ClusterSpec, factor: float) -> ClusterSpec:
     if cluster.nodes > 1:
         assert cluster.network is not None
         return cluster.model_copy(update={"network": cluster.network * factor})
+    return scaled_link(cluster, factor)
+
+
+def scaled_link(cluster: ClusterSpec, factor: float) -> ClusterSpec:
+    """The cluster with the link inside a node made `factor` times as fast."""
     link = cluster.device.link_bandwidth * factor
     device = cluster.device.model_copy(update={"link_bandwidth": link})
     return cluster.model_copy(update={"device": device})

@@ -219,6 +219,9 @@ class StepBatch(Reason):
     tolerance: float = 0.0
     # The batches next to what was asked for that divide evenly.
     neighbours: tuple[int, ...] = ()
+    # Devices that would have to share sequences for the batch that was asked for; None where no
+    # number of them will do.
+    keeps_batch: int | None = None
 
     @property
     def deviation(self) -> float:
@@ -270,7 +273,7 @@ class DataParallelEnds(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class LimitedBy(Reason):
-    """What binds, and the gain from twice the network and from a quarter more memory."""
+    """What binds, and the gain from twice each bandwidth and from a quarter more memory."""
 
     binding: Bottleneck
     # "network", or what connects the devices of one node.
@@ -279,6 +282,9 @@ class LimitedBy(Reason):
     waiting_share: float
     twice_network: float
     more_memory: float
+    # What connects the devices of one of several nodes, and the gain from twice its bandwidth.
+    inner_link: str = ""
+    twice_link: float = 0.0
     # What more memory would be used for; None where it changes nothing.
     with_memory: Strategy | None = None
 

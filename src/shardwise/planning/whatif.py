@@ -34,6 +34,8 @@ class Point(NamedTuple):
     binding: Bottleneck
     # Why this value is not possible; empty where it is.
     refused: str = ""
+    # Whether the bandwidth that binds is that of the link inside a node.
+    link_binds: bool = False
 
     @property
     def fitted(self) -> bool:
@@ -94,7 +96,8 @@ def _best_point(problem: Problem, value: str, search: Search, found: Found) -> P
     if best is None:
         return Point(value, problem, None, None, "memory")
     limits = limits_of(search, problem.cluster, found, best)
-    return Point(value, problem, best, mfu_of(problem, search.units, best), limits.binding)
+    mfu = mfu_of(problem, search.units, best)
+    return Point(value, problem, best, mfu, limits.binding, link_binds=limits.link_binds)
 
 
 def _fixed_point(problem: Problem, value: str, fixed: Strategy) -> Point:

@@ -71,6 +71,8 @@ def plan_reasons(plan: Plan) -> list[str]:
 
 # Savings of memory below this are not worth a word.
 MIN_SAVED_BYTES = 2**30 // 10
+# Smaller shares of a step are not told.
+SEEN_SHARE = 0.01
 
 
 def plan_tips(plan: Plan) -> list[str]:
@@ -161,8 +163,8 @@ _DECIDED_BY = {
     "headroom": f", but leaves less than {percent(HEADROOM)} of usable memory free",
     "simplicity": ", but the recommended one is simpler",
     "smaller groups": ", but the recommended one has smaller groups",
-    "undivided": "; without tensor and context parallelism is preferred unless it is more than "
-    f"{percent(UNDIVIDED_LOSS)} slower",
+    "undivided": "; a layout without tensor and context parallelism is preferred unless it is more "
+    f"than {percent(UNDIVIDED_LOSS)} slower",
     "unsharded": f"; DDP is preferred unless it is more than {percent(UNSHARDED_LOSS)} slower",
 }
 
@@ -291,7 +293,7 @@ def _step_batch(reason: StepBatch, blocks: int | None) -> str:
         return (
             f"Warning: no batch within {percent(reason.tolerance)} of {reason.asked:,} tokens "
             f"divides over {ranks}; using {reason.tokens:,} "
-            f"({reason.deviation:+.0%}). {label}: {near}.\n"
+            f"({reason.deviation:+.0%}). {label}: {near}.{_keeps_batch(reason)}\n"
             f"Tokens per step: {reason.tokens:,} ({made})."
         )
     if reason.asked and reason.tokens != reason.asked:
@@ -325,6 +327,15 @@ def _large_batch(reason: LargeBatch, blocks: int | None) -> str:
     )
 
 
+def _keeps_batch(reason: StepBatch) -> str:
+    if reason.keeps_batch is None or reason.keeps_batch <= reason.inner:
+        return ""
+    return (
+        f" The batch asked for divides if {reason.keeps_batch} devices share each sequence, by "
+        "tensor or context parallelism: --exact-batch."
+    )
+
+
 def _data_parallel_ends(reason: DataParallelEnds, blocks: int | None) -> str:
     return (
         f"Data parallelism ends at {reason.devices:,} devices for this batch: "
@@ -338,13 +349,19 @@ def _data_parallel_ends(reason: DataParallelEnds, blocks: int | None) -> str:
 
 
 def _limited_by(reason: LimitedBy, blocks: int | None) -> str:
-    binding = f"{reason.link} bandwidth" if reason.binding == "bandwidth" else reason.binding
-    told = f"Limited by {binding}"
+    link = reason.inner_link if reason.twice_link > reason.twice_network else reason.link
+    told = f"Limited by {reason.binding}"
     if reason.binding == "bandwidth":
-        told += f" ({percent(reason.waiting_share)} of the step waits for it)"
+        told = f"Limited by {link} bandwidth"
+        if reason.waiting_share >= SEEN_SHARE:
+            told += f" ({percent(reason.waiting_share)} of the step waits for communication)"
+        else:
+            told += " (communication slows the compute that it overlaps)"
     gains = []
     if reason.devices > 1:
         gains.append(f"2x the {reason.link} bandwidth: {_gain(reason.twice_network)}")
+    if reason.twice_link >= SEEN_SHARE:
+        gains.append(f"2x the {reason.inner_link} bandwidth: {_gain(reason.twice_link)}")
     if reason.binding == "memory" and reason.with_memory is not None:
         then = configuration_words(reason.with_memory, blocks=blocks)
         told += f": 25% more would allow {then} ({_gain(reason.more_memory)})"

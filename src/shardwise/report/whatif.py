@@ -112,7 +112,8 @@ def limit_words(point: Point) -> str:
     """What limits the speed at a point, in a word."""
     if point.binding != "bandwidth":
         return point.binding
-    return "network" if point.problem.cluster.nodes > 1 else point.problem.cluster.device.link
+    cluster = point.problem.cluster
+    return "network" if cluster.nodes > 1 and not point.link_binds else cluster.device.link
 
 
 def print_study(name: str, points: Sequence[Point], budget: Budget) -> None:
