@@ -361,7 +361,8 @@ def limit_reasons(problem: Problem, winner: Candidate, limits: Limits) -> list[R
             binding=limits.binding,
             link=link,
             devices=devices,
-            waiting_share=winner.exposed_s / winner.step_s,
+            # What is left of a step by subtraction can be a rounding error below 0.
+            waiting_share=max(0.0, winner.exposed_s) / winner.step_s,
             twice_network=limits.twice_network,
             inner_link=here if problem.cluster.nodes > 1 else "",
             twice_link=limits.twice_link,
