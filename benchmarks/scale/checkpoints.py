@@ -52,27 +52,23 @@ def join(rank: int, ranks: int) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
 
 
-def state_of(model: str, ranks: int, shard: int) -> dict[str, Any]:
+def state_of(model: str, ranks: int) -> dict[str, Any]:
     """Parameters, two moments and a step count of each: DTensors without data."""
     import torch
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Shard
 
-    if shard < ranks:
-        mesh = DeviceMesh("cpu", torch.arange(ranks).reshape(ranks // shard, shard))
-        placements: list[Any] = [Replicate(), Shard(0)]
-    else:
-        mesh, placements = DeviceMesh("cpu", torch.arange(ranks)), [Shard(0)]
+    mesh = DeviceMesh("cpu", torch.arange(ranks))
     place = mesh.get_coordinate()
     assert place is not None
 
     def sharded(shape: tuple[int, ...]) -> Any:
-        each = -(-shape[0] // shard)
-        own = max(0, min(each, shape[0] - place[-1] * each))
+        each = -(-shape[0] // ranks)
+        own = max(0, min(each, shape[0] - place[0] * each))
         local = torch.empty((own, *shape[1:]), device="meta")
         full = torch.empty(shape, device="meta")
         return DTensor.from_local(
-            local, mesh, placements, run_check=False, shape=full.shape, stride=full.stride()
+            local, mesh, [Shard(0)], run_check=False, shape=full.shape, stride=full.stride()
         )
 
     found: dict[str, Any] = {}
@@ -93,7 +89,7 @@ def own_of(rank: int) -> dict[str, Any]:
     return {f"rank.{rank}.random.cpu": random, f"rank.{rank}.window": window}
 
 
-def measure(model: str, ranks: int, shard: int | None = None) -> dict[str, float]:
+def measure(model: str, ranks: int) -> dict[str, float]:
     """Cost for rank 1, which has shards of all tensors."""
     from shardwise.checkpoint.dcp.plan import local_shards, make_plan
     from shardwise.engine.rank_tree import RankTree
@@ -102,18 +98,17 @@ def measure(model: str, ranks: int, shard: int | None = None) -> dict[str, float
     rank, own = 1, own_of(1)
     with tempfile.TemporaryDirectory() as name:
         join(0, ranks)
-        first = RankTree(separate=True)
-        plan = make_plan(
-            local_shards(state_of(model, ranks, shard or ranks), 0, ranks), own_of(0), first
-        )
+        # The fake group knows no others.
+        tree = RankTree(separate=False, one_group=ranks)
+        state = state_of(model, ranks)
+        # The first plan of a process, and the larger one: rank 0 has the counts of steps.
+        with _counted(found, "plan"):
+            plan = make_plan(local_shards(state, 0, ranks), own_of(0), tree)
         first_record, _ = write_rank(Path(name), plan, 0)
         join(rank, ranks)
-        start = time.process_time()
-        tree = RankTree(separate=True)
-        found["groups_s"] = time.process_time() - start
-        state = state_of(model, ranks, shard or ranks)
-        with _counted(found, "plan"):
-            plan = make_plan(local_shards(state, rank, ranks), own, tree)
+        tree = RankTree(separate=False, one_group=ranks)
+        state = state_of(model, ranks)
+        plan = make_plan(local_shards(state, rank, ranks), own, tree)
         record, found["index_s"] = write_rank(Path(name), plan, rank)
         found["index_bytes"] = record.index_bytes
         found["pieces"] = len(plan.items)
@@ -203,26 +198,21 @@ def read(folder: Path, state: Any, own: Any, rank: int, ranks: int) -> int:
 
 
 def table(found: list[Measured]) -> str:
-    body = []
-    for one in found:
-        shard = one.case.get("shard")
-        layout = f"{one.case['ranks']:,}" + (f", hybrid {shard:,}" if shard else "")
-        body.append([
-            SHORT[one.case["model"]], layout, size(one["layout_bytes"]), size(one["table_bytes"]),
-            size(one["index_bytes"]), size(one["read_bytes"]), _cost(one, "load"),
-            _cost(one, "plan"), timed(one, "index_s"), _cost(one, "commit"),
-        ])  # fmt: skip
-    text = rows(
+    body = [
+        [
+            *(SHORT[one.case["model"]], f"{one.case['ranks']:,}"),
+            *(size(one[key]) for key in ("layout_bytes", "table_bytes", "index_bytes")),
+            *(size(one["read_bytes"]), _cost(one, "load"), _cost(one, "plan")),
+            *(timed(one, "index_s"), _cost(one, "commit")),
+        ]
+        for one in found
+    ]
+    return rows(
         [
             *("model", "ranks", "`layout.json`", "`ranks.bin`", "index of a rank", "a rank reads"),
             *("before a load", "plan of a save", "writing its index", "rank 0: layout and table"),
         ],
         body,
-    )
-    widest = max(found, key=lambda one: one.case["ranks"])
-    return text + (
-        f"\nCreating the groups of the save on {widest.case['ranks']:,} ranks takes"
-        f" {timed(widest, 'groups_s')} of CPU time per rank.\n"
     )
 
 
@@ -233,10 +223,7 @@ def _cost(one: Measured, what: str) -> str:
 RANKS = (8, 512, 4096, 16_384, 100_000)
 PART = Part(
     "Checkpoints",
-    [
-        *({"model": model, "ranks": n} for model in SHORT for n in RANKS),
-        {"model": "llama-3-70b", "ranks": 16_384, "shard": 8},
-    ],
+    [{"model": model, "ranks": n} for model in SHORT for n in RANKS],
     [{"model": "llama-3-70b", "ranks": n} for n in (16, 100_000)],
     measure,
     table,

@@ -70,6 +70,10 @@ class Layout:
         self.listed = {one.tensor.name: one for one in listed}
         self.tensors = {one.tensor.name: one.tensor for one in self.ruled.values()}
         self.tensors |= {one.tensor.name: one.tensor for one in self.listed.values()}
+        # What each replica writes, with its place in the order of all.
+        self._written: dict[Axes, dict[int, list[tuple[int, Tensor]]]] = {}
+        for number, (tensor, axes, replica) in enumerate(self.ruled.values()):
+            self._written.setdefault(axes, {}).setdefault(replica, []).append((number, tensor))
 
     def ranks_over(self, name: str, box: Box) -> list[int]:
         """The ranks that wrote a piece which overlaps a box of a tensor."""
@@ -85,17 +89,16 @@ class Layout:
         return sorted((part for part in parts if part.length), key=lambda one: -DTYPES[one.dtype])
 
     def _shards(self, rank: int) -> Iterator[Part]:
-        known: dict[tuple[Axes, tuple[int, ...]], Box] = {}
-        number: dict[Axes, int] = {}
-        for tensor, axes, replica in self.ruled.values():
-            if axes not in number:
-                number[axes] = replica_of(axes, rank)
-            if number[axes] == replica:
+        found: list[tuple[int, Tensor, Box]] = []
+        for axes, by_replica in self._written.items():
+            known: dict[tuple[int, ...], Box] = {}
+            for number, tensor in by_replica.get(replica_of(axes, rank), ()):
                 # Models have few shapes.
-                box = known.get((axes, tensor.shape))
+                box = known.get(tensor.shape)
                 if box is None:
-                    box = known[axes, tensor.shape] = shard_of(axes, tensor.shape, rank)
-                yield _part(tensor, box)
+                    box = known[tensor.shape] = shard_of(axes, tensor.shape, rank)
+                found.append((number, tensor, box))
+        yield from (_part(tensor, box) for _, tensor, box in sorted(found))
         for one in self.listed.values():
             yield from (_part(one.tensor, box) for writer, box in one.pieces if writer == rank)
 
