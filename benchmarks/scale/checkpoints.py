@@ -227,4 +227,5 @@ PART = Part(
     [{"model": "llama-3-70b", "ranks": n} for n in (16, 100_000)],
     measure,
     table,
+    rounds=1,
 )
