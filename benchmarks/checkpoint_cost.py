@@ -80,7 +80,7 @@ class Bench:
         save(self.tensors, storage_writer=FileSystemWriter(self.folder / f"torch-{self.step}"))
 
     def save_ours(self) -> None:
-        self.at_once.save(self.tensors, {}, self._about())
+        self.at_once.save(self.tensors, {}, {}, self._about())
         self.at_once.wait()
 
     def load_torch(self) -> None:
@@ -98,7 +98,7 @@ class Bench:
     def save_behind(self) -> float:
         """Seconds that a background save blocks its caller, on the slowest rank."""
         begin = time.perf_counter()
-        self.behind.save(self.tensors, {}, self._about())
+        self.behind.save(self.tensors, {}, {}, self._about())
         began = time.perf_counter()
         self._compute()
         done = time.perf_counter()

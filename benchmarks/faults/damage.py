@@ -12,11 +12,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from shardwise.checkpoint.format import index, manifest
+from shardwise.checkpoint.format import layout, manifest
 from shardwise.checkpoint.format.checksum import crc32
 from shardwise.checkpoint.format.manifest import read_manifest, write_manifest
 
 SHARD, OTHER = "rank-00001.safetensors", "rank-00000.safetensors"
+INDEX = "rank-00001.index"
 
 
 def truncated(step: Path, earlier: Path) -> str:
@@ -61,18 +62,18 @@ def stale_shard(step: Path, earlier: Path) -> str:
 
 
 def mixed_steps(step: Path, earlier: Path) -> str:
-    for name in (SHARD, index.NAME):
+    for name in (SHARD, INDEX):
         shutil.copy(earlier / name, step / name)
-    return index.NAME
+    return INDEX
 
 
-def _sign(step: Path, data: bytes) -> None:
-    """Replace the index and update its checksum in the manifest, as an attacker could."""
-    (step / index.NAME).write_bytes(data)
+def _sign(step: Path, name: str, data: bytes) -> None:
+    """Replace the layout by another file and list that in the manifest, as an attacker could."""
+    (step / name).write_bytes(data)
     saved = read_manifest((step / manifest.NAME).read_bytes())
     files = [
-        one.but(bytes=len(data), head=len(data), crc32=crc32(data))
-        if one.name == index.NAME
+        one.but(name=name, bytes=len(data), head=len(data), crc32=crc32(data))
+        if one.name == layout.NAME
         else one
         for one in saved.files
     ]
@@ -96,8 +97,8 @@ def evil_mark(step: Path) -> Path:
 def malicious_metadata(step: Path, earlier: Path) -> str:
     code = pickle.dumps(_Evil(evil_mark(step)))
     (step / ".metadata").write_bytes(code)
-    _sign(step, code)
-    return index.NAME
+    _sign(step, layout.NAME, code)
+    return layout.NAME
 
 
 def symlink(step: Path, earlier: Path) -> str:
@@ -108,10 +109,9 @@ def symlink(step: Path, earlier: Path) -> str:
 
 
 def leads_out(step: Path, earlier: Path) -> str:
-    shutil.copy(step / SHARD, step.parent / SHARD)
-    data = (step / index.NAME).read_bytes()
-    _sign(step, data.replace(SHARD.encode(), f"../{SHARD}".encode()))
-    return "../"
+    """The manifest is the only file with names of others."""
+    _sign(step, f"../{layout.NAME}", (step / layout.NAME).read_bytes())
+    return manifest.NAME
 
 
 DAMAGES: dict[str, Callable[[Path, Path], str]] = {

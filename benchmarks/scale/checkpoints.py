@@ -1,332 +1,231 @@
-"""Cost of the checkpoint index: for rank 0 in a save, for every rank in a load.
+"""Cost of the checkpoint index for one rank: plan of a save, files written, files read in a load.
 
-The shards of a 70B model with AdamW, split as fully_shard splits them, go through the same classes
-as in a run. Tensors have no data and nothing is sent: only the work on the index is measured.
+The state of a model with AdamW is divided as fully_shard divides it, among as many ranks as asked
+for: DTensors without data, in torch's "fake" process group, which sends nothing. The code that
+plans, writes and reads is that of a run. Only one rank runs; its files and those of rank 0 are on
+disk.
 """
 
 from __future__ import annotations
 
-import pickle
+import os
+import tempfile
 import time
-import zlib
-from collections.abc import Iterator
-from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from benchmarks.scale.cost import (
-    Case,
     Measured,
     Part,
-    exponent,
-    in_subprocess,
     memory_mb,
     reset_peak,
     rows,
-    seconds,
     size,
     timed,
 )
-from shardwise.checkpoint.format.checksum import BLOCK
-from shardwise.checkpoint.format.pieces import Piece, Tensor
-from shardwise.checkpoint.format.shard import Part as Cut
-from shardwise.checkpoint.format.shard import file_of, header_of, placed
 
-MODEL = "llama-3-70b"
+SHORT = {"llama-3-70b": "70B", "llama-3.1-405b": "405B"}
 STATES = ("exp_avg", "exp_avg_sq")
-PROJECTED = (512, 4096, 16_384, 100_000)
 RANDOM_BYTES = 5056
 
 
-@lru_cache
-def shapes() -> dict[str, tuple[int, ...]]:
-    """Shapes of all parameters of the model, under names as long as in a run."""
+def shapes(model: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of all parameters of a model, under names as long as in a run."""
     from shardwise.spec.lookup import find_model
     from shardwise.spec.strategy import Strategy
     from shardwise.units.load import load_units
 
-    units = load_units(find_model(MODEL), 4096, Strategy(kind="zero3"))
+    units = load_units(find_model(model), 4096, Strategy(kind="zero3"))
     found = {p.name: p.shape for p in units.root.parameters}
     for number, block in enumerate(units.blocks):
         found |= {f"model.layers.{number}.{p.name}": p.shape for p in block.parameters}
     return found
 
 
-@lru_cache
-def tensors(ranks: int) -> dict[str, Tensor]:
-    """All saved tensors: parameters, two moments and a step count each, and per-rank state."""
-    found: dict[str, Tensor] = {}
-    for name, shape in shapes().items():
-        for full in (f"model.{name}", *(f"optimizer.{name}.{state}" for state in STATES)):
-            found[full] = Tensor(full, "float32", shape)
-        full = f"optimizer.{name}.step"
-        found[full] = Tensor(full, "float32", ())
-    for rank in range(ranks):
-        for full, dtype, shape in (
-            (f"rank.{rank}.window", "float64", (5,)),
-            (f"rank.{rank}.random.cpu", "uint8", (RANDOM_BYTES,)),
-        ):
-            found[full] = Tensor(full, dtype, shape)
+def join(rank: int, ranks: int) -> None:
+    """Be one of many ranks that exist nowhere."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+
+
+def state_of(model: str, ranks: int) -> dict[str, Any]:
+    """Parameters, two moments and a step count of each: DTensors without data."""
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = DeviceMesh("cpu", torch.arange(ranks))
+    place = mesh.get_coordinate()
+    assert place is not None
+
+    def sharded(shape: tuple[int, ...]) -> Any:
+        each = -(-shape[0] // ranks)
+        own = max(0, min(each, shape[0] - place[0] * each))
+        local = torch.empty((own, *shape[1:]), device="meta")
+        full = torch.empty(shape, device="meta")
+        return DTensor.from_local(
+            local, mesh, [Shard(0)], run_check=False, shape=full.shape, stride=full.stride()
+        )
+
+    found: dict[str, Any] = {}
+    for name, shape in shapes(model).items():
+        found[f"model.{name}"] = sharded(shape)
+        for key in STATES:
+            found[f"optimizer.{name}.{key}"] = sharded(shape)
+        found[f"optimizer.{name}.step"] = torch.zeros(())
     return found
 
 
-def chunks(rows_: int, shard: int) -> int:
-    """Number of shards along dimension 0; ranks without rows share one empty shard."""
-    each = -(-rows_ // shard)
-    filled = -(-rows_ // each)
-    return filled + (filled < shard)
+def own_of(rank: int) -> dict[str, Any]:
+    """What each rank saves for itself."""
+    import torch
+
+    random = torch.zeros(RANDOM_BYTES, dtype=torch.uint8)
+    window = torch.zeros(5, dtype=torch.float64)
+    return {f"rank.{rank}.random.cpu": random, f"rank.{rank}.window": window}
 
 
-def piece_count(ranks: int, shard: int) -> int:
-    """Number of entries of the index; replicas write once."""
-    moments = 1 + len(STATES)
-    cut = sum(moments * chunks(shape[0], shard) for shape in shapes().values())
-    return cut + len(shapes()) + 2 * ranks
+def measure(model: str, ranks: int) -> dict[str, float]:
+    """Cost for rank 1, which has shards of all tensors."""
+    from shardwise.checkpoint.dcp.plan import local_shards, make_plan
+    from shardwise.engine.rank_tree import RankTree
 
-
-def cuts(rank: int, ranks: int, shard: int) -> Iterator[Cut]:
-    """Shards that a rank writes. torch chooses among replicas; here they alternate."""
-    place, replica = rank % shard, rank // shard
-    replicas = ranks // shard
-    for number, tensor in enumerate(tensors(0).values()):
-        if not tensor.shape:
-            if number % ranks == rank:
-                yield Cut(tensor.name, tensor.dtype, (), ())
-            continue
-        if number % replicas != replica:
-            continue
-        first, *others = tensor.shape
-        each = -(-first // shard)
-        filled = -(-first // each)
-        if place > filled:
-            continue
-        begin = min(place * each, first)
-        offsets = (begin, *(0 for _ in others))
-        yield Cut(tensor.name, tensor.dtype, offsets, (min(each, first - begin), *others))
-    yield Cut(f"rank.{rank}.window", "float64", (0,), (5,))
-    yield Cut(f"rank.{rank}.random.cpu", "uint8", (0,), (RANDOM_BYTES,))
-
-
-def written(rank: int, ranks: int, shard: int, head: int) -> list[Piece]:
-    """Index entries that a rank sends to rank 0, with placeholders as long as checksums."""
-    found = []
-    for piece in placed(list(cuts(rank, ranks, shard)), file_of(rank), head):
-        seed = zlib.crc32(f"{piece.tensor}{piece.offsets}".encode())
-        count = max(1, -(-piece.length // BLOCK))
-        checks = tuple((seed * (n + 1)) % 2**32 for n in range(count))
-        found.append(piece._replace(crc32=checks))
+    found: dict[str, float] = {}
+    rank, own = 1, own_of(1)
+    with tempfile.TemporaryDirectory() as name:
+        join(0, ranks)
+        # The fake group knows no others.
+        tree = RankTree(separate=False, one_group=ranks)
+        state = state_of(model, ranks)
+        # The first plan of a process, and the larger one: rank 0 has the counts of steps.
+        with _counted(found, "plan"):
+            plan = make_plan(local_shards(state, 0, ranks), own_of(0), tree)
+        first_record, _ = write_rank(Path(name), plan, 0)
+        join(rank, ranks)
+        tree = RankTree(separate=False, one_group=ranks)
+        state = state_of(model, ranks)
+        plan = make_plan(local_shards(state, rank, ranks), own, tree)
+        record, found["index_s"] = write_rank(Path(name), plan, rank)
+        found["index_bytes"] = record.index_bytes
+        found["pieces"] = len(plan.items)
+        with _counted(found, "commit"):
+            found |= commit(Path(name), plan, {0: first_record, rank: record}, ranks)
+        with _counted(found, "load"):
+            found["pieces_read"] = read(Path(name), state, own, rank, ranks)
+        # The header of its own file, and the files of the index.
+        found["read_bytes"] = record.head + sum(
+            Path(name, file).stat().st_size
+            for file in os.listdir(name)
+            if not file.endswith(".safetensors")
+        )
     return found
 
 
-def messages(ranks: int, shard: int) -> list[bytes]:
-    """Messages that all ranks send to rank 0 after writing."""
-    from shardwise.checkpoint.format.manifest import FileRecord
+class _counted:  # noqa: N801
+    """CPU time and added memory of a block, as `{what}_s` and `{what}_mb`."""
 
-    head = len(header_of(list(cuts(0, ranks, shard))))
-    found = []
-    for rank in range(ranks):
-        pieces = written(rank, ranks, shard, head)
-        size_ = head + sum(piece.length for piece in pieces)
-        record = FileRecord(name=file_of(rank), bytes=size_, head=head, crc32=2**31)
-        found.append(pickle.dumps((record, pieces)))
-    return found
+    def __init__(self, found: dict[str, float], what: str) -> None:
+        self._found, self._what = found, what
 
+    def __enter__(self) -> None:
+        self._before, self._start = reset_peak(), time.process_time()
 
-def index_of(ranks: int, shard: int) -> bytes:
-    from shardwise.checkpoint.format.index import write_index
-
-    pieces = (p for one in messages(ranks, shard) for p in pickle.loads(one)[1])
-    return write_index(tensors(ranks).values(), pieces)
+    def __exit__(self, *_: object) -> None:
+        self._found[f"{self._what}_s"] = time.process_time() - self._start
+        self._found[f"{self._what}_mb"] = memory_mb("VmHWM") - self._before
 
 
-def measure(what: str, ranks: int, shard: int | None = None) -> dict[str, float]:
-    shard = shard or ranks
-    measures = {"save": _save, "load": _load, "plan": _plan}
-    return measures[what](ranks, shard)
+def write_rank(folder: Path, plan: Any, rank: int) -> tuple[Any, float]:
+    """Write a rank's files, of which the tensors take no room; return CPU time of the index."""
+    from shardwise.checkpoint.format.checksum import BLOCK, crc32
+    from shardwise.checkpoint.format.rank_index import index_of, write_rank_index
+    from shardwise.checkpoint.format.rank_table import RankRecord
+    from shardwise.checkpoint.format.shard import file_of, header_of
 
-
-def _save(ranks: int, shard: int) -> dict[str, float]:
-    """Work of rank 0 after all ranks have written: their messages, the index, the manifest."""
-    from shardwise.checkpoint.format.index import write_index
-    from shardwise.checkpoint.format.manifest import Manifest, write_manifest
-
-    sent = in_subprocess(messages, ranks, shard)
-    known = tensors(ranks).values()
-    before = reset_peak()
+    parts = plan.layout.parts_of(rank, plan.own)
+    head = header_of(parts)
+    total = len(head) + sum(part.length for part in parts)
+    with (folder / file_of(rank)).open("wb") as file:
+        file.write(head)
+        file.truncate(total)
+    # As many as there are blocks; their values do not matter here.
+    checksums = [2**31 + n for part in parts for n in range(-(-part.length // BLOCK))]
     start = time.process_time()
-    results = [pickle.loads(one) for one in sent]
-    gathered = time.process_time()
-    data = write_index(known, (piece for _, pieces in results for piece in pieces))
-    indexed = time.process_time()
-    files = tuple(record for record, _ in results)
-    about = Manifest(step=1, world=ranks, sequences=0, run={}, versions={}, files=files)
-    manifest = write_manifest(about)
-    return {
-        "unpickle_s": gathered - start,
-        "index_s": indexed - gathered,
-        "manifest_s": time.process_time() - indexed,
-        "save_s": time.process_time() - start,
-        "pieces": sum(len(pieces) for _, pieces in results),
-        "sent_bytes": sum(map(len, sent)),
-        "index_bytes": len(data),
-        "manifest_bytes": len(manifest),
-        "grown_mb": memory_mb("VmHWM") - before,
-    }
+    index = write_rank_index(plan.own, checksums)
+    (folder / index_of(rank)).write_bytes(index)
+    took = time.process_time() - start
+    return RankRecord(total, len(head), crc32(head), len(index), crc32(index)), took
 
 
-def _load(ranks: int, shard: int) -> dict[str, float]:
-    """Work of every rank before it reads a tensor: index, coverage check, metadata for torch."""
+def commit(folder: Path, plan: Any, records: dict[int, Any], ranks: int) -> dict[str, float]:
+    """What rank 0 writes for all; other ranks have records with the same sizes."""
+    from shardwise.checkpoint.format import layout, manifest, rank_table
+    from shardwise.checkpoint.format.checksum import crc32
+    from shardwise.checkpoint.format.manifest import FileRecord, Manifest
+
+    table = b"".join(rank_table.pack_record(records.get(rank, records[1])) for rank in range(ranks))
+    files = {layout.NAME: layout.write_layout(plan.layout), rank_table.NAME: table}
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    listed = tuple(
+        FileRecord(name=name, bytes=len(data), head=len(data), crc32=crc32(data))
+        for name, data in files.items()
+    )
+    about = Manifest(step=1, world=ranks, sequences=0, run={}, versions={}, files=listed)
+    (folder / manifest.NAME).write_bytes(manifest.write_manifest(about))
+    return {"layout_bytes": len(files[layout.NAME]), "table_bytes": len(table)}
+
+
+def read(folder: Path, state: Any, own: Any, rank: int, ranks: int) -> int:
+    """All that a rank does before it reads a tensor; the number of pieces it would read."""
     from shardwise.checkpoint.dcp.load import no_garbage_collection
     from shardwise.checkpoint.dcp.reader import CheckpointReader
     from shardwise.checkpoint.format.folder import LocalFolder
-    from shardwise.checkpoint.format.index import read_index
-    from shardwise.checkpoint.verify.coverage import problems_of
+    from shardwise.checkpoint.verify.opened import open_checkpoint
 
-    data = in_subprocess(index_of, ranks, shard)
-    before = reset_peak()
     with no_garbage_collection():
-        start = time.process_time()
-        saved = read_index(data)
-        read = time.process_time()
-        assert not list(problems_of(saved))
-        covered = time.process_time()
-        reader = CheckpointReader(LocalFolder(_unused_folder()), saved)
-        metadata = reader.read_metadata()
-        done = time.process_time()
-    assert len(metadata.state_dict_metadata) == len(saved.tensors)
-    return {
-        "read_s": read - start,
-        "cover_s": covered - read,
-        "reader_s": done - covered,
-        "load_s": done - start,
-        "pieces": len(saved.pieces),
-        "grown_mb": memory_mb("VmHWM") - before,
-    }
-
-
-def _unused_folder() -> Any:
-    from pathlib import Path
-
-    return Path("never-opened")
-
-
-def _plan(ranks: int, shard: int) -> dict[str, float]:
-    """Work of rank 0 in the first save: torch's plan of who writes what, checked in one pass."""
-    from torch.distributed.checkpoint.planner import SavePlan
-
-    from shardwise.checkpoint.dcp.save import check_pieces
-    from shardwise.engine.torch_private import save_planner
-
-    plans = [SavePlan(_items(rank, ranks, shard)) for rank in range(ranks)]
-    sent = len(pickle.dumps(plans[0])) * ranks
-    planner = save_planner("scale", check_pieces)
-    before = reset_peak()
-    start = time.process_time()
-    planner.create_global_plan(plans)
-    return {
-        "plan_s": time.process_time() - start,
-        "sent_bytes": sent,
-        "grown_mb": memory_mb("VmHWM") - before,
-    }
-
-
-def _items(rank: int, ranks: int, shard: int) -> list[Any]:
-    import torch
-    from torch.distributed.checkpoint.metadata import (
-        ChunkStorageMetadata,
-        MetadataIndex,
-        TensorProperties,
-    )
-    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-
-    known = tensors(ranks)
-    return [
-        WriteItem(
-            index=MetadataIndex(cut.tensor, torch.Size(cut.offsets)),
-            type=WriteItemType.SHARD,
-            tensor_data=TensorWriteData(
-                chunk=ChunkStorageMetadata(torch.Size(cut.offsets), torch.Size(cut.sizes)),
-                properties=TensorProperties(dtype=getattr(torch, cut.dtype)),
-                size=torch.Size(known[cut.tensor].shape),
-            ),
-        )
-        for cut in cuts(rank, ranks, shard)
-    ]
+        checkpoint = open_checkpoint(LocalFolder(folder), rank, ranks)
+        metadata = CheckpointReader(checkpoint, {**state, **own}).read_metadata()
+    entries: list[Any] = list(metadata.state_dict_metadata.values())
+    return sum(len(entry.chunks) for entry in entries)
 
 
 # ---- text ---------------------------------------------------------------------------------------
 
 
-def _of(found: list[Measured], what: str) -> list[Measured]:
-    return [one for one in found if one.case["what"] == what]
-
-
 def table(found: list[Measured]) -> str:
-    loads = {_layout(one.case): one for one in _of(found, "load")}
-    plans = {_layout(one.case): one for one in _of(found, "plan")}
-    saves = _of(found, "save")
-    body = []
-    for one in saves:
-        load, plan = loads[_layout(one.case)], plans.get(_layout(one.case))
-        body.append([
-            *(_layout(one.case), f"{one['pieces']:,.0f}", size(one["index_bytes"])),
-            f"{timed(one, 'save_s')}, {size(one['grown_mb'] * 2**20)}",
-            f"{timed(load, 'load_s')}, {size(load['grown_mb'] * 2**20)}",
-            timed(plan, "plan_s") if plan else "",
-        ])  # fmt: skip
-    full = [one for one in saves if not one.case.get("shard")]
-    body += _projected(full[-1], loads[_layout(full[-1].case)], _of(found, "plan")[-1])
-    text = rows(
+    body = [
         [
-            *("ranks", "index entries", "size of tensors.json", "rank 0, after a save"),
-            *("every rank, before a load", "rank 0, plan of the first save"),
+            *(SHORT[one.case["model"]], f"{one.case['ranks']:,}"),
+            *(size(one[key]) for key in ("layout_bytes", "table_bytes", "index_bytes")),
+            *(size(one["read_bytes"]), _cost(one, "load"), _cost(one, "plan")),
+            *(timed(one, "index_s"), _cost(one, "commit")),
+        ]
+        for one in found
+    ]
+    return rows(
+        [
+            *("model", "ranks", "`layout.json`", "`ranks.bin`", "index of a rank", "a rank reads"),
+            *("before a load", "plan of a save", "writing its index", "rank 0: layout and table"),
         ],
         body,
     )
-    p = exponent([one["pieces"] for one in full], [one["save_s"] for one in full])
-    return text + (
-        f"\nSave time grows as index entries to the power {p:.2f}. After a save on"
-        f" {full[-1].case['ranks']} ranks, rank 0 receives {size(full[-1]['sent_bytes'])} in total;"
-        f" the manifest is {size(full[-1]['manifest_bytes'])}.\n"
-    )
 
 
-def _layout(case: Case) -> str:
-    shard = case.get("shard")
-    return f"{case['ranks']:,}" + (f", hybrid {shard:,}" if shard else "")
+def _cost(one: Measured, what: str) -> str:
+    return f"{timed(one, f'{what}_s')}, {size(max(0.0, one[f'{what}_mb']) * 2**20)}"
 
 
-def _projected(save: Measured, load: Measured, plan: Measured) -> list[list[str]]:
-    """Rows projected linearly in the number of index entries."""
-    found = []
-    known = plan.case["ranks"]
-    for ranks in PROJECTED:
-        if ranks <= save.case["ranks"]:
-            continue
-        pieces = piece_count(ranks, ranks)
-        more = pieces / save["pieces"]
-        planned = plan["plan_s"] * pieces / piece_count(known, known)
-        found.append([
-            *(f"*{ranks:,}*", f"{pieces:,}", f"*{size(save['index_bytes'] * more)}*"),
-            f"*{seconds(save['save_s'] * more)}, {size(save['grown_mb'] * more * 2**20)}*",
-            f"*{seconds(load['load_s'] * more)}, {size(load['grown_mb'] * more * 2**20)}*",
-            f"*{seconds(planned)}*",
-        ])  # fmt: skip
-    return found
-
-
-def _cases(ranks: tuple[int, ...], planned: tuple[int, ...]) -> list[Case]:
-    found: list[Case] = [{"what": what, "ranks": n} for n in ranks for what in ("save", "load")]
-    return found + [{"what": "plan", "ranks": n} for n in planned]
-
-
+RANKS = (8, 512, 4096, 16_384, 100_000)
 PART = Part(
     "Checkpoints",
-    [
-        *_cases((2, 8, 64, 512), (2, 8, 64, 256)),
-        {"what": "save", "ranks": 512, "shard": 8},
-        {"what": "load", "ranks": 512, "shard": 8},
-    ],
-    _cases((2, 16), (2,)),
+    [{"model": model, "ranks": n} for model in SHORT for n in RANKS],
+    [{"model": "llama-3-70b", "ranks": n} for n in (16, 100_000)],
     measure,
     table,
+    rounds=1,
 )

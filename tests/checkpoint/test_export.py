@@ -22,17 +22,19 @@ from shardwise.checkpoint.export.weights import (  # noqa: E402
     shards_of,
 )
 from shardwise.checkpoint.foreign.safetensors import check_safetensors  # noqa: E402
-from shardwise.checkpoint.format import index, manifest  # noqa: E402
+from shardwise.checkpoint.format import manifest  # noqa: E402
 from shardwise.checkpoint.format.folder import LocalFolder  # noqa: E402
 from shardwise.checkpoint.format.manifest import Manifest, read_manifest, write_manifest  # noqa: E402
-from shardwise.checkpoint.format.pieces import Piece, Tensor  # noqa: E402
-from shardwise.checkpoint.format.shard import Part  # noqa: E402
+from shardwise.checkpoint.format.pieces import Part, Piece, Tensor  # noqa: E402
+from shardwise.checkpoint.format.sharding import whole as all_of  # noqa: E402
+from shardwise.checkpoint.verify.opened import open_checkpoint  # noqa: E402
 from shardwise.cli.export_weights import export_weights  # noqa: E402
 from shardwise.spec.record import SpecError  # noqa: E402
 from shardwise.units.build import build_module  # noqa: E402
 from tests.checkpoint.ours import (  # noqa: E402
     Array,
     crc32_of_blocks,
+    index_v1,
     named,
     write_ours,
 )
@@ -72,8 +74,8 @@ def export(folder: LocalFolder, to: Path, **options: Any) -> ExportedWeights:
 
 def break_tensor(folder: LocalFolder, name: str) -> str:
     """Change a byte of a tensor's last piece; returns the file it is in."""
-    saved = index.read_index((folder.path / index.NAME).read_bytes())
-    piece = [one for one in saved.pieces if one.tensor == name][-1]
+    saved = open_checkpoint(folder)
+    piece = saved.pieces(name, all_of(saved.tensors[name].shape))[-1]
     data = bytearray((folder.path / piece.file).read_bytes())
     data[piece.start] ^= 1
     (folder.path / piece.file).write_bytes(data)
@@ -110,9 +112,12 @@ def test_pieces_may_be_cut_along_any_axis(tmp_path: Path) -> None:
         data += part.tobytes()
     folder = LocalFolder(tmp_path / "step-00000001")
     folder.path.mkdir()
-    table = index.write_index([Tensor("model.a", "float32", whole.shape)], pieces)
-    records = (named(folder.path / index.NAME, table), named(folder.path / pieces[0].file, data))
-    told = Manifest(step=1, world=4, sequences=0, run={}, versions={}, files=records)
+    table = index_v1([Tensor("model.a", "float32", whole.shape)], pieces)
+    records = (
+        named(folder.path / "tensors.json", table),
+        named(folder.path / pieces[0].file, data),
+    )
+    told = Manifest(version=1, step=1, world=4, sequences=0, run={}, versions={}, files=records)
     (folder.path / manifest.NAME).write_bytes(write_manifest(told))
     export(folder, tmp_path / "out")
     np.testing.assert_array_equal(load_file(tmp_path / "out" / "model.safetensors")["a"], whole)
@@ -173,7 +178,8 @@ def test_a_byte_that_changed_is_named_and_nothing_is_written(tmp_path: Path) -> 
     with pytest.raises(NotExportedError) as caught:
         export(folder, tmp_path / "out")
     (problem,) = caught.value.problems
-    assert problem.startswith(f"step-00000010: {file}: model.block.weight at [5, 0, 0]: ")
+    # Seven rows in three parts are 3, 3 and 1.
+    assert problem.startswith(f"step-00000010: {file}: model.block.weight at [6, 0, 0]: ")
     assert beside(tmp_path / "out") == ["step-00000010"]
 
 
@@ -185,12 +191,12 @@ def test_a_change_in_what_is_not_exported_does_not_matter(tmp_path: Path) -> Non
 
 def test_the_one_before_is_taken_and_told(tmp_path: Path) -> None:
     old, new, newest = (checkpoint(tmp_path, step) for step in (10, 20, 30))
-    (newest.path / "0.safetensors").unlink()
+    (newest.path / "rank-00000.safetensors").unlink()
     file = break_tensor(new, "model.embed.weight")
     done = export_first([newest, new, old], tmp_path / "out")
     assert done.step == 10
     missing, changed = done.skipped
-    assert missing == "step-00000030: 0.safetensors is missing"
+    assert missing == "step-00000030: rank-00000.safetensors is missing"
     assert changed.startswith(f"step-00000020: {file}: model.embed.weight")
     with pytest.raises(NotExportedError) as caught:
         export_first([newest, new], tmp_path / "other")

@@ -45,9 +45,10 @@ def holder(pieces: list[Piece], file: str, at: int) -> str | None:
     return None
 
 
-def test_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_ours(tmp_path: Path, version: int) -> None:
     folder = tmp_path / "ours"
-    pieces = write_ours(folder, ARRAYS)
+    pieces = write_ours(folder, ARRAYS, version=version)
     assert check(find_folder(str(folder))).findings == []
     named = 0
     for file, at, found in flips(sorted(folder.iterdir()), 70, seed=1):

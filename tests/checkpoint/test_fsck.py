@@ -14,13 +14,12 @@ import pytest
 
 from shardwise.checkpoint.format.checksum import BLOCK
 from shardwise.checkpoint.format.folder import find_folder
-from shardwise.checkpoint.format.index import write_index
 from shardwise.checkpoint.format.manifest import read_manifest, write_manifest
 from shardwise.checkpoint.format.pieces import Piece, Tensor
 from shardwise.checkpoint.verify import scan
 from shardwise.checkpoint.verify.fsck import Checked, check, find_checkpoints
 from shardwise.spec.record import SpecError
-from tests.checkpoint.ours import named, write_ours
+from tests.checkpoint.ours import index_v1, named, write_ours
 from tests.command import PATIENCE_S, shardwise
 
 ARRAYS = {
@@ -52,30 +51,31 @@ def flip(file: Path, at: int) -> None:
 # ---- ours
 
 
-@pytest.fixture
-def ours(tmp_path: Path) -> Path:
+@pytest.fixture(params=[1, 2])
+def ours(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     folder = tmp_path / "step-00000010"
-    write_ours(folder, ARRAYS)
+    write_ours(folder, ARRAYS, version=request.param)
     return folder
 
 
 def test_ours_is_intact(ours: Path) -> None:
     found = fsck(ours)
     assert found.findings == []
-    assert (found.kind, found.files, found.tensors) == ("shardwise", 4, 3)
-    files = [ours / "0.safetensors", ours / "1.safetensors"]
+    assert (found.kind, found.files, found.tensors) == ("shardwise", len(list(ours.iterdir())), 3)
+    files = [ours / "rank-00000.safetensors", ours / "rank-00001.safetensors"]
     assert found.bytes == sum(file.stat().st_size for file in files)
 
 
 def test_the_helper_writes_safetensors(ours: Path) -> None:
     """The format says so; the library must be able to read it."""
     library = pytest.importorskip("safetensors.numpy")
-    halves = [library.load_file(ours / f"{n}.safetensors")["weight"] for n in (0, 1)]
+    halves = [library.load_file(ours / f"rank-0000{n}.safetensors")["weight"] for n in (0, 1)]
     assert np.array_equal(np.concatenate(halves), ARRAYS["weight"])
 
 
-def test_a_flip_names_the_tensor_and_its_part(tmp_path: Path) -> None:
-    pieces = write_ours(tmp_path / "it", ARRAYS)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_flip_names_the_tensor_and_its_part(tmp_path: Path, version: int) -> None:
+    pieces = write_ours(tmp_path / "it", ARRAYS, version=version)
     for piece in pieces:
         file = tmp_path / "it" / piece.file
         flip(file, piece.start + piece.length - 1)
@@ -92,9 +92,17 @@ def test_the_last_block_of_a_large_tensor(tmp_path: Path) -> None:
     assert f"to {piece.start + size:,} have checksum" in broken(tmp_path / "it")
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "tensors.json", "0.safetensors"])
+FILES = {
+    1: ("manifest.json", "tensors.json", "rank-00000.safetensors"),
+    2: ("manifest.json", "layout.json", "ranks.bin", "rank-00001.index", "rank-00000.safetensors"),
+}
+
+
+@pytest.mark.parametrize(("version", "name"), [(v, name) for v in FILES for name in FILES[v]])
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "longer", "header", "link"])
-def test_damage_of_any_file_is_found(ours: Path, tmp_path: Path, name: str, damage: str) -> None:
+def test_damage_of_any_file_is_found(tmp_path: Path, version: int, name: str, damage: str) -> None:
+    ours = tmp_path / "step-00000010"
+    write_ours(ours, ARRAYS, version=version)
     file = ours / name
     if damage == "missing":
         file.unlink()
@@ -104,7 +112,7 @@ def test_damage_of_any_file_is_found(ours: Path, tmp_path: Path, name: str, dama
         with file.open("ab") as opened:
             opened.write(b" ")
     elif damage == "header":
-        flip(file, 20)
+        flip(file, min(20, file.stat().st_size - 1))
     else:
         shutil.move(file, tmp_path / "elsewhere")
         file.symlink_to(tmp_path / "elsewhere")
@@ -114,14 +122,14 @@ def test_damage_of_any_file_is_found(ours: Path, tmp_path: Path, name: str, dama
 
 
 def test_a_lost_file_names_what_is_lost(ours: Path) -> None:
-    (ours / "1.safetensors").unlink()
+    (ours / "rank-00001.safetensors").unlink()
     [finding] = fsck(ours).broken
-    assert finding.file == "1.safetensors"
+    assert finding.file == "rank-00001.safetensors"
     assert "2 tensors such as bias" in finding.why
 
 
 def test_swapped_files_are_found(ours: Path) -> None:
-    first, second = ours / "0.safetensors", ours / "1.safetensors"
+    first, second = ours / "rank-00000.safetensors", ours / "rank-00001.safetensors"
     first.rename(ours / "x")
     second.rename(first)
     (ours / "x").rename(second)
@@ -130,7 +138,7 @@ def test_swapped_files_are_found(ours: Path) -> None:
 
 def test_a_file_too_many_is_stale(ours: Path) -> None:
     (ours / "sub").mkdir()
-    shutil.copy(ours / "0.safetensors", ours / "sub" / "7.safetensors")
+    shutil.copy(ours / "rank-00000.safetensors", ours / "sub" / "7.safetensors")
     assert told(ours) == [("stale", "sub/7.safetensors", "")]
     assert fsck(ours).intact
     (ours / "link").symlink_to("/etc/hostname")
@@ -139,7 +147,7 @@ def test_a_file_too_many_is_stale(ours: Path) -> None:
 
 def rewrite(folder: Path, tensors: list[Tensor], pieces: list[Piece]) -> None:
     """Another index, and a manifest that agrees with it."""
-    record = named(folder / "tensors.json", write_index(tensors, pieces))
+    record = named(folder / "tensors.json", index_v1(tensors, pieces))
     manifest = read_manifest((folder / "manifest.json").read_bytes())
     files = [one for one in manifest.files if one.name != record.name]
     changed = manifest.model_copy(update={"files": (*files, record)})
@@ -148,7 +156,7 @@ def rewrite(folder: Path, tensors: list[Tensor], pieces: list[Piece]) -> None:
 
 def test_an_index_that_lies(tmp_path: Path) -> None:
     folder = tmp_path / "it"
-    pieces = write_ours(folder, ARRAYS)
+    pieces = write_ours(folder, ARRAYS, version=1)
     tensors = [Tensor(name, "float32", array.shape) for name, array in ARRAYS.items()]
     weight = next(piece for piece in pieces if piece.tensor == "weight")
     others = [piece for piece in pieces if piece is not weight]
@@ -161,7 +169,7 @@ def test_an_index_that_lies(tmp_path: Path) -> None:
     rewrite(folder, tensors, [*others, weight._replace(file="../secret")])
     assert "../secret: is not in manifest.json" in broken(folder)
     rewrite(folder, tensors, [*others, weight._replace(start=10**9)])
-    assert "0.safetensors: is truncated; truncated: weight" in broken(folder)
+    assert "rank-00000.safetensors: is truncated; truncated: weight" in broken(folder)
     rewrite(folder, tensors, pieces)
     assert fsck(folder).findings == []
 
@@ -189,12 +197,12 @@ def test_ours_in_an_object_store(ours: Path) -> None:
     try:
         [folder] = find_checkpoints("memory://fsck").folders
         assert check(folder) == fsck(ours)._replace(url=folder.url)
-        place = "/fsck/checkpoints/step-00000010/1.safetensors"
+        place = "/fsck/checkpoints/step-00000010/rank-00001.safetensors"
         data = bytearray(store.cat_file(place))
         data[-1] ^= 1
         store.pipe_file(place, bytes(data))
         [one] = check(folder).findings
-        assert (one.severity, one.file) == ("broken", "1.safetensors")
+        assert (one.severity, one.file) == ("broken", "rank-00001.safetensors")
     finally:
         store.rm("/fsck", recursive=True)
 
@@ -314,10 +322,10 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_says_it_and_exits_with_it(ours: Path) -> None:
     done = command(str(ours))
     assert (done.returncode, "intact" in done.stdout) == (0, True)
-    flip(ours / "0.safetensors", (ours / "0.safetensors").stat().st_size - 1)
+    flip(ours / "rank-00000.safetensors", (ours / "rank-00000.safetensors").stat().st_size - 1)
     done = command(str(ours))
     assert done.returncode == 1
-    assert "0.safetensors: scale" in done.stdout
+    assert "rank-00000.safetensors: scale" in done.stdout
     done = command(str(ours), "--json")
     assert done.returncode == 1
     [one] = json.loads(done.stdout)["checkpoints"]

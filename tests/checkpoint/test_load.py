@@ -14,7 +14,7 @@ import torch
 from shardwise.checkpoint.dcp.load import Loaded, NoIntactCheckpointError, load_last
 from shardwise.checkpoint.dcp.save import SaveError, Saver
 from shardwise.checkpoint.format.manifest import Manifest
-from shardwise.checkpoint.format.pieces import Saved
+from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.place import LocalPlace
 
 
@@ -32,14 +32,14 @@ def save(place: LocalPlace, *steps: int, keep: int = 0) -> None:
     saver = Saver(place, keep, background=False)
     for step in steps:
         about = Manifest(step=step, world=1, sequences=8 * step, run={}, versions={})
-        saver.save(state(step), {}, about)
+        saver.save(state(step), {}, {}, about)
         saver.wait()
 
 
 def load(place: LocalPlace) -> tuple[Loaded | None, dict[str, torch.Tensor]]:
     room = {name: torch.zeros_like(tensor) for name, tensor in state(0).items()}
 
-    def into(told: Manifest, saved: Saved) -> Mapping[str, torch.Tensor]:
+    def into(told: Manifest, saved: Mapping[str, Tensor]) -> Mapping[str, torch.Tensor]:
         return room
 
     return load_last(place, into), room
@@ -85,10 +85,10 @@ def test_no_flipped_bit_is_ever_loaded(tmp_path: Path) -> None:
 def test_where_none_is_whole_every_one_is_told(tmp_path: Path) -> None:
     place = LocalPlace(tmp_path)
     save(place, 1, 2)
-    (tmp_path / "step-00000001" / "tensors.json").unlink()
+    (tmp_path / "step-00000001" / "layout.json").unlink()
     (tmp_path / "step-00000002" / "manifest.json").unlink()
     with pytest.raises(
-        NoIntactCheckpointError, match=r"step-00000002: .*\n.*step-00000001: tensors.json"
+        NoIntactCheckpointError, match=r"step-00000002: .*\n.*step-00000001: layout.json"
     ):
         load(place)
 
@@ -111,7 +111,7 @@ def test_a_save_that_cannot_begin_costs_only_itself(tmp_path: Path) -> None:
 
     def attempt(step: int) -> None:
         about = Manifest(step=step, world=1, sequences=0, run={}, versions={})
-        saver.save(state(step), {}, about)
+        saver.save(state(step), {}, {}, about)
         saver.wait()
 
     for step in (1, 2):

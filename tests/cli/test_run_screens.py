@@ -66,7 +66,7 @@ def test_a_training_from_start_to_end(run: RunSpec, capsys: pytest.CaptureFixtur
     folder = Path("runs/it")
     screen = TrainScreen("shardwise train run.toml --name it --resume")
     manifest = Manifest(step=20, world=2, sequences=640, run={}, versions={})
-    loaded = Loaded(manifest, ["step-00000030: tensors.json does not match its checksum"])
+    loaded = Loaded(manifest, ["step-00000030: layout.json does not match its checksum"])
     screen.started(run, predicted, folder, loaded)
     screen.logged(40, VALUES)
     screen.logged(200, {**VALUES, "skipped": 2.0})

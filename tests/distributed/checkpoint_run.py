@@ -17,7 +17,7 @@ from shardwise.checkpoint.dcp import state
 from shardwise.checkpoint.dcp.load import NoIntactCheckpointError, load_last
 from shardwise.checkpoint.dcp.save import SaveError, Saver
 from shardwise.checkpoint.format.manifest import Manifest
-from shardwise.checkpoint.format.pieces import Saved
+from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.place import find_place
 from shardwise.engine.parallelize import parallelize
 from shardwise.spec import Strategy
@@ -86,16 +86,16 @@ class Run:
     def save(self, saver: Saver, step: int) -> None:
         own = state.rank_state(dist.get_rank(), CPU, {"mark": torch.tensor([dist.get_rank() + 40])})
         told = Manifest(step=step, world=dist.get_world_size(), sequences=step, run={}, versions={})
-        saver.save(self.updated(), {**state.buffers_of(self.model), **own}, told)
+        saver.save(self.updated(), state.buffers_of(self.model), own, told)
 
     def load(self, url: str) -> dict[str, Any]:
         """What was loaded, as this rank sees it."""
         own: dict[str, torch.Tensor] = {}
 
-        def room(told: Manifest, saved: Saved) -> dict[str, torch.Tensor]:
-            state.make_optimizer_state(self.model, self.optimizer, saved.tensors)
+        def room(told: Manifest, saved: Mapping[str, Tensor]) -> dict[str, torch.Tensor]:
+            state.make_optimizer_state(self.model, self.optimizer, saved)
             if told.world == dist.get_world_size():
-                own.update(state.allocate_rank_state(saved.tensors, dist.get_rank()))
+                own.update(state.allocate_rank_state(saved, dist.get_rank()))
             return {**self.updated(), **state.buffers_of(self.model), **own}
 
         try:

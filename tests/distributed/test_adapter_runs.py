@@ -21,9 +21,9 @@ import peft
 import torch
 import transformers
 
-from shardwise.checkpoint.dcp.load import open_checkpoint
 from shardwise.checkpoint.export.tensor_reader import TensorReader
 from shardwise.checkpoint.format.folder import find_folder
+from shardwise.checkpoint.verify.opened import open_checkpoint
 from tests.distributed.train_run import run_toml
 
 TRAIN = 'checkpoint = {{ every = {every} }}\nschedule = "constant"\nmeasure = false'
@@ -55,8 +55,8 @@ trackers = []
 def tensors_of(folder: Path) -> dict[str, Any]:
     """The tensors of the last checkpoint but those of single ranks."""
     checkpoint = find_folder(str(max((folder / "runs" / "it").glob("**/step-*"))))
-    _, saved = open_checkpoint(checkpoint)
-    with TensorReader(checkpoint, saved) as reader:
+    saved = open_checkpoint(checkpoint)
+    with TensorReader(saved) as reader:
         return {name: reader.read(name) for name in saved.tensors if not name.startswith("rank.")}
 
 

@@ -152,13 +152,16 @@ BROKEN: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         ("rank-00001.safetensors", "is missing"),
     ),
     "missing manifest": (lose("manifest.json"), ("manifest.json", "is missing")),
-    "missing index": (lose("tensors.json"), ("tensors.json", "is missing")),
+    "missing index": (lose("rank-00001.index"), ("rank-00001.index", "is missing")),
+    "missing layout": (lose("layout.json"), ("layout.json", "is missing")),
+    "missing table": (lose("ranks.bin"), ("ranks.bin", "is missing")),
     "swapped": (swap, ("rank-0000", ".safetensors")),
     "older shard": (
         take_an_older("rank-00000.safetensors"),
         ("rank-00000.safetensors", "does not match its checksum"),
     ),
-    "older index": (take_an_older("tensors.json"), ("tensors.json",)),
+    "older index": (take_an_older("rank-00001.index"), ("rank-00001.index", "checksum")),
+    "older table": (take_an_older("ranks.bin"), ("ranks.bin", "checksum")),
     "link": (link_elsewhere, ("rank-00000.safetensors", "symbolic link")),
 }
 

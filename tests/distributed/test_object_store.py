@@ -103,8 +103,8 @@ def saved(store: Any, workers: Workers) -> dict[str, Ranks]:
 
 @pytest.fixture(scope="module")
 def loaded(store: Any, saved: dict[str, Ranks], workers: Workers) -> dict[str, Ranks]:
-    interrupted = copy(store, "interrupted", {"rank-00000.safetensors", "tensors.json"})
-    assert store.exists(f"{interrupted}/step-00000003/tensors.json")
+    interrupted = copy(store, "interrupted", {"rank-00000.safetensors", "layout.json"})
+    assert store.exists(f"{interrupted}/step-00000003/layout.json")
     corrupt = f"{copy(store, 'corrupt')}/step-00000002/{SHARD}"
     data = bytearray(store.cat_file(corrupt))
     data[len(data) // 2] ^= 1

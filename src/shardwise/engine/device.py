@@ -196,9 +196,21 @@ def backends(device_type: str) -> str:
     return f"cpu:{_HOST_BACKEND},{device_type}:{_BACKENDS[device_type]}"
 
 
-def host_group() -> dist.ProcessGroup:
-    """A new process group of all ranks, for tensors on the CPU."""
-    group: dist.ProcessGroup = dist.new_group(backend=_HOST_BACKEND)
+# Up to this many ranks, one group of all is as fast as a tree of groups, and all may be connected.
+ONE_GROUP = 32
+
+
+def connect_when_needed() -> None:
+    """Let groups connect two ranks when they first exchange something, unless it is set.
+
+    Otherwise the group of all N ranks costs each of them N sockets.
+    """
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+
+
+def host_group(ranks: list[int] | None = None) -> dist.ProcessGroup:
+    """A new process group of some or all ranks, for tensors on the CPU; all ranks call this."""
+    group: dist.ProcessGroup = dist.new_group(ranks, backend=_HOST_BACKEND)
     return group
 
 

@@ -15,7 +15,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwise.engine.device import backends, is_accelerator, use
+from shardwise.engine.device import (
+    ONE_GROUP,
+    backends,
+    connect_when_needed,
+    is_accelerator,
+    use,
+)
 from shardwise.spec.mesh import AXES, Axis, Mesh
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
@@ -44,6 +50,8 @@ def join(device: torch.device) -> None:
     # Gloo's threads outlive their group, because DTensor keeps every mesh. A thread that still
     # holds tensors of the last collective when the interpreter ends would abort the process.
     atexit.register(time.sleep, _SETTLE_S)
+    if int(os.environ["WORLD_SIZE"]) > ONE_GROUP:
+        connect_when_needed()
     backend = backends(device.type)
     device_id = device if is_accelerator(device) else None
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

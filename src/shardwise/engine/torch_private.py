@@ -29,9 +29,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-    from torch.distributed.checkpoint.metadata import Metadata
-    from torch.distributed.checkpoint.planner import SavePlan
     from torch.distributed.elastic.agent.server.api import (
         RunResult,
         SimpleElasticAgent,
@@ -176,33 +173,6 @@ def silence_redistribution_advice() -> None:
     It does so in small reductions of norms only. Torch has no setting for it.
     """
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-
-
-# ---- checkpoints ---------------------------------------------------------------------------------
-
-
-def save_planner(name: str, check: Callable[[Metadata], None]) -> DefaultSavePlanner:
-    """A planner that caches its plan under `name` and validates it with `check`.
-
-    Torch caches plans by class name for the whole process, and compares the pieces of a tensor
-    pair by pair: a quarter of an hour for a 70B model on 4,096 ranks. Both are private methods.
-    """
-    from torch.distributed.checkpoint.default_planner import (
-        DefaultSavePlanner,
-        create_default_global_save_plan,
-    )
-
-    class Planner(DefaultSavePlanner):
-        def __init__(self) -> None:
-            super().__init__(flatten_state_dict=False, enable_plan_caching=True)
-            self._cached_plans_key = name
-
-        def _create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-            plan, metadata = create_default_global_save_plan(self._dedup_save_plans(all_plans))
-            check(metadata)
-            return plan, metadata
-
-    return Planner()
 
 
 # ---- torch elastic -------------------------------------------------------------------------------

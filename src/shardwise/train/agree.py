@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from shardwise.engine.mesh import world
+from shardwise.engine.rank_tree import shared_tree
 from shardwise.train.batches import MicroBatch
 
 # Five 64-bit integers.
@@ -49,14 +48,12 @@ class Agreement:
         # so that sums are enough.
         values = [tokens, int(stop), int(save), self.count, self.count**2]
         self._values = torch.tensor(values, dtype=torch.int64)
-        self._work: Any = None
-        if world()[1] > 1:
-            self._work = dist.all_reduce(self._values, async_op=True)
+        self._tree = shared_tree()
+        self._wait = self._tree.start_all_reduce(self._values)
 
     def result(self) -> Agreed:
-        if self._work is not None:
-            self._work.wait()
-        size = world()[1]
+        self._wait()
+        size = self._tree.size
         tokens, stops, saves, counts, squares = self._values.tolist()
         if size * squares != counts**2:
             raise UnequalDataError(self._describe_counts())
@@ -64,10 +61,10 @@ class Agreement:
 
     def _describe_counts(self) -> str:
         """The error message; every rank takes part, so that each learns all counts."""
-        own = torch.tensor([self.count])
-        gathered = [torch.zeros_like(own) for _ in range(world()[1])]
-        dist.all_gather(gathered, own)
-        counts = [int(count) for count in gathered]
+        gathered = torch.zeros(self._tree.size, dtype=torch.int64)
+        gathered[self._tree.rank] = self.count
+        self._tree.all_reduce(gathered)
+        counts = gathered.tolist()
         most = max(counts)
         short = [f"rank {rank} has {n}" for rank, n in enumerate(counts) if n < most]
         return (

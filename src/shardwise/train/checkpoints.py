@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from shardwise.checkpoint.dcp import state
 from shardwise.checkpoint.dcp.load import Loaded, load_last
 from shardwise.checkpoint.dcp.save import SaveError, Saver
 from shardwise.checkpoint.format.folder import is_remote
 from shardwise.checkpoint.format.manifest import Manifest
-from shardwise.checkpoint.format.pieces import Saved
+from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.place import Place, name_of
 from shardwise.checkpoint.format.run_folder import place_in
 from shardwise.engine.adapter import base_digest
 from shardwise.engine.mesh import world
+from shardwise.engine.rank_tree import shared_tree
 from shardwise.spec.optimizer import LOW_BIT
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, run_table
@@ -41,26 +41,23 @@ def _check_shared(place: Place) -> None:
     """Raise SpecError unless every rank can write to `place`, where rank 0 commits for all."""
     if is_remote(place.url):
         return
-    (rank, size), probe = world(), Path(place.url, ".shared")
-    problem = [""]
-    if rank == 0:
+    tree, probe = shared_tree(), Path(place.url, ".shared")
+    problem = ""
+    if tree.rank == 0:
         try:
             probe.parent.mkdir(parents=True, exist_ok=True)
             probe.touch()
         except OSError as error:
-            problem = [f"cannot write to {place.url}: {error.strerror or error}"]
-    if size > 1:
-        dist.broadcast_object_list(problem)
-    seen = [probe.exists()] * size
-    if size > 1:
-        dist.all_gather_object(seen, seen[0])
-    if rank == 0:
+            problem = f"cannot write to {place.url}: {error.strerror or error}"
+    failed = tree.first_failure(problem)
+    if failed is None:
+        unseen = "" if probe.exists() else f"cannot see {place.url} of rank 0"
+        failed = tree.first_failure(unseen and f"rank {tree.rank} {unseen}")
+    if tree.rank == 0:
         probe.unlink(missing_ok=True)
-    if not problem[0] and not all(seen):
-        problem = [f"rank {seen.index(False)} cannot see {place.url} of rank 0"]
-    if problem[0]:
+    if failed is not None:
         raise SpecError(
-            f"train.checkpoint: {problem[0]}; set train.checkpoint.to to a folder that all "
+            f"train.checkpoint: {failed.why}; set train.checkpoint.to to a folder that all "
             "machines can write to, or to an object store"
         )
 
@@ -120,17 +117,19 @@ class RunCheckpoints:
         report(loaded=manifest.step, saved=manifest.step)
         return loaded
 
-    def _allocate(self, manifest: Manifest, saved: Saved) -> Mapping[str, torch.Tensor]:
+    def _allocate(
+        self, manifest: Manifest, saved: Mapping[str, Tensor]
+    ) -> Mapping[str, torch.Tensor]:
         """The tensors to load into; raises SpecError if the checkpoint does not match."""
         t = self._training
         self._check_order(manifest)
         self._check_base(manifest)
         self._check_quantised(manifest)
-        state.make_optimizer_state(t.model, t.optimizer, saved.tensors)
+        state.make_optimizer_state(t.model, t.optimizer, saved)
         self._updated = state.updated(t.model, t.optimizer)
         needed = {**self._updated, **state.buffers_of(t.model)}
         for name, tensor in needed.items():
-            stored = saved.tensors.get(name)
+            stored = saved.get(name)
             if stored is None or stored.shape != tuple(tensor.shape):
                 shape = f"has shape {list(stored.shape)}" if stored is not None else "is missing"
                 raise SpecError(
@@ -139,9 +138,7 @@ class RunCheckpoints:
                     "another model"
                 )
         self._rank_state = (
-            state.allocate_rank_state(saved.tensors, self._rank)
-            if manifest.world == self._world
-            else {}
+            state.allocate_rank_state(saved, self._rank) if manifest.world == self._world else {}
         )
         return {**needed, **self._rank_state}
 
@@ -213,13 +210,12 @@ class RunCheckpoints:
             versions=versions(),
             base=base_digest(t.model),
         )
-        others = {
-            **state.buffers_of(t.model),
-            **state.rank_state(self._rank, t.device, rank_state),
-        }
+        own = state.rank_state(self._rank, t.device, rank_state)
         self._finish_save()
         self._saved_at, self._saved, self._failure = time.monotonic(), t.step, None
-        self._saver.save(state.updated(t.model, t.optimizer), others, manifest)
+        self._saver.save(
+            state.updated(t.model, t.optimizer), state.buffers_of(t.model), own, manifest
+        )
         if not self._settings.background:
             self._finish_save()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 import torch
+from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -19,11 +20,11 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from shardwise.checkpoint.dcp.failure import as_rank_error
 from shardwise.checkpoint.dcp.raw import bytes_of, read_block
 from shardwise.checkpoint.format.checksum import BLOCK
-from shardwise.checkpoint.format.folder import Folder
-from shardwise.checkpoint.format.pieces import DTYPES, Piece, Saved
+from shardwise.checkpoint.format.pieces import DTYPES, Piece
+from shardwise.checkpoint.format.sharding import Box
+from shardwise.checkpoint.verify.opened import Checkpoint
 
 
 class CorruptError(Exception):
@@ -31,11 +32,21 @@ class CorruptError(Exception):
 
 
 class CheckpointReader(StorageReader):
-    """Reads one checkpoint, whose index was checked before."""
+    """Reads from a checkpoint, which was checked before, what this rank holds of `state`."""
 
-    def __init__(self, folder: Folder, saved: Saved) -> None:
-        self._folder, self._saved = folder, saved
-        self._pieces = {(piece.tensor, piece.offsets): piece for piece in saved.pieces}
+    def __init__(self, checkpoint: Checkpoint, state: Mapping[str, torch.Tensor]) -> None:
+        self._checkpoint, self._names = checkpoint, list(state)
+        # Torch's planner compares each shard with all chunks it is given: it gets those it needs.
+        items = create_default_local_save_plan(dict(state), is_coordinator=False).items
+        self._pieces: dict[tuple[str, tuple[int, ...]], Piece] = {}
+        for item in items:
+            name, data = item.index.fqn, item.tensor_data
+            saved = checkpoint.tensors.get(name)
+            # Torch names a tensor that is missing or has another shape.
+            if data is not None and saved is not None and saved.shape == tuple(data.size):
+                box = Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
+                for piece in checkpoint.pieces(name, box):
+                    self._pieces[name, piece.offsets] = piece
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing to do: a reader is for one checkpoint."""
@@ -47,9 +58,10 @@ class CheckpointReader(StorageReader):
                 size=torch.Size(tensor.shape),
                 chunks=[],
             )
-            for name, tensor in self._saved.tensors.items()
+            for name in self._names
+            if (tensor := self._checkpoint.tensors.get(name)) is not None
         }
-        for piece in self._saved.pieces:
+        for piece in self._pieces.values():
             chunk = ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes))
             entries[piece.tensor].chunks.append(chunk)
         return Metadata(state_dict_metadata=dict(entries), storage_meta=StorageMeta())
@@ -66,8 +78,7 @@ class CheckpointReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        with as_rank_error():
-            self._read(plan, planner)
+        self._read(plan, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -78,7 +89,7 @@ class CheckpointReader(StorageReader):
             piece = self._piece_of(item.storage_index)
             wanted.setdefault(piece.file, []).append((piece, item))
         for name, found in wanted.items():
-            with self._folder.open(name) as file:
+            with self._checkpoint.folder.open(name) as file:
                 for piece, item in sorted(found, key=lambda one: one[0].start):
                     target = planner.resolve_tensor(item).detach()
                     self._fill(file, piece, item, target)
@@ -92,7 +103,7 @@ class CheckpointReader(StorageReader):
         """Read the requested part of a piece, and only the blocks it touches."""
         if not target.numel():
             return
-        dtype = self._saved.tensors[piece.tensor].dtype
+        dtype = self._checkpoint.tensors[piece.tensor].dtype
         whole = tuple(item.lengths) == piece.sizes
         if whole and _can_be_read_into(target, dtype):
             view = bytes_of(target)

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 import torch
-import torch.distributed as dist
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from shardwise.checkpoint.dcp.failure import ignore_single_process_warning, sentence_of
+from shardwise.checkpoint.dcp.plan import LocalShard, ShardPlanner, local_shards, make_plan
+from shardwise.checkpoint.dcp.raw import bytes_of
 from shardwise.checkpoint.dcp.writer import CheckpointWriter
+from shardwise.checkpoint.format import layout, rank_table
+from shardwise.checkpoint.format.checksum import crc32
 from shardwise.checkpoint.format.manifest import FileRecord, Manifest, write_manifest
-from shardwise.checkpoint.format.pieces import Piece, Tensor
 from shardwise.checkpoint.format.place import Place
-from shardwise.checkpoint.verify.coverage import uncovered
-from shardwise.engine.device import host_group, is_accelerator, use, wait_for_stream
-from shardwise.engine.torch_private import save_planner
+from shardwise.checkpoint.format.rank_table import ROW_BYTES, RankRecord, pack_record
+from shardwise.engine.device import is_accelerator, use, wait_for_stream
+from shardwise.engine.rank_tree import RankTree
 
-_COUNTER = itertools.count()
+T = TypeVar("T")
 
 
 class SaveError(Exception):
@@ -40,11 +41,7 @@ class Saver:
     def __init__(self, place: Place, keep: int, background: bool) -> None:
         self._place, self._keep, self._background = place, keep, background
         ignore_single_process_warning()
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        self._group = host_group() if several else None
-        self._rank = dist.get_rank() if several else 0
-        # Ranks and shapes do not change during a run, so its plan is cached.
-        self._planner = save_planner(f"shardwise-{next(_COUNTER)}", check_pieces)
+        self._tree = RankTree(separate=True)
         self._staged: dict[str, torch.Tensor] = {}
         self._copied = threading.Event()
         self._thread: threading.Thread | None = None
@@ -54,22 +51,27 @@ class Saver:
     def save(
         self,
         updated: Mapping[str, torch.Tensor],
-        others: Mapping[str, torch.Tensor],
+        buffers: Mapping[str, torch.Tensor],
+        own: Mapping[str, torch.Tensor],
         manifest: Manifest,
     ) -> None:
         """Start a save after the last one has finished; `wait` raises its error.
 
-        In the background, `updated` is copied while training continues: call `wait_until_copied`
-        before changing it.
+        All ranks hold `updated` and `buffers`; `own` are tensors of this rank alone. In the
+        background, `updated` is copied while training continues: call `wait_until_copied` before
+        changing it.
         """
         self.wait()
         if not self._background:
-            self._write({**updated, **others}, manifest)
+            self._write({**updated, **buffers}, own, manifest)
             return
-        copies = {name: tensor.detach().clone() for name, tensor in others.items()}
+        copies, own_copies = (
+            {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            for tensors in (buffers, own)
+        )
         self._copied.clear()
         self._thread = threading.Thread(
-            target=self._copy_and_write, args=(updated, copies, manifest), daemon=True
+            target=self._copy_and_write, args=(updated, copies, own_copies, manifest), daemon=True
         )
         self._thread.start()
 
@@ -85,6 +87,8 @@ class Saver:
             self._thread = None
         if self._failure is not None:
             failure, self._failure = self._failure, None
+            if isinstance(failure, SaveError):
+                raise failure
             raise SaveError(f"Checkpoint not saved: {sentence_of(failure)}") from failure
 
     @property
@@ -95,6 +99,7 @@ class Saver:
         self,
         updated: Mapping[str, torch.Tensor],
         copies: dict[str, torch.Tensor],
+        own: dict[str, torch.Tensor],
         manifest: Manifest,
     ) -> None:
         state: dict[str, torch.Tensor] = {}
@@ -105,31 +110,87 @@ class Saver:
             failure = error
         finally:
             self._copied.set()
-        self._write(state, manifest, failure)
+        self._write(state, own, manifest, failure)
 
     def _write(
-        self, state: dict[str, Any], manifest: Manifest, failure: Exception | None = None
+        self,
+        state: Mapping[str, torch.Tensor],
+        own: Mapping[str, torch.Tensor],
+        manifest: Manifest,
+        failure: Exception | None = None,
     ) -> None:
-        step = manifest.step
-
-        def commit(files: list[FileRecord]) -> None:
-            self._place.commit(step, write_manifest(manifest.but(files=tuple(files))))
-            self._remove_old(step)
-
-        # Reading back takes a third of a save; in the background nobody waits for it.
-        reads_back = self._background
-        writer = CheckpointWriter(self._place, step, self._rank, commit, reads_back, failure)
+        """Write a checkpoint; a failure of any rank, such as one given, becomes that of all."""
         try:
-            save(
-                state,
-                storage_writer=writer,
-                planner=self._planner,
-                process_group=self._group,
-                no_dist=self._group is None,
-            )
-            self.last = step
-        except BaseException as error:  # CheckpointException derives from it
+            self._save(state, own, manifest, failure)
+            self.last = manifest.step
+        except Exception as error:
             self._failure = error
+
+    def _save(
+        self,
+        state: Mapping[str, torch.Tensor],
+        own: Mapping[str, torch.Tensor],
+        manifest: Manifest,
+        failure: Exception | None,
+    ) -> None:
+        tree, step = self._tree, manifest.step
+
+        def begin() -> dict[str, LocalShard]:
+            if failure is not None:
+                raise failure
+            if tree.rank == 0:
+                self._place.begin(step)
+            return local_shards(state, tree.rank, tree.size)
+
+        plan = make_plan(self._on_all_ranks(begin), own, tree)
+        # Reading back takes a third of a save; in the background nobody waits for it.
+        writer = CheckpointWriter(self._place, step, tree.rank, plan.own, self._background)
+
+        def write() -> None:
+            # Each rank for itself: nothing is gathered.
+            tensors: dict[str, Any] = {**state, **own}
+            planner = ShardPlanner(plan)
+            save(tensors, storage_writer=writer, planner=planner, no_dist=True)
+
+        self._on_all_ranks(write)
+        table = self._table(writer.record)
+
+        def commit() -> None:
+            if tree.rank == 0:
+                files = [
+                    self._add(step, layout.NAME, layout.write_layout(plan.layout)),
+                    self._add(step, rank_table.NAME, table),
+                ]
+                self._place.commit(step, write_manifest(manifest.but(files=tuple(files))))
+                self._remove_old(step)
+
+        self._on_all_ranks(commit)
+
+    def _on_all_ranks(self, action: Callable[[], T]) -> T:
+        """Run an action on every rank; if it fails on one, raise SaveError on all."""
+        result: T | None = None
+        why = ""
+        try:
+            result = action()
+        except (Exception, CheckpointException) as error:
+            why = sentence_of(error)
+        if failed := self._tree.first_failure(why):
+            raise SaveError(f"Checkpoint not saved: rank {failed.rank}: {failed.why}")
+        return cast(T, result)
+
+    def _table(self, record: RankRecord) -> bytes:
+        """The records of all ranks."""
+        table = torch.zeros(self._tree.size, ROW_BYTES, dtype=torch.uint8)
+        row = bytearray(pack_record(record))
+        table[self._tree.rank] = torch.frombuffer(row, dtype=torch.uint8)
+        # All other rows are 0 on this rank, so that the sum has every row once.
+        self._tree.all_reduce(table)
+        return bytes(bytes_of(table))
+
+    def _add(self, step: int, name: str, data: bytes) -> FileRecord:
+        with self._place.create(step, name) as file:
+            file.write(data)
+        return FileRecord(name=name, bytes=len(data), head=len(data), crc32=crc32(data))
 
     def _remove_old(self, saved: int) -> None:
         """Remove checkpoints older than `saved`, so that `keep` remain with it.
@@ -157,20 +218,6 @@ class Saver:
         for device in devices:
             wait_for_stream(device)
         return self._staged
-
-
-def check_pieces(metadata: Metadata) -> None:
-    """Raise ValueError unless the pieces of every tensor cover it once.
-
-    Comparing corners takes one pass; torch compares the pieces pair by pair.
-    """
-    for name, stored in metadata.state_dict_metadata.items():
-        if not isinstance(stored, TensorStorageMetadata):
-            raise TypeError(f"{name} is not a tensor; only tensors can be saved")
-        pieces = [Piece(name, tuple(c.offsets), tuple(c.sizes), "", 0, 0)
-                  for c in stored.chunks]  # fmt: skip
-        if why := uncovered(Tensor(name, "", tuple(stored.size)), pieces):
-            raise ValueError(f"{name}: {why}")
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

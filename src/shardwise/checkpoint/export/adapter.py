@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from shardwise.checkpoint.dcp import state
 from shardwise.checkpoint.export.config import compare
 from shardwise.checkpoint.export.tensor_reader import TensorReader
 from shardwise.checkpoint.format.manifest import Manifest
-from shardwise.checkpoint.format.pieces import Saved
+from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.synced import sync_file, write_synced
 from shardwise.engine.adapter import base_digest, is_quantised
 from shardwise.spec.adapter import Adapter
@@ -38,7 +38,11 @@ Rebuild = Callable[[Manifest, Model], nn.Module]
 
 
 def write_adapter(
-    folder: Path, model: Model, saved: Saved, reader: TensorReader, dtype: torch.dtype | None
+    folder: Path,
+    model: Model,
+    saved: Mapping[str, Tensor],
+    reader: TensorReader,
+    dtype: torch.dtype | None,
 ) -> dict[str, torch.Tensor]:
     """Write adapter_model.safetensors and adapter_config.json; return the tensors written."""
     from peft import get_peft_model_state_dict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from shardwise.checkpoint.dcp import state
 from shardwise.checkpoint.format.manifest import Manifest
-from shardwise.checkpoint.format.pieces import Saved
+from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.synced import write_synced
 from shardwise.spec.lookup import ConfigRef, Model, ModuleRef
 from shardwise.spec.model import ModelSpec
@@ -32,7 +33,7 @@ def model_of(manifest: Manifest) -> Model | None:
     return kind.read(table, where="model")
 
 
-def write_config(folder: Path, model: Model | None, saved: Saved, dtype: str) -> str:
+def write_config(folder: Path, model: Model | None, saved: Mapping[str, Tensor], dtype: str) -> str:
     """Write config.json and generation_config.json; return why not, or an empty string.
 
     Raises SpecError if the model built now differs from the saved one.
@@ -78,14 +79,12 @@ def _file_of_model(model: ModelSpec | ConfigRef, name: str) -> Path | None:
     return file if file.is_file() else None
 
 
-def compare(module: nn.Module, saved: Saved) -> None:
+def compare(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Raise SpecError unless the saved weights match the model."""
     weights = {f"{state.MODEL}.{name}": p for name, p in state.saved_parameters(module).items()}
     now = {name: tuple(t.shape) for name, t in {**weights, **state.buffers_of(module)}.items()}
     before = {
-        name: tensor.shape
-        for name, tensor in saved.tensors.items()
-        if name.startswith(f"{state.MODEL}.")
+        name: tensor.shape for name, tensor in saved.items() if name.startswith(f"{state.MODEL}.")
     }
     for name in [*now, *before]:
         if now.get(name) != before.get(name):

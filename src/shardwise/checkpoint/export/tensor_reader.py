@@ -8,9 +8,10 @@ import torch
 
 from shardwise.checkpoint.dcp.raw import bytes_of
 from shardwise.checkpoint.dcp.reader import CorruptError, read_blocks
-from shardwise.checkpoint.format.folder import Folder
 from shardwise.checkpoint.format.paths import UntrustedError
-from shardwise.checkpoint.format.pieces import Piece, Saved
+from shardwise.checkpoint.format.pieces import Piece
+from shardwise.checkpoint.format.sharding import whole
+from shardwise.checkpoint.verify.opened import Checkpoint
 
 # A checkpoint of many ranks has more files than a process may open.
 _MAX_OPEN_FILES = 128
@@ -22,18 +23,15 @@ class TensorReader:
     The index must have been checked: the pieces cover their tensors.
     """
 
-    def __init__(self, folder: Folder, saved: Saved) -> None:
-        self._folder, self._tensors = folder, saved.tensors
-        self._pieces: dict[str, list[Piece]] = {name: [] for name in saved.tensors}
-        for piece in saved.pieces:
-            self._pieces[piece.tensor].append(piece)
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
         self._open: dict[str, BinaryIO] = {}
 
     def read(self, name: str) -> torch.Tensor:
         """Return a tensor; raise CorruptError, which names the file and the tensor."""
-        tensor = self._tensors[name]
+        tensor = self._checkpoint.tensors[name]
         full = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
-        for piece in self._pieces[name]:
+        for piece in self._checkpoint.pieces(name, whole(tensor.shape)):
             self._fill(piece, _slice_of(full, piece))
         return full
 
@@ -56,7 +54,7 @@ class TensorReader:
             if len(self._open) >= _MAX_OPEN_FILES:
                 # Close the least recently used one.
                 self._open.pop(next(iter(self._open))).close()
-            file = self._folder.open(name)
+            file = self._checkpoint.folder.open(name)
         self._open[name] = file
         return file
 

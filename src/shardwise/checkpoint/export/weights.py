@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 
 from shardwise.checkpoint.dcp import state
-from shardwise.checkpoint.dcp.load import open_checkpoint
 from shardwise.checkpoint.dcp.raw import bytes_of
 from shardwise.checkpoint.dcp.reader import CorruptError
 from shardwise.checkpoint.export.adapter import Rebuild, merged, write_adapter, write_merged
@@ -22,12 +21,12 @@ from shardwise.checkpoint.export.config import check_folder, model_of, write_con
 from shardwise.checkpoint.export.tensor_reader import TensorReader
 from shardwise.checkpoint.foreign.safetensors import INDEX, SUFFIX
 from shardwise.checkpoint.format.folder import Folder
-from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.paths import UntrustedError
-from shardwise.checkpoint.format.pieces import DTYPES, Saved
-from shardwise.checkpoint.format.shard import Part, safetensors_header
+from shardwise.checkpoint.format.pieces import DTYPES, Part, Tensor
+from shardwise.checkpoint.format.shard import safetensors_header
 from shardwise.checkpoint.format.synced import SyncedFile, atomic_folder, write_synced
 from shardwise.checkpoint.verify.findings import Progress
+from shardwise.checkpoint.verify.opened import Checkpoint, open_checkpoint
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.dtype import TORCH_NAMES, DType
 from shardwise.spec.lookup import Model, ModuleRef
@@ -116,14 +115,15 @@ def _export(
     rebuild: Rebuild | None,
 ) -> ExportedWeights:
     try:
-        manifest, saved = open_checkpoint(folder)
+        checkpoint = open_checkpoint(folder)
     except OSError as error:
         raise UntrustedError(f"cannot be read: {error.strerror or error}") from None
+    manifest, saved = checkpoint.manifest, checkpoint.tensors
     model = model_of(manifest)
     if model is not None and model.adapter is not None:
-        with TensorReader(folder, saved) as reader:
-            checkpoint = _Checkpoint(manifest, saved, reader, model, model.adapter)
-            return _export_adapted(checkpoint, to, dtype, shard_size, rebuild)
+        with TensorReader(checkpoint) as reader:
+            adapted = _Adapted(checkpoint, reader, model, model.adapter)
+            return _export_adapted(adapted, to, dtype, shard_size, rebuild)
     if rebuild is not None:
         raise SpecError("--merge: the run has no adapters; leave it out")
     parts = parts_of(saved, dtype)
@@ -134,7 +134,7 @@ def _export(
     with atomic_folder(to) as unfinished:
         # First, since it is quick and may refuse.
         no_config = write_config(unfinished, model, saved, _main_dtype(parts))
-        with TensorReader(folder, saved) as reader:
+        with TensorReader(checkpoint) as reader:
             for name, shard in shards.items():
                 _write_shard(unfinished / name, shard, reader, progress)
         if len(shards) > 1:
@@ -144,25 +144,25 @@ def _export(
     return ExportedWeights(manifest.step, str(to), size, len(parts), dtypes, files, no_config)
 
 
-class _Checkpoint(NamedTuple):
+class _Adapted(NamedTuple):
     """An opened checkpoint of an adapted model."""
 
-    manifest: Manifest
-    saved: Saved
+    checkpoint: Checkpoint
     reader: TensorReader
     model: Model
     adapter: Adapter
 
 
 def _export_adapted(
-    checkpoint: _Checkpoint,
+    adapted: _Adapted,
     to: Path,
     dtype: DType | None,
     shard_size: int,
     rebuild: Rebuild | None,
 ) -> ExportedWeights:
     """Export adapters, or with `rebuild` the merged model."""
-    manifest, saved, reader, model, adapter = checkpoint
+    checkpoint, reader, model, adapter = adapted
+    manifest, saved = checkpoint.manifest, checkpoint.tensors
     check_folder(model)
     if adapter.rank is None and rebuild is None:
         raise SpecError("export-weights: the run trains parameters in full, not LoRA; use --merge")
@@ -200,10 +200,10 @@ def _base(adapter: Adapter, *, merged: bool) -> str:
     return "Trained on NF4 weights: load the base in NF4, or use --merge"
 
 
-def parts_of(saved: Saved, dtype: DType | None) -> list[Part]:
+def parts_of(saved: Mapping[str, Tensor], dtype: DType | None) -> list[Part]:
     """The weights of a checkpoint in the dtypes to be written."""
     parts = []
-    for name, tensor in saved.tensors.items():
+    for name, tensor in saved.items():
         if name.startswith(_PREFIX):
             written = TORCH_NAMES[dtype] if dtype and tensor.dtype in _FLOATS else tensor.dtype
             plain = name.removeprefix(_PREFIX)

@@ -1,7 +1,4 @@
-"""The manifest of a checkpoint: JSON, written last, with its own checksum.
-
-It grows with the number of files, not with the number of parameters.
-"""
+"""The manifest of a checkpoint: JSON, written last, with its own checksum."""
 
 from __future__ import annotations
 
@@ -15,7 +12,8 @@ from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.spec.record import Record, SpecError
 
 NAME = "manifest.json"
-VERSION = 1
+# The version that is written; format 1 is still read.
+VERSION = 2
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 # The checksum comes first and covers every byte after it.
 _HEAD = '{{"crc32": "{:08x}", "manifest": '
@@ -25,7 +23,8 @@ _TAIL = b"}\n"
 class FileRecord(Record):
     """A file of a checkpoint. `crc32` covers its first `head` bytes.
 
-    In a file of tensors that is the header; the index has the checksums of tensors.
+    That is all of a file, but only the header of a file of tensors in format 1. The files of ranks
+    in format 2 are in a table of their own.
     """
 
     name: str
@@ -38,7 +37,7 @@ class Manifest(Record):
     """A checkpoint of one step."""
 
     # Version of the format.
-    version: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
+    version: Annotated[int, Field(ge=1, le=VERSION)] = VERSION
     step: Whole
     world: Annotated[int, Field(ge=1)]
     # Sequences that all ranks together have used, where a resumed run continues.

@@ -27,6 +27,19 @@ class Tensor(NamedTuple):
         return math.prod(self.shape)
 
 
+class Part(NamedTuple):
+    """A rectangular part of a tensor."""
+
+    tensor: str
+    dtype: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return math.prod(self.sizes) * DTYPES[self.dtype]
+
+
 class Piece(NamedTuple):
     """A rectangular part of a tensor, and the bytes that hold it.
 

@@ -1,29 +1,72 @@
-"""Read and check the manifest and the index of a Shardwise checkpoint."""
+"""Read and check the manifest of a Shardwise checkpoint, and what it lists."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from shardwise.checkpoint.format import index, manifest
+from shardwise.checkpoint.format import index_v1, layout, manifest, rank_index, rank_table
 from shardwise.checkpoint.format.checksum import crc32
 from shardwise.checkpoint.format.folder import Folder, read_file
-from shardwise.checkpoint.format.manifest import FileRecord, Manifest
+from shardwise.checkpoint.format.layout import Layout
+from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Saved
+from shardwise.checkpoint.format.rank_index import RankIndex
+from shardwise.checkpoint.format.rank_table import RankTable
 
 T = TypeVar("T")
+# Of one rank's index: some hundred thousand tensors.
+_LARGEST_INDEX = 2**30
+
+
+class BrokenFileError(UntrustedError):
+    """A file of a checkpoint is corrupt or malicious; `file` and `why` say which and how."""
+
+    def __init__(self, file: str, why: str) -> None:
+        self.file, self.why = file, why
+        super().__init__(f"{file} {why}")
+
+
+class Ranks(NamedTuple):
+    """How the ranks of a checkpoint in format 2 divided its tensors, and the files they wrote."""
+
+    layout: Layout
+    table: RankTable
 
 
 def read_manifest(folder: Folder) -> Manifest:
-    """The manifest; raises UntrustedError, whose message does not name the file."""
+    """The manifest; raises BrokenFileError."""
     return _read(folder, manifest.NAME, _parse_manifest)
 
 
-def read_index(folder: Folder, parsed: Manifest) -> Saved:
-    """The index of a manifest; raises UntrustedError, whose message does not name the file."""
-    record = next(one for one in parsed.files if one.name == index.NAME)
-    return _read(folder, index.NAME, lambda data: _parse_index(data, record))
+def read_index_v1(folder: Folder, parsed: Manifest) -> Saved:
+    """The index of a checkpoint in format 1; raises BrokenFileError."""
+    return _read_listed(folder, parsed, index_v1.NAME, index_v1.read_index)
+
+
+def read_ranks(folder: Folder, parsed: Manifest) -> Ranks:
+    """Layout and table of a checkpoint in format 2; raises BrokenFileError."""
+    world = parsed.world
+    return Ranks(
+        _read_listed(folder, parsed, layout.NAME, lambda data: layout.read_layout(data, world)),
+        _read_listed(folder, parsed, rank_table.NAME, lambda data: RankTable(data, world)),
+    )
+
+
+def read_rank(folder: Folder, ranks: Ranks, rank: int) -> RankIndex:
+    """The index of a rank; raises BrokenFileError."""
+    record, name = ranks.table[rank], rank_index.index_of(rank)
+    if not any(record):
+        if ranks.layout.parts_of(rank):
+            raise BrokenFileError(rank_table.NAME, f"has no files of rank {rank}, which has shards")
+        return RankIndex([], [])
+
+    def parse(data: bytes) -> RankIndex:
+        _check(data, record.index_bytes, record.index_crc32)
+        return rank_index.read_rank_index(data, rank, record, ranks.layout)
+
+    return _read(folder, name, parse, _LARGEST_INDEX)
 
 
 def _parse_manifest(data: bytes) -> Manifest:
@@ -31,23 +74,38 @@ def _parse_manifest(data: bytes) -> Manifest:
     names = [record.name for record in parsed.files]
     if len(set(names)) < len(names):
         raise UntrustedError("lists a file twice")
-    if index.NAME not in names:
-        raise UntrustedError(f"does not list {index.NAME}")
+    needed = [index_v1.NAME] if parsed.version == 1 else [layout.NAME, rank_table.NAME]
+    if missing := [name for name in needed if name not in names]:
+        raise UntrustedError(f"does not list {missing[0]}")
+    if parsed.version > 1 and len(names) > len(needed):
+        raise UntrustedError("lists a file that is not part of its format")
     return parsed
 
 
-def _parse_index(data: bytes, record: FileRecord) -> Saved:
-    if len(data) != record.bytes or record.head != record.bytes:
-        raise UntrustedError(f"has {len(data):,} bytes, expected {record.bytes:,}")
-    if (value := crc32(data)) != record.crc32:
-        raise UntrustedError(f"has checksum {value:08x}, expected {record.crc32:08x}")
-    return index.read_index(data)
+def _read_listed(folder: Folder, parsed: Manifest, name: str, parse: Callable[[bytes], T]) -> T:
+    """A file that the manifest has the checksum of."""
+    record = next(one for one in parsed.files if one.name == name)
+
+    def checked(data: bytes) -> T:
+        _check(data, record.bytes if record.head == record.bytes else -1, record.crc32)
+        return parse(data)
+
+    return _read(folder, name, checked)
 
 
-def _read(folder: Folder, name: str, parse: Callable[[bytes], T]) -> T:
+def _check(data: bytes, size: int, checksum: int) -> None:
+    if len(data) != size:
+        raise UntrustedError(f"has {len(data):,} bytes, expected {size:,}")
+    if (value := crc32(data)) != checksum:
+        raise UntrustedError(f"has checksum {value:08x}, expected {checksum:08x}")
+
+
+def _read(folder: Folder, name: str, parse: Callable[[bytes], T], most: int = 2**33) -> T:
     try:
-        return parse(read_file(folder, name))
+        return parse(read_file(folder, name, most))
     except FileNotFoundError:
-        raise UntrustedError("is missing") from None
+        raise BrokenFileError(name, "is missing") from None
+    except UntrustedError as error:
+        raise BrokenFileError(name, str(error)) from None
     except OSError as error:
-        raise UntrustedError(f"cannot be read: {error.strerror or error}") from None
+        raise BrokenFileError(name, f"cannot be read: {error.strerror or error}") from None

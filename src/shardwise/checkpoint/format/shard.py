@@ -6,11 +6,9 @@ Its header states the offsets of each piece in the format of torch's HuggingFace
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
-from shardwise.checkpoint.format.pieces import DTYPES, Piece
+from shardwise.checkpoint.format.pieces import Part, Piece
 
 # The dtype names of safetensors.
 NAMES = {
@@ -20,19 +18,6 @@ NAMES = {
     "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64", "bool": "BOOL",
     "complex64": "C64",
 }  # fmt: skip
-
-
-class Part(NamedTuple):
-    """A piece of a tensor to be written to the file."""
-
-    tensor: str
-    dtype: str
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    @property
-    def length(self) -> int:
-        return math.prod(self.sizes) * DTYPES[self.dtype]
 
 
 def file_of(rank: int) -> str:

@@ -9,8 +9,8 @@ from shardwise.checkpoint.format.folder import Folder, read_file
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import DTYPES, Piece, Saved
 from shardwise.checkpoint.verify.coverage import problems_of
+from shardwise.checkpoint.verify.extents import arrange, by_file, lost_with, truncated_tensors
 from shardwise.checkpoint.verify.findings import Checked, Finding, Progress
-from shardwise.checkpoint.verify.layout import by_file, lay_out, lost_with, truncated_tensors
 from shardwise.checkpoint.verify.scan import Archive, Task, scan
 
 _NOTE = ".metadata has no checksum: its consistency was checked, not its bytes"
@@ -38,12 +38,12 @@ def _check(folder: Folder, saved: Saved, progress: Progress, processes: int | No
     for file, pieces in files.items():
         found = _task(folder, file, pieces, saved, findings)
         tasks += [found] if found else []
-    findings += scan(folder, tasks, progress, processes)
+    read = sum(task.bytes for task in tasks)
+    findings += scan(folder, tasks, read, progress, processes)
     for name in folder.names():
         # Other tools keep their files here; only .distcp files look like part of a checkpoint.
         if name.endswith(".distcp") and name not in files:
             findings.append(Finding("stale", name, "", "does not belong to this checkpoint"))
-    read = sum(task.bytes for task in tasks)
     files_read, tensors = len(files) + 1, len(saved.tensors)
     return Checked(folder.url, "dcp", files_read, tensors, read, findings, (_NOTE,))
 
@@ -60,18 +60,18 @@ def _task(
     except (UntrustedError, OSError) as error:
         findings.append(Finding("broken", file[:200], "", f"{error}{lost_with(pieces)}"))
         return None
-    layout = lay_out(pieces, 0, size)
-    if layout.truncated:
-        end = max(piece.start + piece.length for piece in layout.truncated)
-        why = f"has {size:,} of {end:,} bytes{truncated_tensors(layout.truncated)}"
+    extents = arrange(pieces, 0, size)
+    if extents.truncated:
+        end = max(piece.start + piece.length for piece in extents.truncated)
+        why = f"has {size:,} of {end:,} bytes{truncated_tensors(extents.truncated)}"
         findings.append(Finding("broken", file, "", why))
-    for piece in layout.overlapping:
+    for piece in extents.overlapping:
         why = "overlaps another tensor"
         findings.append(Finding("broken", file, str(piece), why))
-    for begin, end in layout.gaps:
+    for begin, end in extents.gaps:
         why = f"bytes {begin:,} to {end:,} belong to no tensor"
         findings.append(Finding("stale", file, "", why))
-    return Task(folder.url, file, [_archive(piece, saved) for piece in layout.readable])
+    return Task(folder.url, file, [_archive(piece, saved) for piece in extents.readable])
 
 
 def _archive(piece: Piece, saved: Saved) -> Archive:

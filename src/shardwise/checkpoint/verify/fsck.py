@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardwise.checkpoint.foreign import metadata, safetensors
-from shardwise.checkpoint.format import index, manifest
+from shardwise.checkpoint.format import index_v1, layout, manifest
 from shardwise.checkpoint.format.folder import Folder, LocalFolder, find_folder, is_remote
 from shardwise.checkpoint.format.place import step_of
 from shardwise.checkpoint.format.run_folder import place_of_run
@@ -68,7 +68,8 @@ def kind_of(folder: Folder) -> Kind | None:
         return "shardwise"
     if metadata.NAME in names:
         return "dcp"
-    if index.NAME in names or step_of(folder.url.rstrip("/").rpartition("/")[2]) is not None:
+    known = {index_v1.NAME, layout.NAME} & names
+    if known or step_of(folder.url.rstrip("/").rpartition("/")[2]) is not None:
         return "shardwise"
     if any(name.endswith((safetensors.SUFFIX, safetensors.INDEX)) for name in names):
         return "safetensors"

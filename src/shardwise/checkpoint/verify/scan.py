@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import NamedTuple
 
 from shardwise.checkpoint.foreign.archive import check_archive
@@ -64,27 +65,39 @@ def blocks_of(piece: Piece) -> Iterator[Block]:
 
 
 def scan(
-    folder: Folder, work: Iterable[Task], progress: Progress, processes: int | None
+    folder: Folder, work: Iterable[Task], total: int, progress: Progress, processes: int | None
 ) -> Iterator[Finding]:
-    """All bytes that differ from what was saved; at most `processes` read, None: one per core."""
-    work = list(work)
-    total = sum(task.bytes for task in work)
+    """All bytes that differ from what was saved; at most `processes` read, None: one per core.
+
+    Tasks of about `total` bytes are taken from `work` as they are needed: a large checkpoint has
+    millions of blocks.
+    """
     remote = is_remote(folder.url)
     if remote:
         count = min(processes or _CONNECTIONS, max(1, total // _MIN_PER_CONNECTION))
     else:
         count = (processes or _cores()) if total >= _MIN_PARALLEL else 1
     most = min(_MOST_TASK, max(_LEAST_TASK, total // (8 * count)))
-    tasks = [part for task in work for part in _cut(task, most)]
-    if count < 2 or len(tasks) < 2:
+    tasks = (part for task in work for part in _cut(task, most))
+    if count < 2:
         for task in tasks:
             yield from _read(folder, task)
             progress(task.bytes)
         return
     with _pool(remote, count) as pool:
-        for task, found in zip(tasks, pool.map(_read_in_process, tasks), strict=True):
-            progress(task.bytes)
-            yield from found
+        started: deque[tuple[Task, Future[list[Finding]]]] = deque()
+        for task in tasks:
+            started.append((task, pool.submit(_read_in_process, task)))
+            if len(started) > 4 * count:
+                yield from _finish(*started.popleft(), progress)
+        while started:
+            yield from _finish(*started.popleft(), progress)
+
+
+def _finish(task: Task, reading: Future[list[Finding]], progress: Progress) -> list[Finding]:
+    found = reading.result()
+    progress(task.bytes)
+    return found
 
 
 def _cores() -> int:

@@ -2,55 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from shardwise.checkpoint.format import index, manifest
+from shardwise.checkpoint.format import index_v1, layout, manifest
 from shardwise.checkpoint.format.folder import Folder
 from shardwise.checkpoint.format.manifest import FileRecord, Manifest
 from shardwise.checkpoint.format.paths import UntrustedError
-from shardwise.checkpoint.format.pieces import Piece, Saved
-from shardwise.checkpoint.format.read_checkpoint import read_index, read_manifest
+from shardwise.checkpoint.format.pieces import Piece
+from shardwise.checkpoint.format.rank_index import index_of
+from shardwise.checkpoint.format.read_checkpoint import (
+    BrokenFileError,
+    read_index_v1,
+    read_manifest,
+    read_rank,
+    read_ranks,
+)
+from shardwise.checkpoint.format.shard import file_of
 from shardwise.checkpoint.verify.coverage import problems_of
+from shardwise.checkpoint.verify.extents import arrange, by_file, lost_with, truncated_tensors
 from shardwise.checkpoint.verify.findings import Checked, Finding, Progress
-from shardwise.checkpoint.verify.layout import by_file, lay_out, lost_with, truncated_tensors
+from shardwise.checkpoint.verify.opened import head_record, listed_problems
 from shardwise.checkpoint.verify.scan import Block, Task, blocks_of, scan
+
+_RANK_FILE = re.compile(r"rank-(\d{5,9})\.(?:safetensors|index)")
+
+
+class _Contents(NamedTuple):
+    """What a checkpoint should hold. Files of tensors are read one after the other."""
+
+    tensors: int
+    # Files of ranks, and their bytes of tensors.
+    files: int
+    bytes: int
+    of_tensors: Iterator[tuple[FileRecord, list[Piece]]]
+    is_listed: Callable[[str], bool]
 
 
 def check_shardwise(folder: Folder, progress: Progress, processes: int | None) -> Checked:
+    """Verify a checkpoint of either format."""
     findings: list[Finding] = []
-    parsed, saved = _read(folder, findings)
-    if parsed is None:
-        return Checked(folder.url, "shardwise", 0, 0, 0, findings)
-    tasks = []
-    if saved is not None:
-        findings += (
-            Finding("broken", index.NAME, tensor, why) for tensor, why in problems_of(saved)
-        )
-        pieces = by_file(saved.pieces)
-        for record in parsed.files:
-            if record.name != index.NAME:
-                found = _task(folder, record, pieces.pop(record.name, []), findings)
-                tasks += [found] if found else []
-        for file, lost in pieces.items():
-            why = f"is not in {manifest.NAME}{lost_with(lost)}"
-            findings.append(Finding("broken", file[:200], "", why))
-    findings += scan(folder, tasks, progress, processes)
-    findings += _unlisted(folder, {manifest.NAME, *(record.name for record in parsed.files)})
-    tensors = len(saved.tensors) if saved else 0
-    read = sum(task.bytes for task in tasks)
-    return Checked(folder.url, "shardwise", len(parsed.files) + 1, tensors, read, findings)
-
-
-def _read(folder: Folder, findings: list[Finding]) -> tuple[Manifest | None, Saved | None]:
-    """The manifest and the index; None for each that is broken."""
-    file, parsed = manifest.NAME, None
+    contents, files = _Contents(0, 0, 0, iter(()), lambda _: True), 0
     try:
         parsed = read_manifest(folder)
-        file = index.NAME
-        return parsed, read_index(folder, parsed)
-    except UntrustedError as error:
-        findings.append(Finding("broken", file, "", str(error)))
-    return parsed, None
+        files = len(parsed.files) + 1
+        read = _contents_v1 if parsed.version == 1 else _contents
+        contents = read(folder, parsed, findings)
+    except BrokenFileError as error:
+        findings.append(Finding("broken", error.file, "", error.why))
+    read_bytes = 0
+
+    def tasks() -> Iterator[Task]:
+        nonlocal read_bytes
+        for record, pieces in contents.of_tensors:
+            if (task := _task(folder, record, pieces, findings)) is not None:
+                read_bytes += task.bytes
+                yield task
+
+    different = list(scan(folder, tasks(), contents.bytes, progress, processes))
+    findings += [*different, *_unlisted(folder, contents.is_listed)]
+    return Checked(
+        folder.url, "shardwise", files + contents.files, contents.tensors, read_bytes, findings
+    )
+
+
+def _contents_v1(folder: Folder, parsed: Manifest, findings: list[Finding]) -> _Contents:
+    """The contents of a checkpoint in format 1; its one index says where all pieces are."""
+    saved = read_index_v1(folder, parsed)
+    findings += (
+        Finding("broken", index_v1.NAME, tensor, why) for tensor, why in problems_of(saved)
+    )
+    pieces = by_file(saved.pieces)
+    records = [record for record in parsed.files if record.name != index_v1.NAME]
+    files = [(record, pieces.pop(record.name, [])) for record in records]
+    for file, lost in pieces.items():
+        why = f"is not in {manifest.NAME}{lost_with(lost)}"
+        findings.append(Finding("broken", file[:200], "", why))
+    named = {manifest.NAME, *(record.name for record in parsed.files)}
+    total = sum(record.bytes for record in records)
+    return _Contents(len(saved.tensors), 0, total, iter(files), named.__contains__)
+
+
+def _contents(folder: Folder, parsed: Manifest, findings: list[Finding]) -> _Contents:
+    """The contents of a checkpoint; the index of a rank is read when its file is."""
+    ranks = read_ranks(folder, parsed)
+    findings += (
+        Finding("broken", layout.NAME, tensor, why) for tensor, why in listed_problems(ranks.layout)
+    )
+    writers = [rank for rank in range(parsed.world) if any(ranks.table[rank])]
+    named = {manifest.NAME, *(record.name for record in parsed.files)}
+
+    def is_listed(name: str) -> bool:
+        if (match := _RANK_FILE.fullmatch(name)) is None:
+            return name in named
+        rank = int(match[1])
+        written = rank < parsed.world and any(ranks.table[rank])
+        return written and name in (file_of(rank), index_of(rank))
+
+    def of_tensors() -> Iterator[tuple[FileRecord, list[Piece]]]:
+        for rank in range(parsed.world):
+            try:
+                pieces = read_rank(folder, ranks, rank).pieces
+            except BrokenFileError as error:
+                findings.append(Finding("broken", error.file, "", error.why))
+                continue
+            if any(ranks.table[rank]):
+                yield head_record(ranks, rank), pieces
+
+    total = sum(ranks.table[rank].bytes for rank in writers)
+    tensors = len(ranks.layout.tensors)
+    return _Contents(tensors, 2 * len(writers), total, of_tensors(), is_listed)
 
 
 def _task(
@@ -69,26 +131,26 @@ def _task(
     except (UntrustedError, OSError) as error:
         broken(f"{error}{lost_with(pieces)}")
         return None
-    layout = lay_out(pieces, record.head, size)
+    extents = arrange(pieces, record.head, size)
     if size != record.bytes:
         broken(
-            f"has {size:,} bytes, expected {record.bytes:,}{truncated_tensors(layout.truncated)}"
+            f"has {size:,} bytes, expected {record.bytes:,}{truncated_tensors(extents.truncated)}"
         )
-    elif layout.truncated or record.head > size:
-        broken(f"is truncated{truncated_tensors(layout.truncated)}")
-    for piece in layout.overlapping:
+    elif extents.truncated or record.head > size:
+        broken(f"is truncated{truncated_tensors(extents.truncated)}")
+    for piece in extents.overlapping:
         broken("overlaps another tensor", str(piece))
     if size == record.bytes:
-        for begin, end in layout.gaps:
+        for begin, end in extents.gaps:
             broken(f"bytes {begin:,} to {end:,} have no checksum")
     head = [Block("", 0, record.head, record.crc32)] if record.head <= size else []
-    blocks = [block for piece in layout.readable for block in blocks_of(piece)]
+    blocks = [block for piece in extents.readable for block in blocks_of(piece)]
     return Task(folder.url, record.name, [*head, *blocks])
 
 
-def _unlisted(folder: Folder, named: set[str]) -> Iterator[Finding]:
+def _unlisted(folder: Folder, is_listed: Callable[[str], bool]) -> Iterator[Finding]:
     for name in folder.names():
-        if name in named:
+        if is_listed(name):
             continue
         try:
             folder.size(name)

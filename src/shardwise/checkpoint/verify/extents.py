@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shardwise.checkpoint.format.pieces import Piece
 
 
-class Layout(NamedTuple):
+class Extents(NamedTuple):
     """Pieces in order; `readable` ones do not overlap."""
 
     readable: list[Piece]
@@ -20,25 +20,25 @@ class Layout(NamedTuple):
     gaps: list[tuple[int, int]]
 
 
-def lay_out(pieces: Iterable[Piece], begin: int, size: int) -> Layout:
-    """Lay out pieces in a file of `size` bytes, whose data begins at `begin`."""
-    layout = Layout([], [], [], [])
+def arrange(pieces: Iterable[Piece], begin: int, size: int) -> Extents:
+    """Arrange pieces in a file of `size` bytes, whose data begins at `begin`."""
+    found = Extents([], [], [], [])
     at = begin
     for piece in sorted(pieces, key=lambda one: (one.start, one.length)):
         end = piece.start + piece.length
         if end > size:
-            layout.truncated.append(piece)
+            found.truncated.append(piece)
             continue
         if piece.start < at:
-            layout.overlapping.append(piece)
+            found.overlapping.append(piece)
             continue
         if piece.start > at:
-            layout.gaps.append((at, piece.start))
-        layout.readable.append(piece)
+            found.gaps.append((at, piece.start))
+        found.readable.append(piece)
         at = end
-    if at < size and not layout.truncated:
-        layout.gaps.append((at, size))
-    return layout
+    if at < size and not found.truncated:
+        found.gaps.append((at, size))
+    return found
 
 
 def by_file(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:

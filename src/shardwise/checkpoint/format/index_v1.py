@@ -1,9 +1,11 @@
-"""The index of a checkpoint, `tensors.json`: in which file each piece of a tensor is."""
+"""The index of checkpoints in format 1, `tensors.json`: in which file each piece of a tensor is.
+
+Format 1 is only read. Its index grows with tensors times ranks, and every rank needs all of it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -26,22 +28,6 @@ class _Index(msgspec.Struct, forbid_unknown_fields=True):
     block: _Whole
     files: list[str]
     tensors: list[_Tensor]
-
-
-def write_index(tensors: Iterable[Tensor], pieces: Iterable[Piece]) -> bytes:
-    by_tensor: dict[str, list[Piece]] = {}
-    for piece in pieces:
-        by_tensor.setdefault(piece.tensor, []).append(piece)
-    files = sorted({piece.file for found in by_tensor.values() for piece in found})
-    number = {file: index for index, file in enumerate(files)}
-    table: list[_Tensor] = []
-    for tensor in tensors:
-        placed = [
-            (number[p.file], p.start, p.offsets, p.sizes, p.crc32 or ())
-            for p in by_tensor.get(tensor.name, ())
-        ]
-        table.append((tensor.name, tensor.dtype, tensor.shape, placed))
-    return msgspec.json.encode(_Index(block=BLOCK, files=files, tensors=table))
 
 
 def read_index(data: bytes) -> Saved:

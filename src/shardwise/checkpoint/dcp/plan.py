@@ -1,0 +1,206 @@
+"""Plan a save without gathering: which shards a rank writes follows from its number.
+
+torch's own planner gathers the plans of all ranks on rank 0, which then needs minutes at thousands
+of ranks. Here every rank computes the layout of all, and one all-reduce says whether they agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import (
+    DefaultSavePlanner,
+    create_default_local_save_plan,
+)
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.tensor import DTensor, Placement, Shard
+
+from shardwise.checkpoint.format.checksum import crc32
+from shardwise.checkpoint.format.layout import Layout, Listed, assign
+from shardwise.checkpoint.format.pieces import Tensor
+from shardwise.checkpoint.format.sharding import Axes, Axis, Box, problem_of, shard_of
+from shardwise.engine.rank_tree import RankTree
+
+
+class UnequalStateError(Exception):
+    """Ranks hold different tensors, so that none knows what the others write."""
+
+
+class LocalShard(NamedTuple):
+    """The shard of a tensor that this rank holds.
+
+    `axes` are the rule by which all ranks divide it; None if this shard is not what it says.
+    """
+
+    tensor: Tensor
+    box: Box
+    axes: Axes | None
+    item: WriteItem | None
+
+
+class Plan(NamedTuple):
+    """What all ranks write, and what this rank writes in the order of its file."""
+
+    layout: Layout
+    own: list[Tensor]
+    items: list[WriteItem]
+
+
+def local_shards(state: Mapping[str, torch.Tensor], rank: int, world: int) -> dict[str, LocalShard]:
+    """The shards of this rank, as torch's planner cuts them."""
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is not a tensor; only tensors can be saved")
+    items = create_default_local_save_plan(dict(state), is_coordinator=False).items
+    by_name = {item.index.fqn: item for item in items}
+    if len(by_name) < len(items):
+        raise TypeError("a tensor has several shards on one rank, which cannot be saved")
+    # Reading the ranks of a large mesh takes longer than all else, and models have few meshes.
+    known: dict[tuple[int, tuple[Placement, ...]], Axes] = {}
+    found = {}
+    for name, tensor in state.items():
+        axes: Axes = ()
+        if isinstance(tensor, DTensor):
+            key = (id(tensor.device_mesh), tensor.placements)
+            if key not in known:
+                known[key] = _axes(tensor)
+            axes = known[key]
+        found[name] = _local_shard(name, tensor, axes, by_name.get(name), rank, world)
+    return found
+
+
+def _local_shard(
+    name: str, tensor: torch.Tensor, axes: Axes, item: WriteItem | None, rank: int, world: int
+) -> LocalShard:
+    shape = tuple(tensor.shape)
+    # No item: the rank is not in the mesh of the tensor.
+    box = Box((0,) * len(shape), (0,) * len(shape))
+    if item is not None and item.tensor_data is not None:
+        chunk = item.tensor_data.chunk
+        box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
+    is_regular = not problem_of(axes, len(shape), world) and _same(shard_of(axes, shape, rank), box)
+    about = Tensor(name, str(tensor.dtype).removeprefix("torch."), shape)
+    return LocalShard(about, box, axes if is_regular else None, item)
+
+
+def _axes(tensor: DTensor) -> Axes:
+    """The rule by which a mesh divides a tensor if its ranks are evenly spaced.
+
+    What `fully_shard` divides after tensor parallelism has a placement of its own, which is not a
+    Shard: it divides last, although its axis comes first in the mesh.
+    """
+    ranks = tensor.device_mesh.mesh
+    first: list[Axis] = []
+    last: list[Axis] = []
+    for number, (size, placement) in enumerate(zip(ranks.shape, tensor.placements, strict=True)):
+        if placement.is_replicate() or size == 1:
+            continue
+        row = ranks[tuple(slice(None) if one == number else 0 for one in range(ranks.ndim))]
+        axis = Axis(int(getattr(placement, "dim", -1)), int(size), int(row[1] - row[0]))
+        if isinstance(placement, Shard):
+            first.append(axis)
+        else:
+            last.insert(0, axis)
+    return (*first, *last)
+
+
+def _same(one: Box, other: Box) -> bool:
+    """Whether two boxes are equal, or both empty: where nothing is has no meaning."""
+    return one == other or (not math.prod(one.sizes) and not math.prod(other.sizes))
+
+
+def make_plan(
+    shards: Mapping[str, LocalShard], own: Mapping[str, torch.Tensor], tree: RankTree
+) -> Plan:
+    """Agree on the layout of `shards`, which all ranks hold; `own` are tensors of this rank alone.
+
+    Raises UnequalStateError on all ranks if they hold different tensors.
+    """
+    tensors = [shard.tensor for shard in shards.values()]
+    irregular = [name for name, shard in shards.items() if shard.axes is None]
+    digests = [_digest(tensors), _digest([shard.axes for shard in shards.values()])]
+    # All are equal if the largest is the smallest.
+    values = torch.tensor([*digests, *(-one for one in digests), len(irregular)])
+    tree.all_reduce(values, dist.ReduceOp.MAX)
+    largest, smallest, irregular_count = values[:2], -values[2:4], int(values[4])
+    if largest[0] != smallest[0]:
+        raise UnequalStateError("ranks hold different tensors; give all ranks the same model")
+    listed: list[Listed] = []
+    if irregular_count or largest[1] != smallest[1]:
+        irregular = _irregular_anywhere(shards, tree)
+        listed = _listed([shards[name] for name in irregular], tree)
+    unlisted = shards.keys() - set(irregular)
+    ruled = [
+        (s.tensor, s.axes) for name, s in shards.items() if name in unlisted and s.axes is not None
+    ]
+    layout = Layout(assign(ruled, tree.size), listed)
+    return _plan(layout, shards, own, tree.rank)
+
+
+def _plan(
+    layout: Layout,
+    shards: Mapping[str, LocalShard],
+    own: Mapping[str, torch.Tensor],
+    rank: int,
+) -> Plan:
+    alone = local_shards(own, 0, 1)
+    tensors = [shard.tensor for shard in alone.values()]
+    held = {**shards, **alone}
+    parts = layout.parts_of(rank, tensors)
+    items = [held[part.tensor].item for part in parts]
+    return Plan(layout, tensors, [item for item in items if item is not None])
+
+
+def _digest(values: Sequence[object]) -> int:
+    return crc32(repr(values).encode())
+
+
+def _irregular_anywhere(shards: Mapping[str, LocalShard], tree: RankTree) -> list[str]:
+    """The tensors for which some ranks have no rule, or another one."""
+    digests = [-1 if one.axes is None else _digest(one.axes) for one in shards.values()]
+    values = torch.tensor([digests, [-one for one in digests]])
+    tree.all_reduce(values, dist.ReduceOp.MAX)
+    return [
+        name
+        for name, most, least in zip(shards, values[0].tolist(), (-values[1]).tolist(), strict=True)
+        if most != least or most < 0
+    ]
+
+
+def _listed(shards: Sequence[LocalShard], tree: RankTree) -> list[Listed]:
+    """The pieces of tensors without a rule, of all ranks; of equal ones, that of the first."""
+    widths = [2 * len(shard.tensor.shape) for shard in shards]
+    table = torch.zeros(tree.size, sum(widths), dtype=torch.int64)
+    table[tree.rank] = torch.tensor([n for shard in shards for half in shard.box for n in half])
+    tree.all_reduce(table)
+    found = []
+    for shard, columns in zip(shards, torch.split(table, widths, dim=1), strict=True):
+        first: dict[Box, int] = {}
+        for rank, row in enumerate(columns.tolist()):
+            half = len(row) // 2
+            box = Box(tuple(row[:half]), tuple(row[half:]))
+            if math.prod(box.sizes):
+                first.setdefault(box, rank)
+        pieces = tuple((rank, box) for box, rank in first.items())
+        found.append(Listed(shard.tensor, pieces))
+    return found
+
+
+class ShardPlanner(DefaultSavePlanner):
+    """Gives torch the plan of this rank; there is no other."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._items = plan.items
+
+    def create_local_plan(self) -> SavePlan:
+        self.plan = SavePlan(self._items)
+        return self.plan
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        return all_plans, Metadata({})

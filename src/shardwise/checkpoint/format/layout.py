@@ -1,0 +1,192 @@
+"""The layout of a checkpoint, `layout.json`: its tensors and by which rule ranks divide them.
+
+It grows with the number of tensors, not with the number of ranks. A tensor that no rule describes
+lists its pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from shardwise.checkpoint.format.checksum import BLOCK
+from shardwise.checkpoint.format.paths import UntrustedError
+from shardwise.checkpoint.format.pieces import DTYPES, Part, Tensor
+from shardwise.checkpoint.format.sharding import (
+    Axes,
+    Axis,
+    Box,
+    problem_of,
+    ranks_over,
+    replica_of,
+    replicas,
+    shard_of,
+    whole,
+)
+
+NAME = "layout.json"
+# Bytes that a replica writes at least, so that readers do not open a file for a few numbers.
+_LEAST_SHARE = 2**20
+
+_Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Wholes = tuple[_Whole, ...]
+# name, dtype, shape, number of its axes, replica that writes it
+_Ruled = tuple[str, str, _Wholes, _Whole, _Whole]
+# name, dtype, shape, pieces: rank, offsets, sizes
+_Listed = tuple[str, str, _Wholes, list[tuple[_Whole, _Wholes, _Wholes]]]
+
+
+class _Layout(msgspec.Struct, forbid_unknown_fields=True):
+    block: _Whole
+    # Dimension, size, stride.
+    axes: list[tuple[tuple[_Whole, _Whole, _Whole], ...]]
+    tensors: list[_Ruled]
+    listed: list[_Listed]
+
+
+class Ruled(NamedTuple):
+    """A tensor that ranks divide by a rule; all ranks of one replica write their shards."""
+
+    tensor: Tensor
+    axes: Axes
+    replica: int
+
+
+class Listed(NamedTuple):
+    """A tensor that no rule describes: which rank writes which part."""
+
+    tensor: Tensor
+    pieces: tuple[tuple[int, Box], ...]
+
+
+class Layout:
+    """All tensors of a checkpoint but those of single ranks."""
+
+    def __init__(self, ruled: Iterable[Ruled], listed: Iterable[Listed] = ()) -> None:
+        self.ruled = {one.tensor.name: one for one in ruled}
+        self.listed = {one.tensor.name: one for one in listed}
+        self.tensors = {one.tensor.name: one.tensor for one in self.ruled.values()}
+        self.tensors |= {one.tensor.name: one.tensor for one in self.listed.values()}
+        # What each replica writes, with its place in the order of all.
+        self._written: dict[Axes, dict[int, list[tuple[int, Tensor]]]] = {}
+        for number, (tensor, axes, replica) in enumerate(self.ruled.values()):
+            self._written.setdefault(axes, {}).setdefault(replica, []).append((number, tensor))
+
+    def ranks_over(self, name: str, box: Box) -> list[int]:
+        """The ranks that wrote a piece which overlaps a box of a tensor."""
+        if name in self.ruled:
+            tensor, axes, replica = self.ruled[name]
+            return list(ranks_over(axes, tensor.shape, box, replica))
+        return [rank for rank, piece in self.listed[name].pieces if piece.overlaps(box)]
+
+    def parts_of(self, rank: int, own: Sequence[Tensor] = ()) -> list[Part]:
+        """What a rank writes, in the order of its file; `own` are tensors of this rank alone."""
+        parts = [*self._shards(rank), *(_part(one, whole(one.shape)) for one in own)]
+        # Widest dtype first, so that every tensor is aligned to its element size.
+        return sorted((part for part in parts if part.length), key=lambda one: -DTYPES[one.dtype])
+
+    def _shards(self, rank: int) -> Iterator[Part]:
+        found: list[tuple[int, Tensor, Box]] = []
+        for axes, by_replica in self._written.items():
+            known: dict[tuple[int, ...], Box] = {}
+            for number, tensor in by_replica.get(replica_of(axes, rank), ()):
+                # Models have few shapes.
+                box = known.get(tensor.shape)
+                if box is None:
+                    box = known[tensor.shape] = shard_of(axes, tensor.shape, rank)
+                found.append((number, tensor, box))
+        yield from (_part(tensor, box) for _, tensor, box in sorted(found))
+        for one in self.listed.values():
+            yield from (_part(one.tensor, box) for writer, box in one.pieces if writer == rank)
+
+
+def _part(tensor: Tensor, box: Box) -> Part:
+    return Part(tensor.name, tensor.dtype, *box)
+
+
+def assign(sharded: Iterable[tuple[Tensor, Axes]], world: int) -> Iterator[Ruled]:
+    """Choose the replica that writes each tensor, so that all write about as many bytes.
+
+    A replica writes tensors that follow each other: who reads them opens few files.
+    """
+    sharded = list(sharded)
+    total: dict[Axes, int] = {}
+    for tensor, axes in sharded:
+        total[axes] = total.get(axes, 0) + _largest(tensor, axes)
+    before = dict.fromkeys(total, 0)
+    for tensor, axes in sharded:
+        share = max(_LEAST_SHARE, -(-total[axes] // replicas(axes, world)))
+        yield Ruled(tensor, axes, before[axes] // share)
+        before[axes] += _largest(tensor, axes)
+
+
+def _largest(tensor: Tensor, axes: Axes) -> int:
+    """Bytes of the largest shard, which is the first."""
+    # An empty tensor after all others must not begin a share of its own.
+    return max(1, math.prod(shard_of(axes, tensor.shape, 0).sizes) * DTYPES[tensor.dtype])
+
+
+def write_layout(layout: Layout) -> bytes:
+    axes = {
+        one: number
+        for number, one in enumerate(dict.fromkeys(r.axes for r in layout.ruled.values()))
+    }
+    return msgspec.json.encode(
+        _Layout(
+            block=BLOCK,
+            axes=list(axes),
+            tensors=[
+                (*tensor, axes[rule], replica) for tensor, rule, replica in layout.ruled.values()
+            ],
+            listed=[
+                (*tensor, [(rank, *box) for rank, box in pieces])
+                for tensor, pieces in layout.listed.values()
+            ],
+        )
+    )
+
+
+def read_layout(data: bytes, world: int) -> Layout:
+    """Parse the layout of a checkpoint of `world` ranks; raise UntrustedError if it is invalid."""
+    try:
+        found = msgspec.json.decode(data, type=_Layout)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise UntrustedError(f"is not a valid layout: {error}"[:200]) from None
+    if found.block != BLOCK:
+        raise UntrustedError(f"has blocks of {found.block:,} bytes, expected {BLOCK:,}")
+    rules = [tuple(Axis(*axis) for axis in axes) for axes in found.axes]
+    ruled = [_ruled(one, rules, world) for one in found.tensors]
+    listed = [
+        Listed(Tensor(name, dtype, shape), tuple((rank, Box(*box)) for rank, *box in pieces))
+        for name, dtype, shape, pieces in found.listed
+    ]
+    layout = Layout(ruled, listed)
+    check_tensors([*(one.tensor for one in ruled), *(one.tensor for one in listed)])
+    for one in listed:
+        if any(rank >= world for rank, _ in one.pieces):
+            raise UntrustedError(f"has a piece of {one.tensor.name[:100]!r} of an unknown rank")
+    return layout
+
+
+def _ruled(entry: _Ruled, rules: Sequence[Axes], world: int) -> Ruled:
+    name, dtype, shape, number, replica = entry
+    if number >= len(rules):
+        raise UntrustedError(f"divides {name[:100]!r} by an unknown rule")
+    axes = rules[number]
+    if why := problem_of(axes, len(shape), world):
+        raise UntrustedError(f"{why}, for {name[:100]!r}")
+    if replica >= replicas(axes, world):
+        raise UntrustedError(f"has {name[:100]!r} of an unknown replica")
+    return Ruled(Tensor(name, dtype, shape), axes, replica)
+
+
+def check_tensors(tensors: Sequence[Tensor]) -> None:
+    """Raise UntrustedError for an unknown dtype or a name that is there twice."""
+    names = set()
+    for tensor in tensors:
+        if tensor.dtype not in DTYPES or tensor.name in names:
+            raise UntrustedError(f"lists {tensor.name[:100]!r} twice or with an unknown dtype")
+        names.add(tensor.name)
