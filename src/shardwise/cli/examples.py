@@ -27,7 +27,9 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "train": {
         "On this machine": "shardwise train run.toml --nproc 2",
         "Resume": "shardwise train run.toml --name it --resume",
+        "One to four hosts": "shardwise train run.toml --nnodes 1:4 --name it --resume",
     },
+    "rendezvous": {"On a host that does not train": "shardwise rendezvous 10.0.0.9:29400"},
     "profile": {"Time and memory": "shardwise profile run.toml --memory"},
     "doctor": {"Before a large run": "shardwise doctor run.toml"},
     "compare": {

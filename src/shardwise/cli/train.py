@@ -33,6 +33,15 @@ def train(
     run: RunFile,
     nproc: ProcessesOption = None,
     name: NameOption = None,
+    nnodes: Annotated[
+        str | None,
+        typer.Option(
+            "--nnodes",
+            help="Hosts that train together: 4, or 1:4 for any number between; default: "
+            "PET_NNODES, or 1.",
+            show_default=False,
+        ),
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps to train; overrides train.steps.")
     ] = None,
@@ -55,7 +64,10 @@ def train(
     """
     from shardwise.spec.record import SpecError
     from shardwise.spec.run import read_run
+    from shardwise.train.launch import HOSTS
 
+    if nnodes is not None:
+        os.environ[HOSTS] = nnodes
     described = read_run(run)
     if resume and name is None:
         raise SpecError("--resume: needs the name of the run; add --name")
@@ -115,17 +127,20 @@ def launch_or_join(
     per_node = nproc or (cluster.devices_per_node if cluster.device.is_cpu else None)
     if not joined and per_node:
         # Before torch is imported, which takes seconds.
-        admit(described, per_node * launch.node_count(), per_node)
+        hosts = launch.host_range()
+        if not hosts.is_elastic:
+            admit(described, per_node * hosts.most, per_node)
     needs_torch()
     long_command()
     processes = 1 if joined else processes_for(described, nproc)
-    if not joined and (processes > 1 or launch.node_count() > 1):
+    if not joined and (processes > 1 or launch.host_range().most > 1):
         folder = _folder(described, file, name, resume)
         os.environ[launch.FOLDER] = str(folder)
         os.environ[launch.RESUME_COMMAND] = _resume_command(arguments, nproc, folder)
         arguments = [*arguments, *(["--json"] if as_json else [])]
         settings = (described.train or TrainSettings()).restart
-        raise typer.Exit(launch.launch(arguments, processes, folder, settings))
+        sizes = _sizes(described, processes)
+        raise typer.Exit(launch.launch(arguments, processes, folder, settings, sizes))
     leads = os.environ.get("RANK", "0") == "0"
     launched = joined and launch.FOLDER in os.environ
     folder = Path(os.environ.get(launch.FOLDER, "."))
@@ -133,6 +148,20 @@ def launch_or_join(
         folder = _folder(described, file, name, resume)
         os.environ[launch.RESUME_COMMAND] = _resume_command(arguments, nproc, folder)
     return _work(described, folder, as_json, launched)
+
+
+def _sizes(described: RunSpec, per_host: int) -> tuple[int, ...]:
+    """The numbers of hosts that the run can use; printed with their costs if there are several."""
+    from shardwise.train.launch import host_range
+    from shardwise.train.sizes import sizes_of
+
+    hosts = host_range()
+    if not hosts.is_elastic:
+        return (hosts.most,)
+    sizes = sizes_of(described, per_host, hosts)
+    for size in sizes:
+        typer.echo(f"shardwise: {size}", err=True)
+    return tuple(size.hosts for size in sizes if not size.problem)
 
 
 def _resume_command(arguments: list[str], nproc: int | None, folder: Path) -> str:
@@ -148,6 +177,7 @@ def _work(described: RunSpec, folder: Path, as_json: bool, launched: bool) -> Re
     from shardwise.report.train import TrainScreen
     from shardwise.train import launch
     from shardwise.train.run import run_training
+    from shardwise.train.supervisor import RESIZED
 
     leads = os.environ.get("RANK", "0") == "0"
     if launched:
@@ -155,6 +185,8 @@ def _work(described: RunSpec, folder: Path, as_json: bool, launched: bool) -> Re
     screen = TrainScreen(os.environ.get(launch.RESUME_COMMAND, ""))
     with speak_for_all(on_error=screen.close, launched=launched):
         result = run_training(described, folder, None if as_json else screen)
+    if result.reason == "resizing":
+        raise typer.Exit(RESIZED)
     if result.stopped_by is not None and not launched:
         if as_json and leads:
             print_json(result_json(result))
@@ -186,7 +218,7 @@ def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = Fal
     from shardwise.train.folder import default_name, make_folder
 
     parent = Path((described.train or TrainSettings()).folder)
-    if launch.node_count() > 1:
+    if launch.host_range().most > 1:
         # The same folder on every machine and in every attempt.
         folder = parent / (name or f"{file.stem}-{os.environ.get('PET_RDZV_ID', 'run')}")
         folder.mkdir(parents=True, exist_ok=True)

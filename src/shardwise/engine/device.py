@@ -22,7 +22,16 @@ _BACKENDS = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}
 _HOST_BACKEND = "gloo"
 _PROFILED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 # How a collective fails when its peer died: Gloo and stores by socket, NCCL by its own error.
-_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError")
+# A connection that was silent for too long, and one without a route, are lost as well.
+_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection timed out",
+    "No route to host",
+    "Network is unreachable",
+    "Broken pipe",
+    "ncclRemoteError",
+)
 # Environment variables that change how devices and backends work, and all with these prefixes.
 _SETTINGS = ("CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_")
@@ -230,6 +239,15 @@ def device_settings() -> dict[str, str]:
 def connect_on_loopback() -> None:
     """Let the processes of one machine connect on the loopback interface, unless it is set."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def connect_from(address: str) -> None:
+    """Let processes connect over the interface that has this address, unless it is set."""
+    import psutil
+
+    for interface, found in psutil.net_if_addrs().items():
+        if any(one.address == address for one in found):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def hide_accelerators() -> None:

@@ -234,4 +234,7 @@ def elastic_agent(spec: WorkerSpec, logs: LogsSpecs, hooks: AgentHooks) -> Simpl
             # A rank that waits for a lost peer, or is stopped, responds to no other signal.
             self._shutdown(signal.SIGKILL)
 
+        def _exit_barrier(self) -> None:
+            """Nothing: hosts wait for each other when they leave the rendezvous."""
+
     return Agent(spec=spec, logs_specs=logs, exit_barrier_timeout=60)

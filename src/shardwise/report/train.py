@@ -104,6 +104,8 @@ class TrainScreen:
     def ended(self, result: Result) -> None:
         self.close()
         out = self._out
+        if result.reason == "resizing":
+            return  # the launcher says so, for all hosts
         if result.reason == "stopped":
             out.print(_stopped(result, self._resume_command), soft_wrap=True)
         else:

@@ -78,7 +78,8 @@ class RestartSettings(Record):
     """The `[train.restart]` section: restarts after failures, and time limits that detect hangs.
 
     A rank that stays in one section of a step for `named_after_s` is reported with its stack; after
-    `killed_after_s` it is killed. Both limits grow with the longest duration of that section.
+    `killed_after_s` it is killed. Both limits grow with the longest duration of that section. The
+    last three settings are for several hosts.
     """
 
     # Restarts in a row without a new checkpoint; 0 never restarts.
@@ -87,6 +88,12 @@ class RestartSettings(Record):
     killed_after_s: Annotated[float, Field(gt=0)] = 30.0
     # The limit of slow sections: start, first steps, loading, saving.
     slow_after_s: Annotated[float, Field(gt=0)] = 1800.0
+    # A host or connection that is silent for so long is lost.
+    lost_after_s: Annotated[float, Field(ge=1)] = 10.0
+    # Longest wait for the rendezvous server and for enough hosts.
+    join_s: Annotated[float, Field(gt=0)] = 600.0
+    # Wait for more hosts after the last one that joined, if the number may vary.
+    last_call_s: Annotated[float, Field(ge=0)] = 10.0
 
 
 class TrainSettings(Record):

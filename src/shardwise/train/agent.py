@@ -60,15 +60,18 @@ class Agent:
         except _NotStarted:
             return False
         except (RendezvousError, DistError, ConnectionError) as error:
-            self._supervisor.log(f"cannot reach the other machines: {error}")
+            self._supervisor.log(f"cannot train with the other hosts: {error}")
             return False
-        return result is not None and not result.is_failed()
+        # Without a result the run has ended on the other hosts, which did not need this one.
+        return result is None or not result.is_failed()
 
     def _forward_signal(self, number: int, _: Any) -> None:
         repeated = self._supervisor.stopped_by is not None
         self._supervisor.stopped_by = number
         if repeated and number == signal.SIGINT:
             self._send(signal.SIGKILL)  # a second Ctrl-C stops without saving
+        elif number != signal.SIGINT and self._supervisor.leave_others():
+            pass  # a scheduler takes this host only; Ctrl-C stops the run
         elif number != signal.SIGHUP and self._supervisor.is_training():
             self._send(number)  # so that rank 0 can say which signal it was
         else:

@@ -12,6 +12,8 @@ from shardwise.train.batches import MicroBatch
 
 # Five 64-bit integers.
 AGREEMENT_BYTES = 40
+# More than any number of ranks.
+_RESIZE = 2**32
 
 
 class UnequalDataError(RuntimeError):
@@ -25,6 +27,16 @@ class Agreed(NamedTuple):
     micro_batches: int
     stop: bool
     save: bool
+    resize: bool
+
+    @property
+    def end(self) -> str:
+        """Why training ends before this step; empty if it goes on."""
+        if self.stop:
+            return "stopped"
+        if self.resize:
+            return "resizing"
+        return "data ended" if self.micro_batches < 1 else ""
 
 
 class Agreement:
@@ -41,12 +53,14 @@ class Agreement:
         stop: bool,
         save: bool = False,
         copies: int = 1,
+        resize: bool = False,
     ) -> None:
         self.step, self.count, self._copies = step, len(batches), copies
         tokens = sum(batch.tokens for batch in batches)
         # Counts are equal if and only if the mean of their squares is the square of their mean,
-        # so that sums are enough.
-        values = [tokens, int(stop), int(save), self.count, self.count**2]
+        # so that sums are enough. One integer counts both kinds of requests to end.
+        ends = int(stop) + _RESIZE * int(resize)
+        values = [tokens, ends, int(save), self.count, self.count**2]
         self._values = torch.tensor(values, dtype=torch.int64)
         self._tree = shared_tree()
         self._wait = self._tree.start_all_reduce(self._values)
@@ -54,10 +68,11 @@ class Agreement:
     def result(self) -> Agreed:
         self._wait()
         size = self._tree.size
-        tokens, stops, saves, counts, squares = self._values.tolist()
+        tokens, ends, saves, counts, squares = self._values.tolist()
+        resizes, stops = divmod(ends, _RESIZE)
         if size * squares != counts**2:
             raise UnequalDataError(self._describe_counts())
-        return Agreed(tokens // self._copies, counts // size, stops > 0, saves > 0)
+        return Agreed(tokens // self._copies, counts // size, stops > 0, saves > 0, resizes > 0)
 
     def _describe_counts(self) -> str:
         """The error message; every rank takes part, so that each learns all counts."""

@@ -19,6 +19,8 @@ from shardwise.train.heartbeat import DUMP_STACKS, Heartbeat, read_heartbeats, r
 _STOPPED_S = 3.0
 # A longer gap between polls means that this process was suspended while the clock went on.
 _SUSPENDED_S = 2.0
+# Stacks that are older are read again before ranks are spared or killed for what they show.
+_STACKS_S = 5.0
 # Stack frames of a rank that waits in a collective.
 _COLLECTIVE = re.compile(r"torch/distributed/")
 # Sections in the order of a step: the rank in the earliest one is the one that hangs.
@@ -44,6 +46,8 @@ class HangDetector:
         # When each suspension of this process ended, and how long it lasted.
         self._suspensions: list[tuple[float, float]] = []
         self._stopped_since: dict[int, float] = {}
+        # When stacks were last read, and whether they show that the ranks wait.
+        self._described_at, self._waits = 0.0, False
         self.is_hanging = False
 
     def reset(self) -> None:
@@ -77,6 +81,14 @@ class HangDetector:
         self.is_hanging = late or bool(stopped)
         return hang, [one.pid for one in heartbeats] if overdue or stopped else []
 
+    def waits(self) -> bool:
+        """Whether the ranks that make no progress all wait in a collective."""
+        if not self.is_hanging:
+            return False
+        if time.monotonic() - self._described_at > _STACKS_S:
+            self._describe(self.heartbeats(), [], time.monotonic())
+        return self._waits
+
     def _suspended_for(self, heartbeat: Heartbeat) -> float:
         """Seconds of suspension since the heartbeat's section began."""
         return sum(length for end, length in self._suspensions if heartbeat.since < end)
@@ -94,7 +106,7 @@ class HangDetector:
     def _describe(
         self, heartbeats: Sequence[Heartbeat], stopped: Sequence[Heartbeat], now: float
     ) -> Hang:
-        stacks = self._dump_stacks(heartbeats)
+        self._described_at, stacks = now, self._dump_stacks(heartbeats)
         hanging = list(stopped) or _not_waiting(_furthest_behind(heartbeats), stacks)
         message = "; ".join(
             f"rank {one.rank} "
@@ -103,6 +115,7 @@ class HangDetector:
             + f"(step {one.step}, section {one.section}, pid {one.pid})"
             for one in hanging[:4]
         )
+        self._waits = not stopped and all(_is_waiting(stacks.get(one.rank, "")) for one in hanging)
         waiting = [one.rank for one in heartbeats if one not in hanging]
         if waiting:
             message += f"; waiting for it: {_list_ranks(waiting)}"

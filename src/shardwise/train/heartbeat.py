@@ -24,6 +24,8 @@ FOLDER = "SHARDWISE_HEARTBEATS"
 DUMP_STACKS = signal.SIGUSR2
 # A section is reported, or killed, after this many times its longest known duration.
 _WARN_FACTOR, _KILL_FACTOR = 5, 10
+# The file by which the launcher asks for a resize.
+_RESIZE = "resize"
 _LAYOUT = struct.Struct("<qqqqqqdddd32s")
 
 
@@ -66,7 +68,7 @@ class _Writer:
         path.write_bytes(bytes(_LAYOUT.size))
         with path.open("r+b") as file:
             self._shared = mmap.mmap(file.fileno(), _LAYOUT.size)
-        self._settings = settings
+        self._settings, self._resize = settings, folder / _RESIZE
         self._learned_s: dict[str, float] = {}
         self._frames = [_Frame("start", slow=True)]
         self.current = Heartbeat(rank, os.getpid(), 0, -1, -1, 0, 0.0, 0.0, 0.0, 0.0, "start")
@@ -111,6 +113,9 @@ class _Writer:
         )
         self.write()
 
+    def resize_requested(self) -> bool:
+        return self._resize.exists()
+
     def write(self) -> None:
         *numbers, section = self.current
         self._shared[:] = _LAYOUT.pack(*numbers, section.encode()[:32])
@@ -147,6 +152,16 @@ def report(**fields: int) -> None:
             _writer.current = _writer.current._replace(ready_at=time.monotonic())
         _writer.current = Heartbeat(**{**_writer.current._asdict(), **fields})
         _writer.write()
+
+
+def request_resize(folder: Path) -> None:
+    """Ask the ranks to save and end after the same step, so that other hosts can join."""
+    (folder / _RESIZE).touch()
+
+
+def resize_requested() -> bool:
+    """Whether the launcher of this rank wants to resize the run."""
+    return _writer is not None and _writer.resize_requested()
 
 
 def read_heartbeats(folder: Path) -> list[Heartbeat]:

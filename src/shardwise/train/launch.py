@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import tempfile
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
+from shardwise.spec.record import SpecError
 from shardwise.spec.train import RestartSettings
 from shardwise.train.heartbeat import FOLDER as HEARTBEATS
+
+if TYPE_CHECKING:
+    from shardwise.train.host_rendezvous import HostRendezvous
+    from shardwise.train.supervisor import Supervisor
 
 FOLDER, PARENT = "SHARDWISE_RUN_FOLDER", "SHARDWISE_PARENT"
 # Tells workers the `shardwise train` command that resumes the run.
 RESUME_COMMAND = "SHARDWISE_RESUME_COMMAND"
+HOSTS = "PET_NNODES"
 NO_RESTARTS = RestartSettings(attempts=0)
 
 
@@ -28,9 +37,25 @@ def is_worker(environment: Mapping[str, str]) -> bool:
     return "RANK" in environment and "WORLD_SIZE" in environment
 
 
-def node_count() -> int:
-    """The number of machines that join the run, from the variable that torchrun reads."""
-    return int(os.environ.get("PET_NNODES", "1"))
+class HostRange(NamedTuple):
+    """The least and the most hosts that train together."""
+
+    least: int
+    most: int
+
+    @property
+    def is_elastic(self) -> bool:
+        return self.least < self.most
+
+
+def host_range() -> HostRange:
+    """The number of hosts of the run, from the variable that torchrun reads: `4` or `1:4`."""
+    text = os.environ.get(HOSTS, "1")
+    found = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", text)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 0 < least <= most:
+        raise SpecError(f"{HOSTS}: {text!r} is neither a number of hosts nor a range such as 1:4")
+    return HostRange(least, most)
 
 
 def end_with_launcher() -> None:
@@ -61,29 +86,33 @@ def kill_tree(pid: int) -> None:
 
 
 def launch(
-    arguments: list[str], processes: int, folder: Path, settings: RestartSettings = NO_RESTARTS
+    arguments: list[str],
+    processes: int,
+    folder: Path,
+    settings: RestartSettings = NO_RESTARTS,
+    sizes: tuple[int, ...] = (1,),
 ) -> int:
     """Run `shardwise` with `arguments` as `processes` workers; return the exit code.
 
     The output of rank 0 is shown. The output of other ranks goes to logs in `folder`, and is shown
-    if they fail. Several machines join through the variables that torchrun reads (PET_NNODES,
-    PET_RDZV_ENDPOINT, PET_RDZV_ID), which Kubernetes operators set.
+    if they fail. Several hosts join through the variables that torchrun reads (PET_NNODES,
+    PET_RDZV_ENDPOINT, PET_RDZV_ID), which Kubernetes operators set. `sizes` are the numbers of
+    hosts on which the run can train.
     """
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
-    from shardwise.engine.device import connect_on_loopback
     from shardwise.train.agent import Agent
-    from shardwise.train.rendezvous import find_rendezvous
-    from shardwise.train.supervisor import PEER_LOST, Supervisor
+    from shardwise.train.membership import DONE, FAILED, LEFT
+    from shardwise.train.rendezvous import LoopbackRendezvous
+    from shardwise.train.supervisor import Supervisor
 
     logs = folder / "logs"
-    nodes = node_count()
     redirected: dict[int, Std] = dict.fromkeys(range(1, processes), Std.ALL)
     # Workers of one machine share its cores; train.threads overrides this.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    if nodes == 1:
-        connect_on_loopback()
+    run_id = os.environ.get("PET_RDZV_ID", uuid.uuid4().hex)
+    hosts = _join_hosts(run_id, processes, sizes, settings)
     with tempfile.TemporaryDirectory(prefix="shardwise-") as heartbeats:
         os.environ[HEARTBEATS], os.environ[PARENT] = heartbeats, str(os.getpid())
         spec = WorkerSpec(
@@ -91,20 +120,47 @@ def launch(
             local_world_size=processes,
             entrypoint=sys.executable,
             args=("-m", "shardwise", *arguments),
-            rdzv_handler=find_rendezvous(nodes),
+            rdzv_handler=hosts or LoopbackRendezvous(run_id),
             # The supervisor decides whether to restart.
             max_restarts=sys.maxsize if settings.attempts else 0,
             monitor_interval=0.1,
-            local_addr=None if nodes > 1 else "127.0.0.1",
+            local_addr=None if hosts is not None else "127.0.0.1",
         )
-        supervisor = Supervisor(Path(heartbeats), folder, processes, settings)
+        supervisor = Supervisor(Path(heartbeats), folder, processes, settings, hosts)
         logs_specs = DefaultLogsSpecs(log_dir=str(logs), redirects=redirected)
         with Agent(spec, logs_specs, supervisor) as agent:
             succeeded = agent.run_to_completion()
+            if hosts is not None:
+                failed = FAILED if supervisor.gave_up else LEFT
+                hosts.leave(DONE if succeeded else failed, supervisor.gave_up)
         supervisor.finish()
+    return _exit_code(succeeded, supervisor, logs)
+
+
+def _join_hosts(
+    run_id: str, processes: int, sizes: tuple[int, ...], settings: RestartSettings
+) -> HostRendezvous | None:
+    """The rendezvous with other hosts; None for a run of one host."""
+    from shardwise.engine.device import connect_from, connect_on_loopback
+    from shardwise.train.host_rendezvous import HostRendezvous
+
+    if max(sizes) == 1:
+        connect_on_loopback()
+        return None
+    hosts = HostRendezvous(run_id, processes, sizes, settings)
+    connect_from(hosts.address)
+    # Ranks follow from the place of the host, without asking the others.
+    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
+    return hosts
+
+
+def _exit_code(succeeded: bool, supervisor: Supervisor, logs: Path) -> int:
+    """The exit code of the launcher; shows the log of the rank that failed first."""
+    from shardwise.train.supervisor import PEER_LOST, RESIZED
+
     failure = None if succeeded else supervisor.first_failure()
     stopped_by = supervisor.stopped_by
-    if stopped_by is not None and (failure is None or failure[1] < 0):
+    if stopped_by is not None and (failure is None or failure[1] < 0 or failure[1] == RESIZED):
         return 128 + stopped_by
     if succeeded:
         return 0
@@ -112,7 +168,7 @@ def launch(
         return 1
     rank, code = failure
     _show_failure(rank, code, logs)
-    return code if 0 < code != PEER_LOST else 1
+    return code if code > 0 and code not in (PEER_LOST, RESIZED) else 1
 
 
 def _show_failure(rank: int, code: int, logs: Path) -> None:

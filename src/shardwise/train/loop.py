@@ -30,7 +30,7 @@ from shardwise.train.agree import Agreement
 from shardwise.train.batches import Batches, MicroBatch
 from shardwise.train.clip import clip_gradients
 from shardwise.train.clock import StepClock
-from shardwise.train.heartbeat import report, section
+from shardwise.train.heartbeat import report, resize_requested, section
 from shardwise.train.optimizer import clear_gradients, set_learning_rate
 
 # The first steps compile and initialise; later ones only repeat.
@@ -106,7 +106,10 @@ def train(
     checkpoints: Checkpoints | None = None,
     until: int | None = None,
 ) -> str:
-    """Train up to step `until`; return why it ended: "done", "stopped" or "data ended"."""
+    """Train up to step `until`; return why it ended.
+
+    That is "done", "data ended", "stopped" by a signal, or "resizing": other hosts join.
+    """
     t, settings = training, training.settings
     mesh = strategy_of(t.model).mesh
     first, last = t.step, settings.steps if until is None else until
@@ -122,7 +125,9 @@ def train(
                 batches = t.batches.at(completed)
             saves = completed > first and saver.is_due(completed)
             stops = received_signal() is not None
-            return batches, Agreement(completed + 1, batches, stops, saves, mesh.inner)
+            return batches, Agreement(
+                completed + 1, batches, stops, saves, mesh.inner, resize_requested()
+            )
 
         reason = "done"
         if first < last:
@@ -133,8 +138,8 @@ def train(
             report(step=number)
             with section("agree", slow):
                 agreed = agreement.result()
-            if agreed.stop or agreed.micro_batches < 1:
-                reason = "stopped" if agreed.stop else "data ended"
+            if agreed.end:
+                reason = agreed.end
                 t.stopped_by = received_signal() or (signal.SIGTERM if agreed.stop else None)
                 report(stopped_by=t.stopped_by or 0)
                 break

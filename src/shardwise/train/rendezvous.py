@@ -6,36 +6,29 @@ of the next attempt would wait for them.
 
 from __future__ import annotations
 
-import os
 import socket
-import uuid
 from datetime import timedelta
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
 )
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 
-def find_rendezvous(nodes: int) -> RendezvousHandler:
-    """The rendezvous of one machine, or of the machines that torchrun's variables name."""
-    run_id = os.environ.get("PET_RDZV_ID", uuid.uuid4().hex)
-    if nodes == 1:
-        return LoopbackRendezvous(run_id)
-    # With this setting torch creates a new store in every round instead of sharing one.
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    return get_rendezvous_handler(
-        RendezvousParameters(
-            backend=os.environ.get("PET_RDZV_BACKEND", "c10d"),
-            endpoint=os.environ.get("PET_RDZV_ENDPOINT", "127.0.0.1:29400"),
-            run_id=run_id,
-            min_nodes=nodes,
-            max_nodes=nodes,
-        )
+def new_store(listen_on: str) -> TCPStore:
+    """A store in this process that listens on one address, at a port that is free."""
+    listener = socket.socket(socket.AF_INET6 if ":" in listen_on else socket.AF_INET)
+    listener.bind((listen_on, 0))
+    listener.listen(1024)
+    return TCPStore(
+        listen_on or "127.0.0.1",
+        listener.getsockname()[1],
+        is_master=True,
+        timeout=timedelta(minutes=30),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
     )
 
 
@@ -54,19 +47,9 @@ class LoopbackRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(1024)
-        port = listener.getsockname()[1]
-        self._store = TCPStore(
-            "127.0.0.1",
-            port,
-            is_master=True,
-            timeout=timedelta(minutes=30),
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-        return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo("127.0.0.1", port))
+        self._store = new_store("127.0.0.1")
+        at = RendezvousStoreInfo("127.0.0.1", self._store.port)
+        return RendezvousInfo(self._store, 0, 1, at)
 
     def is_closed(self) -> bool:
         return False

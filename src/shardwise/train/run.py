@@ -29,6 +29,7 @@ from shardwise.train.metrics import Tracker, memory_now, open_trackers
 from shardwise.train.packing import DataStatistics
 from shardwise.train.profile import StepProfiler, windows_of
 from shardwise.train.start import start
+from shardwise.train.traffic import watch_connections
 
 
 class Display(Protocol):
@@ -77,6 +78,7 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
     settings = run.train or TrainSettings()
     windows_of(settings)  # raises SpecError before anything is built
     start_heartbeat(int(os.environ.get("RANK", "0")), settings.restart)
+    watch_connections(int(os.environ.get("RANK", "0")), settings.restart.lost_after_s)
     run, training = start(run)
     rank, _ = world()
     is_main = rank == 0
@@ -97,7 +99,7 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
     recorder = _Recorder(run, training, predicted, folder, shown)
     try:
         reason = train(training, recorder, checkpoints)
-        if reason != "stopped":
+        if reason not in ("stopped", "resizing"):
             recorder.finish()
     finally:
         recorder.close()

@@ -5,30 +5,67 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from shardwise.spec.train import RestartSettings
 from shardwise.train.hang_detector import Hang, HangDetector, kill_processes
-from shardwise.train.heartbeat import Heartbeat
+from shardwise.train.heartbeat import Heartbeat, request_resize
+from shardwise.train.membership import Fault
+from shardwise.train.traffic import TrafficMeter
 
 # Exit codes that a restart would only repeat: invalid input, unequal data or a non-finite gradient.
 PERMANENT_FAILURES = (2, 3)
 # Exit code of a rank that failed because it lost its connection to another.
 PEER_LOST = 4
+# Exit code of a rank that saved and ended so that other hosts can join.
+RESIZED = 5
 RECOVERIES = "recoveries.jsonl"
 # Seconds in which the rank that others lost is expected to fail itself.
 _PEER_LOST_S = 5.0
+
+
+class OtherHosts(Protocol):
+    """What the supervisor tells the other hosts of a run, and knows of them."""
+
+    name: str
+    blamed: Fault | None
+
+    def report_progress(self, step: int, section: str, waits: bool) -> None: ...
+
+    def report_failure(self, cause: str, lost_peer: bool) -> None: ...
+
+    def faults(self) -> Sequence[Fault]: ...
+
+    def can_grow(self) -> bool: ...
+
+    def can_leave(self) -> bool: ...
+
+    def behind(self) -> str | None: ...
 
 
 class Supervisor:
     """Supervises the ranks of this machine over all attempts of a run."""
 
     def __init__(
-        self, heartbeats: Path, folder: Path, processes: int, settings: RestartSettings
+        self,
+        heartbeats: Path,
+        folder: Path,
+        processes: int,
+        settings: RestartSettings,
+        hosts: OtherHosts | None = None,
     ) -> None:
         self._detector, self._folder, self._settings = HangDetector(heartbeats), folder, settings
+        self._heartbeats, self._hosts = heartbeats, hosts
+        self._traffic = TrafficMeter(heartbeats)
+        # A host of this round that no longer trains, and since when.
+        self._fault: Fault | None = None
+        self._fault_at = 0.0
+        # Whether the ranks wait for those of another host.
+        self._waits = False
+        # Why no further attempt is made; empty while attempts are made.
+        self.gave_up = ""
         self._processes = processes
         self._attempt = 0
         # The last saved step, and the attempts since it was saved.
@@ -46,7 +83,9 @@ class Supervisor:
         self._detector.reset()
         self._attempt += 1
         self._hang, self._killed, self._failures = None, False, {}
+        self._fault, self._waits = None, False
         self._alive_at = time.monotonic()
+        self._note_blame()
 
     def all_alive(self) -> None:
         """Note that no rank has failed until now."""
@@ -67,11 +106,73 @@ class Supervisor:
             self._hang = None
         if hang is not None:
             self._hang = hang
-            self.log(f"{hang.message}. Stacks: {self._write_stacks(hang)}")
+            waits = "; it waits for another host" if self._waits_for_hosts() else ""
+            self.log(f"{hang.message}{waits}. Stacks: {self._write_stacks(hang)}")
+        if self._hosts is not None:
+            pids = self._with_hosts(self._hosts, pids)
         kill_processes(pids)
         self._killed = bool(pids)
         if self._recovery is not None:
             self._follow(self._recovery)
+
+    def leave_others(self) -> bool:
+        """Let the ranks of all hosts save, so that the others go on without this host.
+
+        False if they cannot, or there are no others.
+        """
+        if self._hosts is None or not self.is_training() or not self._hosts.can_leave():
+            return False
+        request_resize(self._heartbeats)
+        return True
+
+    def _with_hosts(self, hosts: OtherHosts, pids: list[int]) -> list[int]:
+        """The process ids to kill, given what the other hosts do."""
+        heartbeats = self._detector.heartbeats()
+        if not heartbeats:
+            return pids
+        last, self._waits = min(heartbeats, key=lambda one: one.step), self._waits_for_hosts()
+        hosts.report_progress(last.step, last.section, self._waits)
+        if self._has_lost(hosts, last):
+            return [one.pid for one in heartbeats]
+        self._traffic.sample()
+        if pids and self._waits and (self._traffic.is_flowing() or hosts.behind() != ""):
+            # Ranks that wait for another host are not the ones that hang; a slow link is no hang.
+            return []
+        if self.is_training() and hosts.can_grow():
+            request_resize(self._heartbeats)
+        return pids
+
+    def _waits_for_hosts(self) -> bool:
+        """Whether ranks make no progress because all of them wait in a collective."""
+        return self._hosts is not None and self._detector.waits()
+
+    def _has_lost(self, hosts: OtherHosts, last: Heartbeat) -> bool:
+        """Whether a host of this round is lost, so that the ranks here cannot go on.
+
+        Ranks notice a lost connection themselves. This is for those that have none yet, or wait in
+        a library that does not notice.
+        """
+        faults = sorted(hosts.faults(), key=lambda fault: not fault.sure)
+        if not faults:
+            self._fault = None
+            return False
+        now = time.monotonic()
+        if self._fault is None:
+            self._fault_at = now
+        self._fault = faults[0]
+        if self._fault.sure:
+            return now - self._fault_at > _PEER_LOST_S
+        # Only the connection to the server may be silent: training may go on.
+        starts = last.step == 0 and now - self._fault_at > 2 * self._settings.lost_after_s
+        return starts or self._detector.is_hanging
+
+    def _note_blame(self) -> None:
+        """Record which host ended the last attempt, once all hosts have met again."""
+        blamed = self._hosts.blamed if self._hosts is not None else None
+        if self._recovery is not None and blamed is not None:
+            self._recovery["blamed_host"] = blamed.name
+            self._recovery["blamed_cause"] = blamed.cause
+            self.log(f"Blamed: host {blamed.name}: {blamed.cause}")
 
     def add_failures(self, exit_codes: Mapping[int, int]) -> bool:
         """Note the exit codes of failed ranks; return whether to kill the remaining ones now.
@@ -83,8 +184,16 @@ class Supervisor:
             self._detected_at = time.monotonic()
         elif all(code == PEER_LOST for code in self._failures.values()):
             self._failures |= exit_codes
+        passed = time.monotonic() - self._detected_at
+        if self._is_resizing():
+            # The others are still saving.
+            return passed > self._settings.slow_after_s
         only_lost = all(code == PEER_LOST for code in self._failures.values())
-        return not only_lost or time.monotonic() - self._detected_at > _PEER_LOST_S
+        return not only_lost or passed > _PEER_LOST_S
+
+    def _is_resizing(self) -> bool:
+        codes = self._failures.values()
+        return bool(codes) and all(code == RESIZED for code in codes)
 
     def should_restart(self) -> bool:
         """Whether to start the ranks again after the failures noted so far."""
@@ -92,15 +201,31 @@ class Supervisor:
         self._count_attempt(heartbeats)
         if self.stopped_by is not None:
             return False
-        if any(code in PERMANENT_FAILURES for code in self._failures.values()):
-            return False
         cause = self._cause(heartbeats)
-        if self._attempts_without_save >= self._settings.attempts:
-            count = self._attempts_without_save
-            attempts = f"{count} restart{'s' if count != 1 else ''}"
-            self.log(f"{cause}. Giving up: {attempts} without a new checkpoint")
+        if any(code in PERMANENT_FAILURES for code in self._failures.values()):
+            self.gave_up = cause
             return False
-        self._attempts_without_save += 1
+        if not self._is_resizing():
+            if self._attempts_without_save >= self._settings.attempts:
+                count = self._attempts_without_save
+                attempts = f"{count} restart{'s' if count != 1 else ''}"
+                self.gave_up = f"{cause}. Giving up: {attempts} without a new checkpoint"
+                self.log(self.gave_up)
+                return False
+            self._attempts_without_save += 1
+            if self._hosts is not None:
+                self._hosts.report_failure(cause, self._only_lost_peers())
+        self._begin_recovery(cause, heartbeats)
+        return True
+
+    def _only_lost_peers(self) -> bool:
+        """Whether the ranks of this host failed only because they lost those of another."""
+        if self._fault is not None and self._killed:
+            return True
+        lost = all(code == PEER_LOST for code in self._failures.values())
+        return lost and (self._hang is None or self._waits)
+
+    def _begin_recovery(self, cause: str, heartbeats: list[Heartbeat]) -> None:
         detect_s = self._detection_time(heartbeats)
         # A rank that fails during a recovery must get back to where it was before both failures.
         before = self._recovery["failed_step"] if self._recovery is not None else 0
@@ -109,9 +234,9 @@ class Supervisor:
             "cause": cause,
             "failed_step": max([before, *(one.step for one in heartbeats)]),
             **({} if detect_s is None else {"detect_s": detect_s}),
+            **({} if self._hosts is None else {"host": self._hosts.name}),
         }
         self.log(f"{cause}. Restarting")
-        return True
 
     def _detection_time(self, heartbeats: list[Heartbeat]) -> float | None:
         """Seconds until the failure was detected, measured; None where nothing tells.
@@ -152,12 +277,18 @@ class Supervisor:
         )
 
     def _cause(self, heartbeats: list[Heartbeat]) -> str:
-        if self._hang is not None:
+        if self._fault is not None and self._killed:
+            return f"host {self._fault.name}: {self._fault.cause}"
+        if self._hang is not None and not (self._waits and self._only_lost_peers()):
             return self._hang.message
+        if self._is_resizing():
+            return "Hosts join or leave after a checkpoint"
         failure = self.first_failure()
         if failure is None:
-            return "ranks of another machine failed"
-        rank, code = failure
+            return "ranks of another host failed"
+        return self._failure_text(*failure, heartbeats)
+
+    def _failure_text(self, rank: int, code: int, heartbeats: list[Heartbeat]) -> str:
         heartbeat = {one.rank: one for one in heartbeats}.get(rank)
         where = ""
         if heartbeat is not None and heartbeat.step > 0:

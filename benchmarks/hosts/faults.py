@@ -1,0 +1,104 @@
+"""Faults of hosts: what is done to a run, and what must come of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from benchmarks.hosts.cluster import Cluster, wait_until
+
+
+class Fault(NamedTuple):
+    """A fault of host `victim`, which returns once the fault is over.
+
+    `restarts`: whether ranks must be restarted. `elastic`: whether the run may have one host less.
+    """
+
+    name: str
+    inject: Callable[[Cluster, int], None]
+    restarts: bool = True
+    elastic: bool = False
+    # Whether the fault is one of the host with the rendezvous server.
+    of_server: bool = False
+    spare: bool = False
+    # Whether the same number of hosts trains at all times.
+    same_size: bool = True
+
+
+def _kill_rank(run: Cluster, victim: int) -> None:
+    run.ranks(victim)[-1].kill()
+
+
+def _kill_host(run: Cluster, victim: int) -> None:
+    run.kill(victim)
+    time.sleep(5)
+    run.start(victim)
+
+
+def _power_loss(run: Cluster, victim: int) -> None:
+    run.link(victim, up=False)
+    run.kill(victim)
+    time.sleep(20)
+    run.link(victim, up=True)
+    run.start(victim)
+
+
+def _link_down(seconds: float) -> Callable[[Cluster, int], None]:
+    def inject(run: Cluster, victim: int) -> None:
+        run.link(victim, up=False)
+        time.sleep(seconds)
+        run.link(victim, up=True)
+
+    return inject
+
+
+def _slow_link(run: Cluster, victim: int) -> None:
+    run.slow_link(victim, 1e6)
+    time.sleep(30)
+    run.slow_link(victim, None)
+
+
+def _kill_server(run: Cluster, victim: int) -> None:
+    run.kill_server()
+    time.sleep(10)
+    run.serve()
+
+
+def _never_back(run: Cluster, victim: int) -> None:
+    run.kill(victim)
+
+
+def _cut_for_ever(run: Cluster, victim: int) -> None:
+    run.link(victim, up=False)
+    # A host that nobody reaches is switched off in the end.
+    if wait_until(lambda: "Restarting" in run.said(victim)):
+        run.kill(victim)
+
+
+def _grow(run: Cluster, victim: int) -> None:
+    """The host leaves, the others go on, and it comes back while they train."""
+    before = run.step()
+    run.kill(victim)
+    run.reaches(before + 5)
+    run.start(victim)
+    wait_until(lambda: "Hosts join or leave" in run.said(0 if victim else 1))
+
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault("rank-kill", _kill_rank),
+        Fault("host-back", _kill_host),
+        Fault("power-loss", _power_loss),
+        Fault("link-5s", _link_down(5), restarts=False),
+        Fault("link-60s", _link_down(60)),
+        Fault("slow-link", _slow_link, restarts=False),
+        Fault("server-back", _kill_server, restarts=False, of_server=True),
+        Fault("server-host-back", _kill_host, of_server=True),
+        Fault("spare", _never_back, spare=True),
+        Fault("shrink", _never_back, elastic=True, same_size=False),
+        Fault("link-gone", _cut_for_ever, elastic=True, same_size=False),
+        Fault("grow", _grow, elastic=True, same_size=False),
+    )
+}

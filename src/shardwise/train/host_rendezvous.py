@@ -1,0 +1,235 @@
+"""The rendezvous of several hosts: wait for a round, and see what the other hosts do meanwhile.
+
+Every wait has a deadline from `[train.restart]`, and says what it waits for. Nothing in here waits
+for the network: a thread of the client talks to the server.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+import uuid
+
+from torch.distributed import HashStore, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from shardwise.spec.train import RestartSettings
+from shardwise.train.membership import (
+    DONE,
+    STARTING,
+    TRAINING,
+    WAITING,
+    Fault,
+    Post,
+    View,
+    largest_size,
+)
+from shardwise.train.rendezvous import new_store
+from shardwise.train.rendezvous_address import bind_address, endpoint, own_address
+from shardwise.train.rendezvous_client import Contact, RendezvousClient
+from shardwise.train.rendezvous_server import serve_if_local
+
+# Seconds from one message about waiting to the next.
+_SAY_EVERY_S = 30.0
+# Seconds that hosts whose ranks are done wait for the others.
+_EXIT_S = 60.0
+# Seconds in which waiting hosts learn that the run has ended.
+_LINGER_S = 3.0
+
+
+class HostRendezvous(RendezvousHandler):
+    """One host of several; `sizes` are the numbers of hosts on which the run can train."""
+
+    def __init__(
+        self, run_id: str, processes: int, sizes: tuple[int, ...], settings: RestartSettings
+    ) -> None:
+        self._run_id, self._settings = run_id, settings
+        self._endpoint = endpoint()
+        self._served = serve_if_local(self._endpoint, settings.lost_after_s)
+        self.address = own_address(self._endpoint, settings.join_s)
+        self.name = f"{socket.gethostname()} ({self.address})"
+        post = Post(
+            host=uuid.uuid4().hex[:12],
+            name=self.name,
+            address=self.address,
+            processes=processes,
+            sizes=sizes,
+            last_call_s=settings.last_call_s,
+        )
+        self._client = RendezvousClient(self._endpoint, run_id, post, settings.lost_after_s)
+        # The store of the current round, if this host is its first.
+        self._store: TCPStore | None = None
+        self._server = ""
+        self.blamed: Fault | None = None
+
+    # ---- called by torch's agent ----------------------------------------------------------------
+
+    def get_backend(self) -> str:
+        return "shardwise"
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """Nothing to do: `leave` tells the other hosts."""
+
+    def num_nodes_waiting(self) -> int:
+        """Always 0: the supervisor lets waiting hosts join, at a checkpoint."""
+        return 0
+
+    def shutdown(self) -> bool:
+        self._client.close()
+        if self._served is not None:
+            self._served.close_after_clients(_LINGER_S)
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for a round that this host is part of."""
+        self._store = None
+        self._client.update(state=WAITING, port=0)
+        began, said_at = time.monotonic(), time.monotonic() - _SAY_EVERY_S + 5
+        while True:
+            contact = self._client.contact()
+            view, now = contact.view, time.monotonic()
+            if view is not None:
+                self._check_open(view)
+                if view.round > self._client.post.round and self._client.post.host in view.members:
+                    if (info := self._accept(view)) is not None:
+                        return info
+                    continue
+                if view.ready and view.training:
+                    began = now  # a spare waits as long as the others train
+            if now - began > self._settings.join_s:
+                raise RendezvousTimeoutError(
+                    f"{self._reason(contact)}; gave up after {now - began:.0f} s "
+                    "(train.restart.join_s)"
+                )
+            if now - said_at > _SAY_EVERY_S:
+                said_at = now
+                _say(self._reason(contact))
+            time.sleep(0.05)
+
+    # ---- called by the supervisor ---------------------------------------------------------------
+
+    def report_progress(self, step: int, section: str, waits: bool) -> None:
+        self._client.report_progress(step, section, waits)
+
+    def report_failure(self, cause: str, lost_peer: bool) -> None:
+        """Say that the ranks of this host have failed, and that it waits for a new round."""
+        self._client.update(state=WAITING, failure=cause, lost_peer=lost_peer)
+
+    def faults(self) -> tuple[Fault, ...]:
+        """Hosts of this round that no longer train, as far as the server knows."""
+        view = self._client.contact().view
+        if view is None:
+            return ()
+        if view.round > self._client.post.round:
+            return (Fault(self.name, "the other hosts went on without it", True),)
+        return view.faults
+
+    def can_grow(self) -> bool:
+        """Whether a host waits with which the run would be larger."""
+        view = self._client.contact().view
+        return view is not None and view.can_grow
+
+    def behind(self) -> str | None:
+        """The host that this one waits for; empty if all hosts wait, None if nobody knows."""
+        view = self._client.contact().view
+        return None if view is None else view.behind
+
+    def can_leave(self) -> bool:
+        """Whether the other hosts of this round can go on without this one."""
+        view, sizes = self._client.contact().view, self._client.post.sizes
+        return view is not None and largest_size(sizes, len(view.members) - 1) > 0
+
+    def leave(self, state: str, failure: str = "") -> None:
+        """Tell the others that this host has left, or the run is done or has failed.
+
+        If it is done, wait for those that still train.
+        """
+        self._client.update(state=state, failure=failure)
+        deadline = time.monotonic() + (_EXIT_S if state == DONE else 0)
+        while time.monotonic() < deadline:
+            contact = self._client.contact()
+            if contact.view is not None and not contact.view.training:
+                return
+            if contact.unreachable_s > self._settings.lost_after_s:
+                return
+            time.sleep(0.05)
+
+    # ---- rounds ---------------------------------------------------------------------------------
+
+    def _check_open(self, view: View) -> None:
+        restarted = self._server not in ("", view.server)
+        if restarted and self._client.post.lost_peer:
+            host, port = self._endpoint
+            cause = f"its rendezvous server at port {port} was restarted"
+            self.blamed = Fault(host, cause, True)
+        else:
+            self.blamed = view.blamed
+        if view.failure:
+            raise RendezvousClosedError(view.failure)
+        if view.ended:
+            raise RendezvousGracefulExitError("the run has ended on the other hosts")
+
+    def _accept(self, view: View) -> RendezvousInfo | None:
+        """Take part in a round; None if one of its hosts does not."""
+        me, number, members = self._client.post.host, view.round, view.members
+        if members[0] == me:
+            self._store = new_store(bind_address((self.address, 0))[0])
+        self._client.update(
+            state=STARTING,
+            round=number,
+            members=members,
+            port=self._store.port if self._store is not None else 0,
+            step=0,
+            failure="",
+            lost_peer=False,
+        )
+        deadline = time.monotonic() + 2 * self._settings.lost_after_s
+        while time.monotonic() < deadline:
+            now = self._client.contact().view
+            if now is not None and (now.round != number or now.faults):
+                break
+            if now is not None and now.ready and now.meets_at[1]:
+                self._server = now.server
+                self._client.update(state=TRAINING)
+                at = RendezvousStoreInfo(*now.meets_at)
+                # Torch's agent needs no store: all hosts have the same number of processes.
+                return RendezvousInfo(HashStore(), members.index(me), len(members), at)
+            time.sleep(0.02)
+        self._client.update(state=WAITING, port=0)
+        return None
+
+    def _reason(self, contact: Contact) -> str:
+        host, port = self._endpoint
+        if contact.view is None:
+            return (
+                f"the rendezvous server at {host}:{port} has not answered for "
+                f"{contact.unreachable_s:.0f} s ({contact.problem or 'no connection'})"
+            )
+        here = [self.name, *contact.view.waiting]
+        sizes = self._client.post.sizes
+        if contact.view.ready and contact.view.training:
+            return f"this host is a spare: {len(contact.view.members)} hosts train"
+        needed = f"{min(sizes)} to {max(sizes)}" if len(sizes) > 1 else str(sizes[0])
+        return f"waiting for hosts: {len(here)} of {needed} here ({', '.join(here[:8])})"
+
+
+def _say(message: str) -> None:
+    print(f"shardwise: {message}", file=sys.stderr, flush=True)  # noqa: T201

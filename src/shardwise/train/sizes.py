@@ -1,0 +1,79 @@
+"""The numbers of hosts on which an elastic run can train, and what each one costs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shardwise.api import estimate_run
+from shardwise.spec.quantity import show_count, show_gib, show_seconds
+from shardwise.spec.record import SpecError
+from shardwise.spec.run import RunSpec
+from shardwise.step import StepProfile
+from shardwise.train.admit import admit, check_batch
+from shardwise.train.launch import HostRange
+
+
+class Size(NamedTuple):
+    """One number of hosts: the prediction, or the reason why the run cannot use it."""
+
+    hosts: int
+    accumulate: int = 0
+    predicted: StepProfile | None = None
+    problem: str = ""
+
+    def __str__(self) -> str:
+        hosts = f"{self.hosts} host{'s' if self.hosts != 1 else ''}"
+        if self.problem or self.predicted is None:
+            return f"{hosts}: not used: {self.problem}"
+        words = [f"{hosts}: {self.accumulate} micro-batches per rank and step"]
+        memory, time, rate = (
+            self.predicted.memory,
+            self.predicted.time,
+            self.predicted.throughput,
+        )
+        if memory is not None:
+            words.append(f"{show_gib(memory.needed_bytes or memory.peak_allocated_bytes)} per rank")
+        if time is not None:
+            words.append(f"{show_seconds(time.step_s)} per step")
+        if rate is not None:
+            words.append(f"{show_count(rate.tokens_per_s)} tokens/s")
+        return ", ".join(words)
+
+
+def sizes_of(run: RunSpec, per_host: int, hosts: HostRange) -> list[Size]:
+    """Every number of hosts of the range with its predicted cost; largest first.
+
+    Raises SpecError if none can be used, or if the global batch would vary with the size.
+    """
+    _check_global_batch(run, per_host, hosts)
+    sizes = [_size(run, per_host, n) for n in range(hosts.most, hosts.least - 1, -1)]
+    if all(size.problem for size in sizes):
+        raise SpecError(f"PET_NNODES: the run can use none of these sizes; {sizes[0]}")
+    return sizes
+
+
+def _check_global_batch(run: RunSpec, per_host: int, hosts: HostRange) -> None:
+    if hosts.is_elastic and run.job.global_batch is None:
+        strategy = run.strategy.resolve(hosts.most * per_host, per_host)
+        tokens = run.job.tokens_per_step(strategy)
+        raise SpecError(
+            "job.global_batch: must be set if the number of hosts varies, so that each step trains "
+            f"the same samples on any number; it is {tokens:,} on {hosts.most} hosts"
+        )
+
+
+def _size(run: RunSpec, per_host: int, hosts: int) -> Size:
+    try:
+        admit(run, hosts * per_host, per_host)
+        cluster = run.cluster.but(nodes=hosts, devices_per_node=per_host)
+        resolved = run._replace(cluster=cluster).resolved()
+        check_batch(resolved)
+        predicted = estimate_run(resolved)
+    except SpecError as error:
+        return Size(hosts, problem=error.problems[0])
+    memory = predicted.memory
+    if memory is not None and memory.fits is False:
+        needed, usable = memory.needed_bytes or 0, memory.usable_bytes or 0
+        problem = f"does not fit: needs {show_gib(needed)}, {show_gib(usable)} usable"
+        return Size(hosts, problem=problem)
+    return Size(hosts, resolved.strategy.accumulate, predicted)

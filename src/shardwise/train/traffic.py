@@ -1,0 +1,84 @@
+"""Each rank's connections to other hosts: none stays silent for long, and what they carry is known.
+
+A thread of the rank limits the silence of every connection, so that a collective fails soon after a
+host or its link went down. It also writes the bytes carried, by which the launcher tells a slow
+link from a hang.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+from shardwise.engine.connections import Connections
+from shardwise.train.heartbeat import FOLDER
+
+_EVERY_S = 1.0
+# Less is what monitoring sends even if training hangs.
+_LEAST_BYTES_PER_S = 4096.0
+_WINDOW_S = 5.0
+_LAYOUT = struct.Struct("<q")
+
+
+def watch_connections(rank: int, lost_after_s: float) -> None:
+    """Start the thread in this rank, if the run has other hosts."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if not Path("/proc/self/fd").exists() or here == int(os.environ.get("WORLD_SIZE", "1")):
+        return
+    folder = os.environ.get(FOLDER)
+    threading.Thread(
+        target=_watch,
+        args=(Connections(lost_after_s), _shared(Path(folder), rank) if folder else None),
+        daemon=True,
+        name="connections",
+    ).start()
+
+
+def _shared(folder: Path, rank: int) -> mmap.mmap:
+    path = folder / f"traffic-{rank}"
+    path.write_bytes(bytes(_LAYOUT.size))
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), _LAYOUT.size)
+
+
+def _watch(connections: Connections, shared: mmap.mmap | None) -> None:
+    while True:
+        carried = connections.check()
+        if shared is not None:
+            shared[:] = _LAYOUT.pack(carried)
+        time.sleep(_EVERY_S)
+
+
+class TrafficMeter:
+    """The rate at which the ranks of this host exchange bytes, read by the launcher."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def is_flowing(self) -> bool:
+        """Whether connections carried more than monitoring would, in the last seconds."""
+        return self.bytes_per_s() > _LEAST_BYTES_PER_S
+
+    def bytes_per_s(self) -> float:
+        (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (last_at - first_at) if last_at > first_at else 0.0
+
+    def sample(self) -> None:
+        """Read the bytes carried until now; called often, keeps a few seconds."""
+        now = time.monotonic()
+        if self._samples and now - self._samples[-1][0] < _EVERY_S:
+            return
+        carried = sum(
+            _LAYOUT.unpack(data)[0]
+            for path in self._folder.glob("traffic-*")
+            if len(data := path.read_bytes()) == _LAYOUT.size
+        )
+        self._samples.append((now, carried))
+        while now - self._samples[0][0] > _WINDOW_S:
+            self._samples.popleft()

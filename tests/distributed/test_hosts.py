@@ -1,0 +1,101 @@
+"""Hosts that fail, leave and join: real runs on network namespaces; all is `benchmarks.hosts`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.hosts.__main__ import STEPS, Case, Reference, break_run, reference
+from benchmarks.hosts.cluster import cluster
+from benchmarks.lab.network import available
+from tests.command import COMMAND, PATIENCE_S, environment
+from tests.distributed.launch import free_port
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.nightly
+needs_lab = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces take root")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """The end of a run on two hosts that nobody disturbs."""
+    if (reason := available()) is not None:
+        pytest.skip(reason)
+    return reference(tmp_path_factory.mktemp("reference") / "it", 2, "zero3")
+
+
+@needs_lab
+@pytest.mark.parametrize(
+    "fault", ["rank-kill", "power-loss", "server-back", "server-host-back", "spare", "grow"]
+)
+def test_a_fault_of_a_host_is_survived(fault: str, tmp_path: Path, expected: Reference) -> None:
+    outcome = break_run(tmp_path / "it", Case(fault, 2, "zero3"), expected)
+    assert outcome.survived, outcome.problem
+    assert outcome.same_end, outcome.problem
+    assert outcome.blamed_right is not False, outcome.problem
+    assert outcome.left_over == 0
+
+
+@needs_lab
+def test_a_stopped_launcher_disturbs_nobody(tmp_path: Path, expected: Reference) -> None:
+    """For longer than a silent host is lost; ranks train on, and nobody is blamed."""
+    import signal
+    import time
+
+    with cluster(tmp_path / "it", 2, "zero3", "2", STEPS, serves=True) as run:
+        for number in range(2):
+            run.start(number)
+        assert run.reaches(10)
+        launcher = run.launchers[1]
+        launcher.send_signal(signal.SIGSTOP)
+        time.sleep(12)
+        launcher.send_signal(signal.SIGCONT)
+        assert run.ends(), run.said(0) + run.said(1)
+        assert run.recoveries() == []
+        assert run.state() == expected.state
+
+
+def test_two_launchers_of_one_machine_shrink_and_grow(tmp_path: Path) -> None:
+    """On the loopback, without namespaces: one launcher is killed and comes back."""
+    from benchmarks.hosts.cluster import RUN, STRATEGIES, wait_until
+
+    setup = STRATEGIES["zero3"]
+    text = RUN.format(
+        hosts=2, processes=1, batch=192, strategy=setup.strategy, model=setup.model, steps=200
+    )
+    (tmp_path / "run.toml").write_text(text)
+    shared = {
+        "PET_NNODES": "1:2",
+        "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}",
+        "PET_RDZV_ID": "two",
+        "SHARDWISE_PLANTED_STEP_S": "0.1",
+    }
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*COMMAND, "train", "run.toml", "--name", "it", "--nproc", "1", "--resume"],
+            cwd=tmp_path, env=environment(**shared), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def steps() -> list[int]:
+        path = tmp_path / "runs/it/metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line)["step"] for line in lines if line.endswith("}")]
+
+    first = start()
+    second = start()
+    assert wait_until(lambda: len(steps()) > 25, PATIENCE_S)
+    second.kill()
+    second.communicate()
+    assert wait_until(lambda: len(steps()) > 50, PATIENCE_S)
+    second = start()
+    said = [one.communicate(timeout=PATIENCE_S)[1] for one in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], said
+    assert "Hosts join or leave after a checkpoint" in said[0]
+    assert "0 steps replayed" in said[0]
+    assert steps() == list(range(1, 201))

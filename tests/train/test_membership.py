@@ -1,0 +1,195 @@
+"""Which hosts train together, decided from what they post, on a clock of the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardwise.train.membership import DONE, FAILED, STARTING, TRAINING, WAITING, Membership, Post
+
+LAST_CALL_S = 10.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Hosts:
+    """Hosts that post to one membership; rounds are accepted as a launcher does it."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.clock, self.sizes = Clock(), sizes
+        self.membership = Membership("server", self.clock)
+        self.posts: dict[str, Post] = {}
+        self.clock.now += 5  # longer than hosts take to reconnect
+
+    def post(self, host: str, **fields: Any) -> None:
+        known = self.posts.get(host, Post(host, host, host, 1, self.sizes, LAST_CALL_S))
+        self.posts[host] = known._replace(**fields)
+        for _ in range(2):  # launchers post again and again
+            self.views = {name: self.membership.post(one) for name, one in self.posts.items()}
+
+    def lose(self, host: str, sure: bool = True) -> None:
+        del self.posts[host]
+        self.membership.lose(host, "gone", sure)
+
+    def meet(self, *hosts: str) -> tuple[str, ...]:
+        """Let these hosts wait; those of the new round train in it."""
+        for host in hosts:
+            self.post(host, state=WAITING)
+        view = self.views[hosts[0]]
+        for state in (STARTING, TRAINING):
+            for host in view.members:
+                self.post(host, state=state, round=view.round, members=view.members, failure="")
+        return view.members
+
+
+def test_a_round_begins_when_all_hosts_are_there() -> None:
+    hosts = Hosts(2)
+    hosts.post("a")
+    assert hosts.views["a"].members == ()
+    assert hosts.meet("a", "b") == ("a", "b")
+    assert hosts.views["b"].round == 1
+    assert hosts.views["b"].ready
+
+
+def test_a_round_is_ready_once_every_host_has_accepted_it() -> None:
+    hosts = Hosts(2)
+    hosts.post("a")
+    hosts.post("b")
+    view = hosts.views["a"]
+    hosts.post("a", state=STARTING, round=1, members=view.members, port=7)
+    assert not hosts.views["a"].ready
+    assert hosts.views["b"].meets_at == ("a", 7)
+    hosts.post("b", state=STARTING, round=1, members=view.members)
+    assert hosts.views["a"].ready
+
+
+def test_fewer_hosts_wait_for_a_last_call() -> None:
+    hosts = Hosts(1, 2)
+    hosts.post("a")
+    assert hosts.views["a"].members == ()
+    hosts.clock.now += LAST_CALL_S
+    assert hosts.meet("a") == ("a",)
+
+
+def test_sizes_that_the_run_cannot_use_leave_a_spare() -> None:
+    hosts = Hosts(1, 2, 4)
+    hosts.clock.now += LAST_CALL_S
+    for host in "abc":
+        hosts.post(host)
+    hosts.clock.now += LAST_CALL_S
+    assert hosts.meet("a", "b", "c") == ("a", "b")
+    assert hosts.views["a"].waiting == ("c",)
+    assert not hosts.views["a"].can_grow
+    hosts.post("d")
+    assert hosts.views["a"].can_grow
+
+
+def test_a_lost_host_is_blamed_and_the_others_go_on() -> None:
+    hosts = Hosts(1, 2)
+    assert hosts.meet("a", "b") == ("a", "b")
+    hosts.lose("b")
+    hosts.post("a", state=WAITING, failure="rank 0 lost its connection", lost_peer=True)
+    assert [fault.name for fault in hosts.views["a"].faults] == ["b"]
+    hosts.clock.now += LAST_CALL_S
+    assert hosts.meet("a") == ("a",)
+    blamed = hosts.views["a"].blamed
+    assert blamed is not None
+    assert blamed.name == "b"
+
+
+def test_a_host_that_was_cut_off_is_blamed_after_it_is_back() -> None:
+    hosts = Hosts(2)
+    hosts.meet("a", "b")
+    back = hosts.posts["b"]._replace(state=WAITING, failure="lost its connection", lost_peer=True)
+    hosts.lose("b", sure=False)
+    hosts.post("a", state=WAITING, failure="lost its connection", lost_peer=True)
+    hosts.posts["b"] = back
+    hosts.post("b")
+    blamed = hosts.views["a"].blamed
+    assert blamed is not None
+    assert (blamed.name, blamed.cause) == ("b", "gone")
+
+
+def test_the_host_whose_rank_failed_by_itself_is_blamed() -> None:
+    hosts = Hosts(2)
+    hosts.meet("a", "b")
+    hosts.post("a", state=WAITING, failure="rank 0 lost its connection", lost_peer=True)
+    hosts.post("b", state=WAITING, failure="rank 1 was killed by signal 9")
+    blamed = hosts.views["a"].blamed
+    assert blamed is not None
+    assert (blamed.name, blamed.cause) == ("b", "rank 1 was killed by signal 9")
+
+
+def test_no_round_begins_while_a_host_of_the_last_one_trains() -> None:
+    hosts = Hosts(1, 2)
+    hosts.meet("a", "b")
+    hosts.post("b", state=WAITING, failure="rank 1 failed")
+    hosts.clock.now += 10 * LAST_CALL_S
+    hosts.post("b")
+    assert hosts.views["b"].round == 1
+    assert [fault.sure for fault in hosts.views["a"].faults] == [True]
+
+
+def test_a_host_that_only_lost_the_server_is_no_fault() -> None:
+    hosts = Hosts(2)
+    hosts.meet("a", "b")
+    back = hosts.posts["b"]
+    hosts.lose("b", sure=False)
+    hosts.post("a")
+    assert [fault.sure for fault in hosts.views["a"].faults] == [False]
+    hosts.posts["b"] = back
+    hosts.post("b", step=9)
+    assert hosts.views["a"].faults == ()
+
+
+def test_a_restarted_server_learns_the_round_from_the_hosts() -> None:
+    hosts = Hosts(1, 2)
+    hosts.meet("a", "b")
+    hosts.membership = Membership("another server", hosts.clock)
+    # A newcomer that asks first must not begin a round of its own.
+    newcomer = Post("c", "c", "c", 1, (1, 2), 0.0)
+    assert hosts.membership.post(newcomer).members == ()
+    hosts.clock.now += 2
+    hosts.post("a")
+    hosts.post("b")
+    hosts.clock.now += 60
+    hosts.post("a")
+    view = hosts.membership.post(newcomer)
+    assert (view.round, view.members) == (1, ("a", "b"))
+
+
+def test_hosts_with_other_numbers_of_processes_are_refused() -> None:
+    hosts = Hosts(1, 2)
+    hosts.meet("a", "b")
+    view = hosts.membership.post(hosts.posts["a"]._replace(host="c", processes=2))
+    assert "--nproc" in view.failure
+    assert not hosts.views["a"].ended
+
+
+@pytest.mark.parametrize(("state", "failure"), [(DONE, ""), (FAILED, "a: out of attempts")])
+def test_a_spare_is_told_how_the_run_ended(state: str, failure: str) -> None:
+    hosts = Hosts(1)
+    hosts.meet("a")
+    hosts.post("b")
+    assert not hosts.views["b"].ended
+    hosts.post("a", state=state, failure="out of attempts")
+    assert hosts.views["b"].ended
+    assert hosts.views["b"].failure.removeprefix("host ") == failure
+
+
+def test_the_host_that_others_wait_for_is_named() -> None:
+    hosts = Hosts(3)
+    hosts.meet("a", "b", "c")
+    hosts.post("a", step=8, waits=True)
+    hosts.post("b", step=8, waits=True)
+    hosts.post("c", step=7, waits=False)
+    assert hosts.views["a"].behind == "c in step 7"
+    hosts.post("c", step=7, waits=True)
+    assert hosts.views["a"].behind == ""
