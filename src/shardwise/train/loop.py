@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,8 @@ from shardwise.train.optimizer import clear_gradients, set_learning_rate
 
 # The first steps compile and initialise; later ones only repeat.
 SETTLED = 6
+# Why a training ended.
+Reason = Literal["done", "stopped", "data ended"]
 
 
 class NonFiniteError(RuntimeError):
@@ -105,8 +107,8 @@ def train(
     observer: StepObserver,
     checkpoints: Checkpoints | None = None,
     until: int | None = None,
-) -> str:
-    """Train up to step `until`; return why it ended: "done", "stopped" or "data ended"."""
+) -> Reason:
+    """Train up to step `until`; return why it ended."""
     t, settings = training, training.settings
     mesh = strategy_of(t.model).mesh
     first, last = t.step, settings.steps if until is None else until
@@ -124,7 +126,7 @@ def train(
             stops = received_signal() is not None
             return batches, Agreement(completed + 1, batches, stops, saves, mesh.inner)
 
-        reason = "done"
+        reason: Reason = "done"
         if first < last:
             batches, agreement = prepare(first, slow=True)
         while t.step < last:

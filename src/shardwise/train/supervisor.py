@@ -22,6 +22,14 @@ RECOVERIES = "recoveries.jsonl"
 _PEER_LOST_S = 5.0
 
 
+def count_recoveries(folder: Path) -> int:
+    """The recoveries recorded in a run folder."""
+    try:
+        return (folder / RECOVERIES).read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
 class Supervisor:
     """Supervises the ranks of this machine over all attempts of a run."""
 
