@@ -8,11 +8,14 @@ from typing import Any
 
 from make.commands import commands_page
 from make.fields import fields_table, keys_table, profile_schema
+from make.metrics import FILES, alerts_table, fleet_file, metrics_table
 from make.schema import run_schema
 from make.tables import card_table, mfu_table, public_names, regimes_table, traffic_table
 from mkdocs.structure.files import File, Files
 
-MARK = re.compile(r"<!-- (fields|keys|commands|names|traffic|mfu|regimes|cards)(?:: (.+?))? -->")
+MARK = re.compile(
+    r"<!-- (fields|keys|commands|names|traffic|mfu|regimes|cards|metrics|alerts)(?:: (.+?))? -->"
+)
 MAKERS = {
     "fields": fields_table,
     "keys": keys_table,
@@ -22,6 +25,8 @@ MAKERS = {
     "mfu": mfu_table,
     "regimes": regimes_table,
     "cards": card_table,
+    "metrics": metrics_table,
+    "alerts": alerts_table,
 }
 
 
@@ -31,7 +36,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the schemas, for editors and programs to download."""
+    """Add files to download: schemas for editors and programs, and files for Prometheus."""
     schemas = {
         "reference/run.schema.json": run_schema(),
         "reference/step-profile.schema.json": profile_schema("shardwise.step.StepProfile"),
@@ -39,4 +44,6 @@ def on_files(files: Files, config: Any) -> Files:
     for path, schema in schemas.items():
         content = json.dumps(schema, indent=1)
         files.append(File.generated(config, path, content=content))
+    for name in FILES:
+        files.append(File.generated(config, f"fleet/{name}", content=fleet_file(name)))
     return files

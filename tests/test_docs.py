@@ -46,7 +46,7 @@ LANGUAGES = ("sh", "bash", "text", "python", "py", "toml", "json", "yaml")
 LEFT_OUT = "…"
 # Numbers of these depend on the machine.
 MEASURING = ("train", "doctor", "profile", "compare", "tune", "calibrate", "diff", "trace",
-             "report")  # fmt: skip
+             "report", "runs")  # fmt: skip
 ENVIRONMENT = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
 
 every_page = pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import (
     CheckpointSettings,
     DataSettings,
+    MetricsSettings,
     ProfileSettings,
     RestartSettings,
     TrainSettings,
@@ -25,7 +26,8 @@ from shardwise.spec.train import (
 
 RECORDS: tuple[type[BaseModel], ...] = (
     *(ModelSpec, Adapter, ClusterSpec, DeviceSpec, Calibration, Job, Strategy),
-    *(TrainSettings, ProfileSettings, CheckpointSettings, RestartSettings, DataSettings),
+    *(TrainSettings, ProfileSettings, MetricsSettings, CheckpointSettings, RestartSettings),
+    DataSettings,
 )
 # What a section may be beside its table, and what fields take beside their type: readers turn
 # these words into the rest.

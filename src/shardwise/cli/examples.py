@@ -47,6 +47,12 @@ EXAMPLES: dict[str, dict[str, str]] = {
     },
     "diff": {"Regression check": "shardwise diff runs/before runs/after"},
     "memory": {"Owners of the peak": "shardwise memory snapshot.pickle"},
+    "runs": {
+        "All runs": "shardwise runs",
+        "The best of a sweep": "shardwise runs --where state=done --where strategy.kind=zero3 "
+        "--sort loss --show train.learning_rate",
+        "Two runs": "shardwise runs s3://bucket/runs --compare first,second",
+    },
     "report": {
         "A plan": "shardwise report run.toml",
         "A run": "shardwise report runs/it -o it.html",

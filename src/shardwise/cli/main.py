@@ -77,6 +77,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "trace": "Explain profiler traces: compute, communication, stragglers",
         "diff": "Compare two runs or traces; exit 1 if the second is slower",
         "memory": "Analyse memory snapshots: peak, owners, leaks, fragmentation",
+        "runs": "List, compare and query past runs of a folder or bucket",
         "report": "Write one HTML page about plans, runs and traces",
     },
     "Checkpoints": {

@@ -96,6 +96,7 @@ def as_probe(described: RunSpec, steps: int) -> RunSpec:
         described,
         steps,
         trackers=(),
+        metrics=None,
         log_every=steps,
         profile=None,
         checkpoint=False,

@@ -96,6 +96,28 @@ class RestartSettings(Record):
     last_call_s: Annotated[float, Field(ge=0)] = 10.0
 
 
+class MetricsSettings(Record):
+    """The `[train.metrics]` section: metrics for Prometheus, given by rank 0.
+
+    Without this section nothing is served or written. No port opens unless `port` is set.
+    """
+
+    # Port of the endpoint http://ADDRESS:PORT/metrics. Default: none opens.
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    # Where the endpoint listens: this machine only, or "0.0.0.0" for a Prometheus elsewhere.
+    address: str = "127.0.0.1"
+    # The folder of node_exporter's textfile collector; the run writes shardwise-NAME.prom there.
+    textfile: str | None = None
+    # Seconds between two writes of the textfile.
+    textfile_every_s: Annotated[float, Field(ge=0.1)] = 15.0
+
+    @model_validator(mode="after")
+    def _check_output(self) -> Self:
+        if self.port is None and self.textfile is None:
+            raise ValueError("gives metrics to nobody; set port, textfile, or both")
+        return self
+
+
 class TrainSettings(Record):
     """The `[train]` section. The learning rate warms up linearly, then follows the schedule."""
 
@@ -121,6 +143,8 @@ class TrainSettings(Record):
     log_every: Annotated[Count, Field(ge=1)] = 10
     # In addition to metrics.jsonl. Default: TensorBoard if installed.
     trackers: tuple[Tracker, ...] | None = None
+    # Metrics for Prometheus. Default: none.
+    metrics: MetricsSettings | None = None
     # Measure collectives and memory in two early steps, which are slower and not timed.
     measure: StrictBool = True
     # Steps recorded by torch.profiler. Default: none.

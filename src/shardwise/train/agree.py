@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
 from shardwise.engine.rank_tree import shared_tree
 from shardwise.train.batches import MicroBatch
 
+# Why training ended. It is "resizing" if other hosts join.
+Reason = Literal["done", "stopped", "resizing", "data ended"]
 # Five 64-bit integers.
 AGREEMENT_BYTES = 40
 # More than any number of ranks.
@@ -30,13 +32,13 @@ class Agreed(NamedTuple):
     resize: bool
 
     @property
-    def end(self) -> str:
-        """Why training ends before this step; empty if it goes on."""
+    def end(self) -> Reason | None:
+        """Why training ends before this step; None if it goes on."""
         if self.stop:
             return "stopped"
         if self.resize:
             return "resizing"
-        return "data ended" if self.micro_batches < 1 else ""
+        return "data ended" if self.micro_batches < 1 else None
 
 
 class Agreement:

@@ -92,9 +92,14 @@ class RunCheckpoints:
         self._failure: SaveError | None = None
 
     @property
+    def last_step(self) -> int | None:
+        """The step of the last completed checkpoint; None if there is none."""
+        return self._saver.last if self._saver.last is not None else self._loaded
+
+    @property
     def last_url(self) -> str | None:
         """Where the last completed checkpoint is; None if there is none."""
-        step = self._saver.last if self._saver.last is not None else self._loaded
+        step = self.last_step
         return None if step is None else f"{self._place.url.rstrip('/')}/{name_of(step)}"
 
     def load(self) -> Loaded | None:

@@ -26,7 +26,7 @@ from shardwise.engine.loss import loss_of
 from shardwise.engine.mesh import world
 from shardwise.engine.sync import micro_batch, strategy_of
 from shardwise.spec.train import TrainSettings
-from shardwise.train.agree import Agreement
+from shardwise.train.agree import Agreement, Reason
 from shardwise.train.batches import Batches, MicroBatch
 from shardwise.train.clip import clip_gradients
 from shardwise.train.clock import StepClock
@@ -105,11 +105,8 @@ def train(
     observer: StepObserver,
     checkpoints: Checkpoints | None = None,
     until: int | None = None,
-) -> str:
-    """Train up to step `until`; return why it ended.
-
-    That is "done", "data ended", "stopped" by a signal, or "resizing": other hosts join.
-    """
+) -> Reason:
+    """Train up to step `until`; return why it ended."""
     t, settings = training, training.settings
     mesh = strategy_of(t.model).mesh
     first, last = t.step, settings.steps if until is None else until
@@ -129,7 +126,7 @@ def train(
                 completed + 1, batches, stops, saves, mesh.inner, resize_requested()
             )
 
-        reason = "done"
+        reason: Reason = "done"
         if first < last:
             batches, agreement = prepare(first, slow=True)
         while t.step < last:

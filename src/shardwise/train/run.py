@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from shardwise.api import estimate_run
 from shardwise.checkpoint.dcp.load import Loaded
 from shardwise.engine.mesh import leave, world
+from shardwise.runs.record import State
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
 from shardwise.step import StepProfile
@@ -25,11 +26,15 @@ from shardwise.train.measure import (
     measured_profile,
     step_values,
 )
+from shardwise.train.metric_names import INFO
 from shardwise.train.metrics import Tracker, memory_now, open_trackers
 from shardwise.train.packing import DataStatistics
 from shardwise.train.profile import StepProfiler, windows_of
+from shardwise.train.prometheus import Exporter, LiveRun
+from shardwise.train.run_record import Progress, RecordWriter, first_record
 from shardwise.train.start import start
 from shardwise.train.traffic import watch_connections
+from shardwise.version import __version__
 
 
 class Display(Protocol):
@@ -96,13 +101,16 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
     shown = display if is_main else None
     if shown is not None:
         shown.started(run, predicted, folder, loaded, training.batches.statistics)
-    recorder = _Recorder(run, training, predicted, folder, shown)
+    recorder = _Recorder(run, training, predicted, folder, shown, checkpoints)
+    state: State = "failed"
     try:
         reason = train(training, recorder, checkpoints)
+        # A run that changes its number of hosts goes on.
+        state = "training" if reason == "resizing" else reason
         if reason not in ("stopped", "resizing"):
             recorder.finish()
     finally:
-        recorder.close()
+        recorder.close(state)
     result = Result(
         reason=reason,
         steps=training.step,
@@ -143,6 +151,27 @@ def _meter(run: RunSpec, training: Training) -> StepMeter:
     return StepMeter(training, training.step, training.settings.steps, compiled=compiled)
 
 
+def _progress(training: Training, checkpoints: RunCheckpoints | None) -> Progress:
+    return Progress(
+        completed_steps=lambda: training.step,
+        checkpoint_step=lambda: None if checkpoints is None else checkpoints.last_step,
+        checkpoint_url=lambda: None if checkpoints is None else checkpoints.last_url,
+    )
+
+
+def _live_run(run: RunSpec, predicted: StepProfile, folder: Path, progress: Progress) -> LiveRun:
+    assert run.train is not None
+    labels = (predicted.model["name"], run.strategy, run.cluster, __version__)
+    return LiveRun(
+        folder=folder,
+        labels=dict(zip(INFO.labels, map(str, labels), strict=True)),
+        planned_steps=run.train.steps,
+        progress=progress,
+        predicted_step_s=predicted.time.step_s if predicted.time is not None else None,
+        predicted_memory_bytes=predicted.known_memory.peak_allocated_bytes,
+    )
+
+
 class _Recorder:
     """Observes the loop: measures on every rank, writes and shows on rank 0."""
 
@@ -153,14 +182,23 @@ class _Recorder:
         predicted: StepProfile,
         folder: Path,
         display: Display | None,
+        checkpoints: RunCheckpoints | None = None,
     ) -> None:
         self._training, self._predicted, self._display = training, predicted, display
         settings: TrainSettings = training.settings
         self._meter = _meter(run, training)
         self._measures = settings.measure
         self._trackers: list[Tracker] = []
+        self._record: RecordWriter | None = None
         if world()[0] == 0:
             self._trackers = open_trackers(settings.trackers, folder, training.step)
+            progress = _progress(training, checkpoints)
+            if settings.metrics is not None:
+                live = _live_run(run, predicted, folder, progress)
+                self._trackers.append(Exporter(settings.metrics, live))
+            first = first_record(run, predicted, folder)
+            self._record = RecordWriter(first, folder, settings.checkpoint.to, progress)
+            self._trackers.append(self._record)
         device = run.cluster.device
         self._peak_flops = device.known_peak_flops(run.strategy.param_dtype)
         self.settled: list[float] = []
@@ -230,8 +268,12 @@ class _Recorder:
             for tracker in self._trackers:
                 tracker.log(self._training.step, values)
 
-    def close(self) -> None:
+    def close(self, state: State) -> None:
         if self._profiler is not None:
             self._profiler.close()
+        if self._record is not None:
+            measured = self.measured()
+            memory = measured.memory if measured is not None else None
+            self._record.end(state, memory.peak_allocated_bytes if memory is not None else None)
         for tracker in self._trackers:
             tracker.close()

@@ -45,6 +45,14 @@ class OtherHosts(Protocol):
     def behind(self) -> str | None: ...
 
 
+def count_recoveries(folder: Path) -> int:
+    """The recoveries recorded in a run folder."""
+    try:
+        return (folder / RECOVERIES).read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
 class Supervisor:
     """Supervises the ranks of this machine over all attempts of a run."""
 

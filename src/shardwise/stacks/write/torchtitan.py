@@ -350,6 +350,8 @@ def _unsupported_settings(run: RunSpec, train: TrainSettings, data: DataSettings
         )
     if train.profile is not None:
         found.append("train.profile: no step is profiled; see torchtitan's profiler section.")
+    if train.metrics is not None:
+        found.append("train.metrics: nothing is given to Prometheus.")
     if "mlflow" in (train.trackers or ()):
         found.append("train.trackers = mlflow: torchtitan does not support it.")
     return found

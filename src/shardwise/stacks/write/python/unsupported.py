@@ -38,6 +38,8 @@ def unsupported_by_script(run: RunSpec, written: bool) -> tuple[str, ...]:
         found.append("train.measure: memory and traffic of a step are not measured.")
     if train.trackers != ():
         found.append("train.trackers: metrics go to metrics.jsonl and the terminal only.")
+    if train.metrics is not None:
+        found.append("train.metrics: nothing is given to Prometheus.")
     found.append("A signal ends the script at once, without saving.")
     return tuple(found)
 

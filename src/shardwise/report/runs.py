@@ -1,0 +1,159 @@
+"""The screens of `shardwise runs`: a list of runs, and a comparison of a few."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from shardwise.report.screen import option, screen
+from shardwise.report.table import Cell, Column, Table, terminal_table
+from shardwise.report.words import signed_percent
+from shardwise.runs.compare import ComparedKey, Comparison
+from shardwise.runs.record import RunRecord, State, Value
+from shardwise.spec.quantity import show_count, show_gib, show_seconds
+
+STATES: dict[State, str] = {
+    "training": "cyan",
+    "done": "green",
+    "stopped": "",
+    "data ended": "",
+    "failed": "red",
+    "lost": "red",
+}
+_SHOWN = {
+    "parameters": show_count,
+    "step_s": show_seconds,
+    "predicted_step_s": show_seconds,
+    "tokens_per_s": lambda value: f"{value:,.0f}",
+    "tokens_per_s_per_device": lambda value: f"{value:,.0f}",
+    "mfu": lambda value: f"{value:.1%}",
+    "loss": lambda value: f"{value:.4f}",
+    "gradient_norm": lambda value: f"{value:.3f}",
+    "peak_bytes": show_gib,
+    "predicted_peak_bytes": show_gib,
+    "step": lambda value: f"{value:,}",
+    "planned_steps": lambda value: f"{value:,}",
+}
+_TITLES = {
+    "step_s": "step time",
+    "predicted_step_s": "step time, predicted",
+    "tokens_per_s": "tokens/s",
+    "tokens_per_s_per_device": "tokens/s per device",
+    "mfu": "MFU",
+    "gradient_norm": "gradient norm",
+    "peak_bytes": "peak memory",
+    "predicted_peak_bytes": "peak memory, predicted",
+}
+# Columns of the list: always on a screen, on a screen unless others are asked for, and in files.
+_ALWAYS, _USUAL = ("name", "state", "step", "loss"), ("step_s", "tokens_per_s")
+_FILES = (
+    *("model", "strategy", "cluster", "planned_steps", *_USUAL, "mfu", "peak_bytes"),
+    *("predicted_step_s", "recoveries"),
+)
+_LEFT = ("name", "state", "strategy", "model", "cluster")
+
+
+def show_value(key: str, value: Value) -> str:
+    """A value for people: its unit and its decimals follow from its key."""
+    if key in _SHOWN:
+        return _SHOWN[key](value)  # type: ignore[no-untyped-call]
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def runs_table(runs: Sequence[RunRecord], extra: Sequence[str] = ()) -> Table:
+    """One row per run; keys that are asked for take the place of the usual last columns."""
+    shown = dict.fromkeys((*_ALWAYS, *(extra or _USUAL)))
+    table = Table(
+        [
+            *(_column(key, on_screen=True) for key in shown),
+            *(_column(key, on_screen=False) for key in _FILES if key not in shown),
+        ]
+    )
+    for run in runs:
+        flat = run.flat()
+        table.add(*(_cell(column.key, flat, run) for column in table.columns))
+    return table
+
+
+def _column(key: str, on_screen: bool) -> Column:
+    # The last part of a setting's path: 80 characters have no room for all of it.
+    title = {"name": "run"}.get(key, _TITLES.get(key, key.rpartition(".")[2]))
+    return Column(
+        key,
+        title,
+        lambda value: show_value(key, value),
+        left=key in _LEFT,
+        on_screen=on_screen,
+    )
+
+
+def _cell(key: str, flat: dict[str, Value], run: RunRecord) -> Cell:
+    value = flat.get(key)
+    if key == "step":
+        return Cell(value, f"{run.step:,}/{run.planned_steps:,}")
+    return Cell(value, style=STATES[run.state] if key == "state" else "")
+
+
+def print_runs(
+    runs: Sequence[RunRecord], found: int, place: str, problems: Sequence[str], extra: Sequence[str]
+) -> None:
+    """How many runs there are and in which state, a row for each, and files that are broken."""
+    out = screen()
+    states = Counter(run.state for run in runs)
+    if runs:
+        counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
+        some = f"{len(runs)} of " if len(runs) < found else ""
+        heading = Text(f"{some}{found} run{'s'[: found > 1]} in {place}", style="bold")
+        out.print(heading + Text(f": {counts}\n"))
+        out.print(terminal_table(runs_table(runs, extra)))
+    else:
+        out.print(f"No run in {place} meets the conditions ({found} read).")
+    if states["lost"]:
+        out.print("\nLost: no update for 5 minutes; the process ended without saying why.")
+    if problems:
+        out.print("\nNot read:")
+        for problem in problems:
+            option(out, problem)
+
+
+def comparison_table(compared: Comparison) -> Table:
+    """Settings that differ and results in one table, a column per run."""
+    return _compared([*compared.settings, *compared.results], compared.runs, "key")
+
+
+def _compared(
+    rows: Sequence[ComparedKey], runs: Sequence[RunRecord], title: str, change: bool = False
+) -> Table:
+    columns = [Column(title, title, left=True)]
+    columns += [Column(run.name, run.name, wrap=True) for run in runs]
+    if change:
+        columns.append(Column("change", "change", signed_percent))
+    table = Table(columns)
+    for row in rows:
+        cells = [
+            Cell(value, None if value is None else show_value(row.key, value))
+            for value in row.values
+        ]
+        name = _TITLES.get(row.key, row.key) if title == "result" else row.key
+        table.add(Cell(row.key, name), *cells, *([row.change] if change else []))
+    return table
+
+
+def print_comparison(compared: Comparison) -> None:
+    """What differs in the settings, then what came of it."""
+    out = screen()
+    if compared.settings:
+        out.print(terminal_table(_compared(compared.settings, compared.runs, "setting")))
+    else:
+        out.print("The settings are equal.")
+    two = len(compared.runs) == 2
+    out.print()
+    out.print(terminal_table(_compared(compared.results, compared.runs, "result", change=two)))
+    out.print(
+        "Measured unless predicted is said; loss and times are of the last log line.",
+        style="dim",
+    )

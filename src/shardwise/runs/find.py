@@ -1,0 +1,66 @@
+"""Find the runs of a folder or bucket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from shardwise.checkpoint.format.folder import find_store, is_remote
+from shardwise.runs.record import NAME, SCHEMA, RunRecord
+from shardwise.spec.record import SpecError
+
+
+class FoundRuns(NamedTuple):
+    """Runs, newest first, and one sentence for each file that could not be read."""
+
+    runs: list[RunRecord]
+    problems: list[str]
+
+
+def find_runs(place: str, now: float | None = None) -> FoundRuns:
+    """The runs in a folder or under a URL; raises SpecError if there is none."""
+    now = time.time() if now is None else now
+    runs, problems = [], []
+    for url, data in _remote_files(place) if is_remote(place) else _local_files(place):
+        try:
+            record = msgspec.json.decode(data, type=RunRecord)
+        except msgspec.MsgspecError as error:
+            problems.append(f"{url}: {error}")
+            continue
+        if record.schema == SCHEMA:
+            # The folder may have been renamed.
+            name = url.rpartition("/")[0].rpartition("/")[2] or record.name
+            runs.append(msgspec.structs.replace(record.seen_at(now), name=name))
+        else:
+            problems.append(f"{url}: written by a newer version of Shardwise ({record.version})")
+    if not runs and not problems:
+        raise SpecError(
+            f"runs: {place} has no runs (no */{NAME}); give the folder of train.folder, or the "
+            "folder or URL of train.checkpoint.to"
+        )
+    return FoundRuns(sorted(runs, key=lambda run: run.started, reverse=True), problems)
+
+
+def _local_files(place: str) -> Iterator[tuple[str, bytes]]:
+    folder = Path(place)
+    if not folder.is_dir():
+        raise SpecError(f"runs: folder {place} does not exist; give the folder of train.folder")
+    # One run, or a folder of runs.
+    for path in [folder / NAME] if (folder / NAME).is_file() else sorted(folder.glob(f"*/{NAME}")):
+        yield path.resolve().as_posix(), path.read_bytes()
+
+
+def _remote_files(place: str) -> Iterator[tuple[str, bytes]]:
+    store, prefix = find_store(place)
+    store.invalidate_cache()
+    try:
+        paths = store.glob(f"{prefix}/*/{NAME}") or store.glob(f"{prefix}/{NAME}")
+        # All at once: a store answers many requests in the time of one.
+        contents = store.cat(paths) if paths else {}
+    except OSError as error:
+        raise SpecError(f"runs: cannot read {place}: {error}") from None
+    yield from sorted(contents.items()) if isinstance(contents, dict) else [(paths[0], contents)]

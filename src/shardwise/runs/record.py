@@ -1,0 +1,76 @@
+"""run.json: the small file by which a run is found, compared and queried later.
+
+Rank 0 writes it when training starts, about every half minute, and at the end. It is in the run
+folder and, with `train.checkpoint.to`, beside the checkpoints too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+NAME = "run.json"
+SCHEMA = 1
+# Seconds between two writes, and without one after which the process must be gone.
+WRITE_EVERY_S, LOST_AFTER_S = 30.0, 300.0
+
+State = Literal["training", "done", "stopped", "data ended", "failed", "lost"]
+Value = str | int | float | bool
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run: what was trained, how far it came, and its last values. Times are Unix seconds."""
+
+    schema: int
+    name: str
+    # "lost" is never written: it is what a reader makes of "training" without an update.
+    state: State
+    started: float
+    updated: float
+    step: int
+    planned_steps: int
+    model: str
+    parameters: int
+    # The shorthand of the strategy and of the cluster: zero3:8, 4x8xH100-SXM@400Gbps.
+    strategy: str
+    cluster: str
+    devices: int
+    version: str
+    # Values of the last log line: loss, step_s, tokens_per_s, mfu and others.
+    values: dict[str, float] = {}
+    predicted_step_s: float | None = None
+    # Peak of tensors on the fullest device.
+    predicted_peak_bytes: int | None = None
+    peak_bytes: int | None = None
+    recoveries: int = 0
+    # Where the last checkpoint is.
+    checkpoint: str | None = None
+    # The sections of its run.toml, every default filled in.
+    settings: dict[str, Any] = {}
+
+    def seen_at(self, now: float) -> RunRecord:
+        """The record as a reader sees it: a run that is not updated any more is lost."""
+        silent = self.state == "training" and now - self.updated > LOST_AFTER_S
+        return msgspec.structs.replace(self, state="lost") if silent else self
+
+    def flat(self) -> dict[str, Value]:
+        """Every known value by its key; settings by their path, such as train.learning_rate."""
+        own = {
+            field: getattr(self, field)
+            for field in self.__struct_fields__
+            if field not in ("schema", "values", "settings")
+        }
+        known = {key: value for key, value in own.items() if value is not None}
+        return {**known, **self.values, **_flattened(self.settings)}
+
+
+def _flattened(settings: Mapping[str, Any], at: str = "") -> dict[str, Value]:
+    flat: dict[str, Value] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flattened(value, f"{at}{key}.")
+        else:
+            flat[f"{at}{key}"] = value if isinstance(value, Value) else str(value)
+    return flat

@@ -1,0 +1,111 @@
+"""Write run.json of a run while it trains, beside the training thread."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from shardwise.checkpoint.format.folder import find_store, is_remote
+from shardwise.checkpoint.format.run_folder import place_in
+from shardwise.runs.record import NAME, SCHEMA, WRITE_EVERY_S, RunRecord, State
+from shardwise.spec.run import RunSpec, run_table
+from shardwise.step import StepProfile
+from shardwise.train.periodic import Periodic
+from shardwise.train.supervisor import count_recoveries
+from shardwise.version import __version__
+
+
+class Progress(NamedTuple):
+    """Functions for what changes while a run trains."""
+
+    completed_steps: Callable[[], int]
+    # Step and URL of the last checkpoint; None before the first.
+    checkpoint_step: Callable[[], int | None]
+    checkpoint_url: Callable[[], str | None]
+
+
+def first_record(run: RunSpec, predicted: StepProfile, folder: Path) -> RunRecord:
+    """The record of a run that starts or is resumed."""
+    assert run.train is not None
+    now = time.time()
+    return RunRecord(
+        schema=SCHEMA,
+        name=folder.name,
+        state="training",
+        started=_started(folder / NAME, now),
+        updated=now,
+        step=0,
+        planned_steps=run.train.steps,
+        model=str(predicted.model["name"]),
+        parameters=int(predicted.model["parameters"]),
+        strategy=run.strategy.shorthand,
+        cluster=str(run.cluster),
+        devices=run.cluster.devices,
+        version=__version__,
+        predicted_step_s=predicted.time.step_s if predicted.time is not None else None,
+        predicted_peak_bytes=predicted.known_memory.peak_allocated_bytes,
+        settings=run_table(run),
+    )
+
+
+class RecordWriter:
+    """Writes the record at the start, every half minute and at the end."""
+
+    def __init__(self, first: RunRecord, folder: Path, to: str | None, progress: Progress) -> None:
+        self._record, self._folder, self._progress = first, folder, progress
+        self._urls = [str(folder / NAME)]
+        if to is not None:
+            self._urls.append(f"{place_in(folder, to).url}/{NAME}")
+        _write(self._urls[0], first)
+        self._periodic = Periodic(self._write, WRITE_EVERY_S, f"write {NAME}")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        # JSON has no infinity: values that are not finite are left out.
+        finite = {key: value for key, value in values.items() if math.isfinite(value)}
+        merged = {**self._record.values, **finite}
+        self._record = msgspec.structs.replace(self._record, values=merged)
+
+    def end(self, state: State, peak_bytes: int | None) -> None:
+        """Say how the run ended; `close` writes it."""
+        self._record = msgspec.structs.replace(self._record, state=state, peak_bytes=peak_bytes)
+
+    def close(self) -> None:
+        self._periodic.close()
+
+    def _write(self) -> None:
+        record = msgspec.structs.replace(
+            self._record,
+            updated=time.time(),
+            step=self._progress.completed_steps(),
+            recoveries=count_recoveries(self._folder),
+            checkpoint=self._progress.checkpoint_url(),
+        )
+        for url in self._urls:
+            _write(url, record)
+
+
+def _write(url: str, record: RunRecord) -> None:
+    """Write a record in one piece: a reader sees the old one or the new one."""
+    data = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    if is_remote(url):
+        store, path = find_store(url)
+        store.pipe_file(path, data)
+        return
+    file = Path(url)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(".json.part")
+    part.write_bytes(data)
+    part.replace(file)
+
+
+def _started(path: Path, now: float) -> float:
+    """When the run in this folder was first started."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunRecord).started
+    except (OSError, msgspec.MsgspecError):
+        return now
