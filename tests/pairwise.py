@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any
+
+import pytest
 
 Factors = Mapping[str, Sequence[Any]]
 Chosen = dict[str, Any]
@@ -41,6 +44,20 @@ def covering(factors: Factors, possible: Callable[[Chosen], bool]) -> list[Chose
             missing.pop(new, None)
         cases.append(_values(factors, found))
     return cases
+
+
+def pairwise(factors: Factors, possible: Callable[[Chosen], bool]) -> pytest.MarkDecorator:
+    """Run a test with a covering set as `case`, and with another one at night.
+
+    The other takes the factors in the opposite order.
+    """
+    cases = covering(factors, possible)
+    more = [
+        pytest.param(case, marks=pytest.mark.nightly)
+        for case in covering(dict(reversed([*factors.items()])), possible)
+        if case not in cases
+    ]
+    return pytest.mark.parametrize("case", [*cases, *more], ids=partial(name_of, factors))
 
 
 def name_of(factors: Factors, case: Chosen) -> str:

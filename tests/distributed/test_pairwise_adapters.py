@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from shardwise.spec import ModelSpec, Strategy
 from shardwise.spec.adapter import Adapter
 from tests.distributed.workers import Workers
-from tests.pairwise import Chosen, covering, name_of
+from tests.pairwise import Chosen, pairwise
 from tests.units.reduced import reduced
 
 pytest.importorskip("torch")
@@ -63,16 +62,7 @@ def possible(chosen: Chosen) -> bool:
     return not (dtype == "fp32" and (base == "nf4" or (kind == "ddp" and base == "bf16")))
 
 
-CASES = covering(FACTORS, possible)
-# Other cases with the same property: the factors are taken in the opposite order.
-MORE = [case for case in covering(dict(reversed(FACTORS.items())), possible) if case not in CASES]
-
-
-@pytest.mark.parametrize(
-    "case",
-    [*CASES, *(pytest.param(case, marks=pytest.mark.nightly) for case in MORE)],
-    ids=partial(name_of, FACTORS),
-)
+@pairwise(FACTORS, possible)
 def test_the_engine_does_what_is_predicted(case: Chosen, workers: Workers) -> None:
     shard, replicate = case["layout"]
     if case["kind"] == "ddp":

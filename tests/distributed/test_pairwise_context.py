@@ -6,14 +6,13 @@ and bytes of states are exact; peaks are within 3 %.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 
 from shardwise.spec import ModelSpec, Strategy
 from tests.distributed.workers import Workers
-from tests.pairwise import Chosen, covering, name_of
+from tests.pairwise import Chosen, pairwise
 from tests.units.reduced import reduced
 
 pytest.importorskip("torch")
@@ -56,15 +55,6 @@ def possible(chosen: Chosen) -> bool:
     return not (chosen.get("loss") == "chunked" and chosen.get("layout") == (1, 1, 2, 2))
 
 
-CASES = covering(FACTORS, possible)
-# Other cases with the same property: the factors are taken in the opposite order.
-MORE = [
-    case
-    for case in covering(dict(reversed(FACTORS.items())), possible)
-    if not any(all(case[name] == one[name] for name in FACTORS) for one in CASES)
-]
-
-
 def strategy_of(case: Chosen) -> Strategy:
     replicate, shard, context, tensor = case["layout"]
     settings = {k: v for k, v in case.items() if k not in ("model", "layout")}
@@ -73,10 +63,6 @@ def strategy_of(case: Chosen) -> Strategy:
     return Strategy.read({**settings, **degrees}).resolve(devices, devices)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [*CASES, *(pytest.param(case, marks=pytest.mark.nightly) for case in MORE)],
-    ids=partial(name_of, FACTORS),
-)
+@pairwise(FACTORS, possible)
 def test_the_engine_does_what_is_predicted(case: Chosen, workers: Workers) -> None:
     assert_agrees(workers, MODELS[case["model"]], strategy_of(case), SEQ_LEN)

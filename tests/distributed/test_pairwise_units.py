@@ -6,14 +6,13 @@ their own, several blocks to a unit with a part of them recomputed, and parts of
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 
 from shardwise.spec import ModelSpec, Strategy
 from tests.distributed.workers import Workers
-from tests.pairwise import Chosen, covering, name_of
+from tests.pairwise import Chosen, pairwise
 from tests.units.reduced import reduced
 
 pytest.importorskip("torch")
@@ -60,20 +59,7 @@ def possible(chosen: Chosen) -> bool:
     return not (chosen.get("loss") == "plain" and chosen.get("loss_chunks") == 3)
 
 
-CASES = covering(FACTORS, possible)
-# Other cases with the same property: the factors are taken in the opposite order.
-MORE = [
-    case
-    for case in covering(dict(reversed(FACTORS.items())), possible)
-    if not any(all(case[name] == one[name] for name in FACTORS) for one in CASES)
-]
-
-
-@pytest.mark.parametrize(
-    "case",
-    [*CASES, *(pytest.param(case, marks=pytest.mark.nightly) for case in MORE)],
-    ids=partial(name_of, FACTORS),
-)
+@pairwise(FACTORS, possible)
 def test_the_engine_does_what_is_predicted(case: Chosen, workers: Workers) -> None:
     shard, replicate = case["layout"]
     if case["kind"] == "ddp":
