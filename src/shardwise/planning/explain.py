@@ -342,10 +342,11 @@ def _batch(search: Search, winner: Candidate) -> Iterator[Reason]:
 
 def _keeps_batch(search: Search) -> int | None:
     """The fewest devices that share sequences such that the batch divides evenly."""
-    problem, asked = search.problem, search.problem.job.global_batch
-    for pair in degrees(problem, search.space) if asked else ():
-        groups = problem.cluster.devices // pair.inner
-        if asked and asked % (groups * problem.job.seq_len) == 0:
+    job, devices = search.problem.job, search.problem.cluster.devices
+    if job.global_batch is None:
+        return None
+    for pair in degrees(search.problem, search.space):
+        if job.global_batch % (devices // pair.inner * job.seq_len) == 0:
             return pair.inner
     return None
 
@@ -360,6 +361,7 @@ def limit_reasons(problem: Problem, winner: Candidate, limits: Limits) -> list[R
         LimitedBy(
             binding=limits.binding,
             link=link,
+            binding_link=here if limits.link_binds else link,
             devices=devices,
             # What is left of a step by subtraction can be a rounding error below 0.
             waiting_share=max(0.0, winner.exposed_s) / winner.step_s,

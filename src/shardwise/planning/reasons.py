@@ -278,6 +278,8 @@ class LimitedBy(Reason):
     binding: Bottleneck
     # "network", or what connects the devices of one node.
     link: str
+    # The one of both that binds, where a bandwidth does.
+    binding_link: str
     devices: int
     waiting_share: float
     twice_network: float

@@ -12,8 +12,8 @@ from shardwise.predict.configurations import Floats
 from shardwise.predict.rates import Coefficients, Hardware
 from shardwise.units.unit import Policy, Stage
 
-# The longest sequence of fitted runs, whose kernels are of 2023, and one from which on only newer
-# kernels were measured.
+# The longest sequence of the fitted runs, which are of 2023, and the length from which on runs with
+# newer attention kernels were measured.
 SHORT, LONG = 2**16, 2**19
 
 

@@ -349,10 +349,9 @@ def _data_parallel_ends(reason: DataParallelEnds, blocks: int | None) -> str:
 
 
 def _limited_by(reason: LimitedBy, blocks: int | None) -> str:
-    link = reason.inner_link if reason.twice_link > reason.twice_network else reason.link
     told = f"Limited by {reason.binding}"
     if reason.binding == "bandwidth":
-        told = f"Limited by {link} bandwidth"
+        told = f"Limited by {reason.binding_link} bandwidth"
         if reason.waiting_share >= SEEN_SHARE:
             told += f" ({percent(reason.waiting_share)} of the step waits for communication)"
         else:
