@@ -65,9 +65,10 @@ def test_slurm_is_asked_for_what_the_options_say() -> None:
         *("#SBATCH --partition=gpu,long", "#SBATCH --account=lab-7", "#SBATCH --time=2-00:00:00"),
         "RUN=${1:-b.toml}",
     } <= set(lines)
-    for bad in ({"partition": "a b"}, {"account": "x\n#SBATCH --nodes=9"}, {"time": "soon"}):
+    wrong = Target(partition="a b"), Target(account="x\n#SBATCH --nodes=9"), Target(time="soon")
+    for bad in wrong:
         with pytest.raises(SpecError):
-            export_run(large(), "slurm", Target(**bad))
+            export_run(large(), "slurm", bad)
 
 
 def test_figures_are_those_of_the_strategy_in_the_stack(run: Path) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from shardwise.spec.run import RunSpec, run_from_dict
+from shardwise.stacks.write.cluster_job import seconds_of
+from shardwise.stacks.write.exported import USUAL, Target
 from shardwise.stacks.write.kubernetes import export
 from tests.command import PATIENCE_S, ROOT
 from tests.distributed.launch import free_port
@@ -32,15 +34,27 @@ RUNS = {
 }
 
 
-def manifests(run: RunSpec) -> dict[str, Any]:
-    return {one["kind"]: one for one in yaml.safe_load_all(export(run).text)}
+ASKED = Target(
+    environment={"NCCL_SOCKET_IFNAME": "eth0", "HOSTILE": HOSTILE_NAME},
+    time="1-12:00:00",
+    spares=2,
+    image="registry.example/mine:1.2",
+)
 
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_kubernetes_knows_every_field(run: RunSpec) -> None:
+def manifests(run: RunSpec, target: Target = USUAL) -> dict[str, Any]:
+    return {one["kind"]: one for one in yaml.safe_load_all(export(run, target).text)}
+
+
+CASES = {name: (run, USUAL) for name, run in RUNS.items()}
+CASES["asked for more"] = (RUNS["two nodes of GPUs"], ASKED)
+
+
+@pytest.mark.parametrize(("run", "target"), CASES.values(), ids=CASES)
+def test_kubernetes_knows_every_field(run: RunSpec, target: Target) -> None:
     """Strict: no field that the schemas do not have."""
     validate = pytest.importorskip("kubernetes_validate")
-    for one in manifests(run).values():
+    for one in manifests(run, target).values():
         validate.validate(one, validate.latest_version(), strict=True)
 
 
@@ -78,6 +92,25 @@ def test_one_pod_for_each_node_with_its_gpus() -> None:
     assert service["spec"]["clusterIP"] == "None"
 
 
+def test_what_a_job_is_asked_for() -> None:
+    job = manifests(large(), ASKED)["Job"]["spec"]
+    [container] = job["template"]["spec"]["containers"]
+    assert (job["completions"], job["parallelism"], job["maxFailedIndexes"]) == (4, 4, 2)
+    assert job["activeDeadlineSeconds"] == 36 * 3600
+    assert container["image"] == "registry.example/mine:1.2"
+    environment = {one["name"]: one["value"] for one in container["env"]}
+    assert environment["PET_NNODES"] == "2"
+    assert {name: environment[name] for name in ASKED.environment} == ASKED.environment
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("90", 5400), ("5:30", 330), ("01:00:00", 3600), ("1-6", 108_000), ("2-00:30:15", 174_615)],
+)
+def test_times_are_read_as_slurm_reads_them(time: str, seconds: int) -> None:
+    assert seconds_of(time) == seconds
+
+
 def test_what_is_not_in_the_pods_is_told() -> None:
     run = tiny(data={"path": "corpus/"}, train={"folder": "/elsewhere"})
     named = [sentence.partition(" = ")[0] for sentence in export(run).unsupported]
@@ -86,10 +119,14 @@ def test_what_is_not_in_the_pods_is_told() -> None:
 
 
 @pytest.mark.nightly
-def test_what_the_pods_do_trains_on_two_processes(tmp_path: Path) -> None:
-    """The containers' own script and environment; only the names of machines are those of here."""
+@pytest.mark.parametrize("spares", [0, 1])
+def test_what_the_pods_do_trains_on_two_processes(tmp_path: Path, spares: int) -> None:
+    """The containers' own script and environment; only the names of machines are those of here.
+
+    A spare that is not needed ends well too.
+    """
     pytest.importorskip("transformers")
-    found = manifests(tiny(cluster="2x1xCPU"))
+    found = manifests(tiny(cluster="2x1xCPU"), Target(spares=spares))
     [container] = found["Job"]["spec"]["template"]["spec"]["containers"]
     (tmp_path / "run.toml").write_text(found["ConfigMap"]["data"]["run.toml"])
     told = {one["name"]: one["value"] for one in container["env"]}
@@ -103,17 +140,17 @@ def test_what_the_pods_do_trains_on_two_processes(tmp_path: Path) -> None:
                 **os.environ,
                 **told,
                 "PATH": f"{programs}:{os.environ['PATH']}",
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
                 "JOB_COMPLETION_INDEX": str(index),
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        # The second is there first, and waits.
-        for index in (1, 0)
+        # The first is there last: the others wait.
+        for index in reversed(range(2 + spares))
     ]
     said = [pod.communicate(timeout=PATIENCE_S) for pod in pods]
-    assert [pod.returncode for pod in pods] == [0, 0], said
+    assert {pod.returncode for pod in pods} == {0}, said
     lines = (tmp_path / "runs/small-zero3/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 41))

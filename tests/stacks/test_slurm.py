@@ -15,10 +15,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, write_run
+from shardwise.stacks.write.exported import USUAL, Target
 from shardwise.stacks.write.slurm import export
 from tests.command import PATIENCE_S, ROOT
 from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
@@ -44,7 +47,8 @@ tasks = [
     for node in range(nodes)
 ]
 open("tasks", "w").write(" ".join(str(task.pid) for task in tasks))
-sys.exit(max(task.wait() for task in tasks))
+codes = [task.wait() for task in tasks]
+sys.exit(max(code if code >= 0 else 128 - code for code in codes))
 """
 SCONTROL = """#!{python}
 import os, sys
@@ -55,15 +59,29 @@ else:
 """
 
 
-def script(run: RunSpec, folder: Path) -> Path:
+# More than devices: what a script may be asked for.
+ASKED = Target(
+    environment={"NCCL_SOCKET_IFNAME": "ib0", "HOSTILE": HOSTILE_NAME},
+    setup=("module load cuda", "source .venv/bin/activate"),
+    spares=1,
+)
+
+
+def script(run: RunSpec, folder: Path, target: Target = USUAL) -> Path:
     path = folder / "run.sbatch"
-    path.write_text(export(run).text)
+    path.write_text(export(run, target).text)
     return path
 
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_bash_and_shellcheck_find_nothing(run: RunSpec, tmp_path: Path) -> None:
-    path = script(run, tmp_path)
+CASES = {name: (run, USUAL) for name, run in RUNS.items()}
+CASES["spares"] = (RUNS["two nodes of GPUs"], ASKED)
+
+
+@pytest.mark.parametrize(("run", "target"), CASES.values(), ids=CASES)
+def test_bash_and_shellcheck_find_nothing(run: RunSpec, target: Target, tmp_path: Path) -> None:
+    # shellcheck would ask whether text that looks like a command is one.
+    target = target._replace(setup=target.setup[:1], environment={"NAME": "a b"})
+    path = script(run, tmp_path, target)
     subprocess.run(["bash", "-n", path], check=True)
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
@@ -71,8 +89,8 @@ def test_bash_and_shellcheck_find_nothing(run: RunSpec, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def directives(run: RunSpec) -> dict[str, str]:
-    lines = [line for line in export(run).text.splitlines() if line.startswith("#SBATCH ")]
+def directives(run: RunSpec, target: Target = USUAL) -> dict[str, str]:
+    lines = [line for line in export(run, target).text.splitlines() if line.startswith("#SBATCH ")]
     pairs = (line.removeprefix("#SBATCH --").partition("=") for line in lines)
     return {key: value for key, _, value in pairs}
 
@@ -86,6 +104,44 @@ def test_what_is_asked_of_slurm() -> None:
     assert asked["signal"].startswith("USR1@")
     assert "gpus-per-node" not in directives(tiny())
     assert any("cluster.network" in loss for loss in export(large()).unsupported)
+
+
+def test_spares_are_nodes_that_do_not_train() -> None:
+    asked = directives(large(), ASKED)
+    assert (asked["nodes"], "no-kill" in asked) == ("3", True)
+    assert "export PET_NNODES=2\n" in export(large(), ASKED).text
+    assert "no-kill" not in directives(large())
+
+
+def test_the_environment_is_what_was_asked_for(tmp_path: Path) -> None:
+    """What bash makes of the lines that set it, whatever the values say."""
+    text = export(large(), ASKED).text
+    begin = text.index("export NCCL_SOCKET_IFNAME")
+    lines = text[begin : text.index("# Processes of one node")]
+    shown = subprocess.run(
+        ["bash", "-uc", f"{lines}\nenv -0"], cwd=tmp_path, capture_output=True, check=True
+    )
+    found = dict(one.split(b"=", 1) for one in shown.stdout.split(b"\0") if one)
+    for name, value in ASKED.environment.items():
+        assert found[name.encode()].decode() == value
+    assert not list(tmp_path.iterdir())
+    assert text.index("module load cuda\nsource .venv/bin/activate\n") < begin
+
+
+@pytest.mark.parametrize(
+    ("run", "target", "location"),
+    [
+        (large(), Target(time="soon"), "--time"),
+        (large(), Target(environment={"A B": "1"}), "--env"),
+        (large(), Target(environment={"A": HOSTILE}), "--env"),
+        (large(), Target(setup=("one\ntwo",)), "--setup"),
+        (tiny(), Target(spares=1), "--spares"),
+        (RUNS["saves nothing"], Target(spares=1), "--spares"),
+    ],
+)
+def test_what_cannot_be_asked_for(run: RunSpec, target: Target, location: str) -> None:
+    with pytest.raises(SpecError, match=location):
+        export(run, target)
 
 
 def test_a_run_that_saves_nothing_is_not_queued_again() -> None:
@@ -111,7 +167,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     return {
         **os.environ,
         "PATH": f"{tools}:{programs}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
         "SLURM_JOB_ID": str(random.randrange(1000, 20_000)),
         "SLURM_JOB_NODELIST": "node[1-2]",
         "SLURM_NNODES": "2",
@@ -119,10 +175,12 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def started(run: RunSpec, folder: Path, slurm: dict[str, str]) -> subprocess.Popen[str]:
+def started(
+    run: RunSpec, folder: Path, slurm: dict[str, str], target: Target = USUAL
+) -> subprocess.Popen[str]:
     (folder / "run.toml").write_text(write_run(run))
     return subprocess.Popen(
-        ["bash", str(script(run, folder))], cwd=folder, env=slurm, text=True,
+        ["bash", str(script(run, folder, target))], cwd=folder, env=slurm, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -158,6 +216,41 @@ def test_two_nodes_train_stop_before_the_time_is_up_and_go_on(
     assert steps_in(tmp_path) == list(range(1, 301))
     [folder] = (tmp_path / "runs").iterdir()
     assert json.loads((folder / "prediction.json").read_text())["cluster"]["devices"] == 2
+
+
+def trees(folder: Path) -> list[list[Any]]:
+    """The processes of each task: the shell, the launcher, and its ranks if it trains."""
+    psutil = pytest.importorskip("psutil")
+    tasks = [psutil.Process(int(pid)) for pid in (folder / "tasks").read_text().split()]
+    return [[task, *task.children(recursive=True)] for task in tasks]
+
+
+@pytest.mark.nightly
+def test_a_spare_takes_the_place_of_a_node_that_is_lost(
+    tmp_path: Path, slurm: dict[str, str]
+) -> None:
+    pytest.importorskip("transformers")
+    run = tiny(cluster="2x1xCPU", train={"steps": 800, "checkpoint": {"every": 20}})
+    job = started(run, tmp_path, {**slurm, "SLURM_NNODES": "3"}, Target(spares=1))
+    deadline = time.monotonic() + PATIENCE_S
+    while len(steps_in(tmp_path)) < 60:
+        assert job.poll() is None, job.communicate()
+        assert time.monotonic() < deadline, "it did not begin"
+        time.sleep(0.05)
+    training = [tree for tree in trees(tmp_path) if len(tree) > 2]
+    assert len(training) == 2
+    port = 20_000 + int(slurm["SLURM_JOB_ID"]) % 20_000
+    [lost] = [
+        tree for tree in training
+        if not any(c.status == "LISTEN" and c.laddr.port == port for c in tree[1].net_connections())
+    ][:1]  # fmt: skip
+    for process in lost:
+        process.kill()
+    said = job.communicate(timeout=PATIENCE_S)
+    assert job.returncode == 0, said
+    assert steps_in(tmp_path) == list(range(1, 801))
+    [folder] = (tmp_path / "runs").iterdir()
+    assert len((folder / "recoveries.jsonl").read_text().splitlines()) >= 1
 
 
 @pytest.mark.nightly

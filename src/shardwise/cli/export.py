@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shardwise.report.exported import Figures
     from shardwise.spec.run import RunSpec
     from shardwise.spec.strategy import Strategy
+    from shardwise.stacks.write.exported import Target
 
 
 def export(
@@ -38,8 +39,30 @@ def export(
     ] = None,
     time: Annotated[
         str | None,
-        typer.Option(help="Slurm time limit, HH:MM:SS or D-HH:MM:SS; default: 24:00:00."),
+        typer.Option(
+            help="Time limit, HH:MM:SS or D-HH:MM:SS; default: 24:00:00 for Slurm, none for "
+            "Kubernetes."
+        ),
     ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Variable of the job's environment, NAME=VALUE; repeat it for more.",
+            show_default=False,
+        ),
+    ] = None,
+    setup: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Command before a Slurm job starts training, such as 'module load cuda'; repeat "
+            "it for more.",
+            show_default=False,
+        ),
+    ] = None,
+    spares: Annotated[
+        int, typer.Option(min=0, help="Nodes that wait until one that trains is lost.")
+    ] = 0,
+    image: Annotated[str | None, typer.Option(help="Image of Kubernetes' containers.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a run for another stack; show its figures there and what it cannot express.
@@ -50,16 +73,24 @@ def export(
     from shardwise.cli.values import lowered
     from shardwise.report.exported import exported_dict, print_exported
     from shardwise.report.screen import plain_console
-    from shardwise.spec.record import SpecError
     from shardwise.spec.run import read_run
     from shardwise.stacks.write.exported import Target
     from shardwise.stacks.write.exports import export_run
 
     stack = lowered(to) or ""
-    if stack != "slurm" and (partition or account or time):
-        raise SpecError("--partition, --account, --time: only '--to slurm' takes them")
+    target = Target(
+        file=str(output) if output else None,
+        run_file=str(run),
+        partition=partition,
+        account=account,
+        time=time,
+        environment=_variables(env or []),
+        setup=tuple(setup or ()),
+        spares=spares,
+        image=image,
+    )
+    _check_taken(stack, target)
     described = read_run(run).resolved()
-    target = Target(str(output) if output else None, str(run), partition, account, time)
     written = export_run(described, stack, target)
     if output is not None:
         check_output(output, suffix=Path(written.name).suffix)
@@ -75,6 +106,44 @@ def export(
     print_exported(written, described, figures, stack=stack, file=file, console=errors)
     if problem:
         typer.echo(f"note: figures are not predicted: {problem}", err=True)
+
+
+# Options of a job, and the schedulers that take them.
+_SCHEDULERS = {
+    "partition": ("slurm",),
+    "account": ("slurm",),
+    "setup": ("slurm",),
+    "image": ("kubernetes",),
+    "time": ("slurm", "kubernetes"),
+    "environment": ("slurm", "kubernetes"),
+    "spares": ("slurm", "kubernetes"),
+}
+
+
+def _check_taken(stack: str, target: Target) -> None:
+    from shardwise.spec.record import SpecError
+
+    problems = [
+        f"--{'env' if field == 'environment' else field}: only "
+        f"{' and '.join(f'--to {one}' for one in takers)} take{'s' * (len(takers) == 1)} it; leave "
+        "it out"
+        for field, takers in _SCHEDULERS.items()
+        if getattr(target, field) and stack not in takers
+    ]
+    if problems:
+        raise SpecError(problems)
+
+
+def _variables(texts: list[str]) -> dict[str, str]:
+    from shardwise.spec.record import SpecError
+
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SpecError(f"--env: cannot read {text[:60]!r}; write NAME=VALUE")
+        found[name] = value
+    return found
 
 
 def _predicted(run: RunSpec, applied: Strategy, stack: str) -> tuple[Figures | None, str]:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from shardwise.spec.record import Problems, SpecError
 from shardwise.spec.run import RunSpec
+from shardwise.stacks.write.exported import Target
 from shardwise.stacks.write.quoting import slug
+
+# Minutes, MM:SS, HH:MM:SS, or D-HH and its longer forms: times as Slurm reads them.
+_TIME = re.compile(
+    r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d{2}))?(?::(?P<third>\d{2}))?"
+)
+_UNLIMITED = ("UNLIMITED", "INFINITE")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Variable(NamedTuple):
@@ -15,6 +26,61 @@ class Variable(NamedTuple):
     name: str
     value: str
     why: str
+
+
+def check_target(run: RunSpec, target: Target) -> None:
+    """Raise SpecError for what no scheduler can be asked for."""
+    problems = Problems()
+    with problems.collect():
+        seconds_of(target.time)
+    for name, value in target.environment.items():
+        if not _VARIABLE.fullmatch(name):
+            problems.found.append(f"--env: {name[:60]!r} is not a name; write NAME=VALUE")
+        if not value.isprintable():
+            problems.found.append(f"--env: the value of {name[:60]} must be one line of text")
+    if target.spares and run.cluster.nodes == 1:
+        problems.found.append(
+            "--spares: a run on one node does not meet others; leave it out, or use more nodes"
+        )
+    if target.spares and not saves(run):
+        problems.found.append("--spares: train.checkpoint is false, so no spare can take over")
+    problems.raise_if_any()
+
+
+def seconds_of(time: str | None) -> int | None:
+    """Seconds of a time limit as Slurm reads it; None where there is none."""
+    if time is None or time.upper() in _UNLIMITED:
+        return None
+    match = _TIME.fullmatch(time)
+    if match is None:
+        raise SpecError(f"--time: cannot read {time[:60]!r}; write HH:MM:SS or D-HH:MM:SS")
+    days, first, second, third = (
+        int(match[part] or 0) for part in ("days", "first", "second", "third")
+    )
+    if match["days"] is not None or match["third"] is not None:
+        return 86_400 * days + 3600 * first + 60 * second + third
+    return 60 * first + second
+
+
+def is_done_command(run: RunSpec, name: str) -> str:
+    """A shell command that succeeds where the run `name` (a word of the shell) is done."""
+    to = run.train.checkpoint.to if run.train is not None else None
+    place = shlex.quote((to or str(runs_folder(run))).rstrip("/"))
+    return f"shardwise runs {place}/{name} --where state=done >/dev/null 2>&1"
+
+
+# A function of the shell: runs a launcher, passes signals on to it, and returns its exit code.
+LAUNCH = """\
+launch() {
+  "$@" &
+  LAUNCHER=$!
+  trap 'STOPPED=1; kill -TERM "$LAUNCHER"' TERM
+  trap 'STOPPED=1; kill -USR1 "$LAUNCHER"' USR1
+  # A signal ends `wait`, while the launcher still saves.
+  while kill -0 "$LAUNCHER" 2>/dev/null; do wait "$LAUNCHER"; done
+  wait "$LAUNCHER"
+}
+"""
 
 
 def gpu_variables(run: RunSpec) -> tuple[Variable, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shardwise.spec.strategy import Strategy
@@ -15,10 +16,18 @@ class Target(NamedTuple):
     file: str | None = None
     # The run.toml that jobs start.
     run_file: str = "run.toml"
-    # Slurm's --partition, --account and --time.
+    # Slurm's --partition and --account; the time limit of Slurm and Kubernetes.
     partition: str | None = None
     account: str | None = None
     time: str | None = None
+    # Variables of the environment, by name.
+    environment: Mapping[str, str] = {}
+    # Commands that a Slurm script runs before it starts launchers.
+    setup: tuple[str, ...] = ()
+    # Nodes that wait until one that trains is lost.
+    spares: int = 0
+    # The image of Kubernetes' containers.
+    image: str | None = None
 
     def name(self, usual: str) -> str:
         """The file's name as a word of a shell command."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.stacks.write.cluster_job import (
+    LAUNCH,
+    check_target,
     gpu_variables,
+    is_done_command,
     job_name,
     local_files,
     runs_folder,
     saves,
     saves_far_away,
+    seconds_of,
 )
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.quoting import comment, yaml_block, yaml_text
@@ -25,10 +29,11 @@ _AMD = ("MI2", "MI3")
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
     """All manifests in one file, with the run.toml inside."""
+    check_target(run, target)
     parts = [_config(run), _VOLUME_CLAIM.format(name=job_name(run))]
     if run.cluster.nodes > 1:
         parts.append(_SERVICE.format(name=job_name(run), port=PORT))
-    parts.append(_job(run))
+    parts.append(_job(run, target))
     title = f"# {comment(run.model.name)} on {comment(str(run.cluster))}: {run.strategy}\n"
     text = title + "---\n".join(parts)
     command = f"kubectl apply -f {target.name(NAME)}"
@@ -89,14 +94,24 @@ fi
 """
 
 
-def _job(run: RunSpec) -> str:
-    name, nodes = job_name(run), run.cluster.nodes
-    many = nodes > 1
+def _script(run: RunSpec, target: Target) -> str:
+    """What a container runs: the launcher; a pod that fails is replaced by Kubernetes."""
+    name = job_name(run)
     words = f"run.toml --nproc {run.cluster.devices_per_node} --name {name}"
-    script = (_MEET if many else "") + (
-        "# exec replaces the shell, so that the launcher gets SIGTERM.\n"
-        f"exec shardwise train {words}{' --resume' if saves(run) else ''}\n"
-    )
+    command = f"shardwise train {words}{' --resume' if saves(run) else ''}\n"
+    meet = _MEET if run.cluster.nodes > 1 else ""
+    if target.spares:
+        return f"{meet}{LAUNCH}launch {command}" + _DONE.format(is_done=is_done_command(run, name))
+    return f"{meet}# exec replaces the shell, so that the launcher gets SIGTERM.\nexec {command}"
+
+
+def _job(run: RunSpec, target: Target) -> str:
+    name, many = job_name(run), run.cluster.nodes > 1
+    pods = run.cluster.nodes + target.spares
+    spares = _SPARES.format(nodes=run.cluster.nodes) if target.spares else ""
+    seconds = seconds_of(target.time)
+    limit = "" if seconds is None else f"  activeDeadlineSeconds: {seconds}\n"
+    image = _IMAGE if target.image is None else f"          image: {yaml_text(target.image)}\n"
     subdomain = f"      subdomain: {name}\n" if many else ""
     return f"""\
 apiVersion: batch/v1
@@ -105,12 +120,14 @@ metadata:
   name: {name}
 spec:
   completionMode: Indexed
-  completions: {nodes}
-  parallelism: {nodes}
-  # The launcher in each pod restarts processes itself; these limits count failed pods. If one index
-  # fails for good, the job fails.
+{spares}\
+  completions: {pods}
+  parallelism: {pods}
+{limit}\
+  # The launcher in each pod restarts processes itself; these limits count failed pods. If more
+  # indexes than spares fail for good, the job fails.
   backoffLimitPerIndex: 5
-  maxFailedIndexes: 0
+  maxFailedIndexes: {target.spares}
   podFailurePolicy:
     rules:
       # Would fail again: invalid input, numbers that are not finite.
@@ -137,13 +154,12 @@ spec:
       terminationGracePeriodSeconds: {GRACE_S}
       containers:
         - name: train
-          # Change it: an image with torch for these devices, bash, and "shardwise[hf]".
-          image: registry.example/shardwise:change-me
+{image}\
           workingDir: {VOLUME}
           command: [bash, -c]
           args:
-            - {yaml_block(script, 14)}
-{_environment(run)}\
+            - {yaml_block(_script(run, target), 14)}
+{_environment(run, target)}\
 {_resources(run)}\
           volumeMounts:
             - name: work
@@ -167,7 +183,22 @@ spec:
 """
 
 
-def _environment(run: RunSpec) -> str:
+_DONE = """\
+CODE=$?
+# A spare that was not needed loses the others when the run is done.
+if [ "$CODE" -eq 1 ] && {is_done}; then CODE=0; fi
+exit "$CODE"
+"""
+_SPARES = """\
+  # {nodes} pods train, the others are spares: if one is lost, a spare takes its place.
+"""
+_IMAGE = """\
+          # Change it: an image with torch for these devices, bash, and "shardwise[hf]".
+          image: registry.example/shardwise:change-me
+"""
+
+
+def _environment(run: RunSpec, target: Target) -> str:
     found: list[tuple[str, str, str]] = []
     if run.cluster.nodes > 1:
         name = job_name(run)
@@ -178,6 +209,7 @@ def _environment(run: RunSpec) -> str:
             ("PORT", str(PORT), ""),
         ]
     found += gpu_variables(run)
+    found += [(name, value, "") for name, value in target.environment.items()]
     lines = [
         f"{f'            # {why}{chr(10)}' if why else ''}"
         f"            - name: {name}\n              value: {yaml_text(value)}\n"

@@ -8,7 +8,10 @@ import shlex
 from shardwise.spec.record import Problems
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.write.cluster_job import (
+    LAUNCH,
+    check_target,
     gpu_variables,
+    is_done_command,
     job_name,
     runs_folder,
     saves,
@@ -21,22 +24,22 @@ NAME = "run.sbatch"
 DEFAULT_TIME = "24:00:00"
 # Seconds before the time limit at which the job is signalled: one step and one save must fit.
 WARNING_S = 300
-
-
-# What Slurm takes as a name, and as a time: minutes, HH:MM:SS, or D-HH:MM:SS and its short forms.
+# Starts of a launcher that loses the others; each makes train.restart.attempts itself.
+ATTEMPTS = 3
+# What Slurm takes as a name.
 _NAME = re.compile(r"[A-Za-z0-9_.,@+-]{1,128}")
-_TIME = re.compile(
-    r"\d+|\d+:\d{2}(:\d{2})?|\d+-\d{1,2}(:\d{2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE
-)
 
 
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
     """The script; it starts the run.toml it was written from, or the one that is its argument."""
-    _check(target)
-    parts = [_request(run, target), _environment(run)]
-    if run.cluster.nodes > 1:
-        parts.append(_MEET)
-    parts.append(_start(run))
+    _check(run, target)
+    many = run.cluster.nodes > 1
+    parts = [_request(run, target), _environment(run, target)]
+    if many:
+        parts += [_meet(run), _keep_launching(run)]
+    parts.append(_start(run, target))
+    if many and saves(run):
+        parts.append(_DONE.format(is_done=is_done_command(run, '"$NAME"')))
     if saves(run):
         parts.append(_AGAIN)
     command = f"sbatch {target.name(NAME)}"
@@ -45,15 +48,16 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     )
 
 
-def _check(target: Target) -> None:
+def _check(run: RunSpec, target: Target) -> None:
     problems = Problems()
+    with problems.collect():
+        check_target(run, target)
     for option, value in (("partition", target.partition), ("account", target.account)):
         if value is not None and not _NAME.fullmatch(value):
             problems.found.append(f"--{option}: {value[:60]!r} is not a name that Slurm takes")
-    if target.time is not None and not _TIME.fullmatch(target.time):
-        problems.found.append(
-            f"--time: cannot read {target.time[:60]!r}; write HH:MM:SS or D-HH:MM:SS"
-        )
+    for line in target.setup:
+        if not line.isprintable():
+            problems.found.append(f"--setup: {line[:60]!r} is not one line; give the option twice")
     problems.raise_if_any()
 
 
@@ -61,6 +65,7 @@ def _request(run: RunSpec, target: Target) -> str:
     cluster = run.cluster
     gpus = f"#SBATCH --gpus-per-node={cluster.devices_per_node}\n"
     again = _REQUEUE if saves(run) else ""
+    spares = _SPARES.format(nodes=cluster.nodes) if target.spares else ""
     asked = "".join(
         f"#SBATCH --{option}={value}\n"
         for option, value in (("partition", target.partition), ("account", target.account))
@@ -70,7 +75,8 @@ def _request(run: RunSpec, target: Target) -> str:
 #!/bin/bash
 # {comment(run.model.name)} on {comment(str(cluster))}: {comment(str(run.strategy))}
 #SBATCH --job-name={job_name(run)}
-#SBATCH --nodes={cluster.nodes}
+{spares}\
+#SBATCH --nodes={cluster.nodes + target.spares}
 #SBATCH --ntasks-per-node=1
 {"" if cluster.device.is_cpu else gpus}\
 #SBATCH --exclusive
@@ -87,6 +93,11 @@ NAME={job_name(run)}-$SLURM_JOB_ID
 """
 
 
+_SPARES = """\
+# {nodes} nodes train, the others are spares: if one is lost, a spare takes its place.
+# --no-kill: the job goes on without a node that failed.
+#SBATCH --no-kill
+"""
 _REQUEUE = f"""\
 # Slurm requeues the job after a node failure or preemption, with the same job ID.
 #SBATCH --requeue
@@ -97,9 +108,11 @@ _REQUEUE = f"""\
 """
 
 
-def _environment(run: RunSpec) -> str:
+def _environment(run: RunSpec, target: Target) -> str:
     processes = run.cluster.devices_per_node
     lines = [
+        *target.setup,
+        *(f"export {name}={shlex.quote(value)}" for name, value in target.environment.items()),
         "# Processes of one node share its cores.",
         f"THREADS=$((SLURM_CPUS_ON_NODE / {processes}))",
         "export OMP_NUM_THREADS=$((THREADS > 0 ? THREADS : 1))",
@@ -116,26 +129,61 @@ def _environment(run: RunSpec) -> str:
     return "\n".join(lines) + "\n"
 
 
-_MEET = """\
+def _meet(run: RunSpec) -> str:
+    return f"""\
 # Rendezvous on the first node, at a port that other jobs on that node do not use.
 FIRST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export PET_NNODES=$SLURM_NNODES
+export PET_NNODES={run.cluster.nodes}
 export PET_RDZV_ENDPOINT=$FIRST:$((20000 + SLURM_JOB_ID % 20000))
 export PET_RDZV_ID=$SLURM_JOB_ID
+export NAME
 """
 
 
-def _start(run: RunSpec) -> str:
-    name = '--name "$NAME"' + (" --resume" if saves(run) else "")
+def _keep_launching(run: RunSpec) -> str:
     return f"""\
+# shellcheck disable=SC2317  # srun calls both functions, on every node
+{LAUNCH}
+# Exit code 1: the launcher lost the others, or gave up. It starts again: a node that was lost may
+# have been replaced. A spare that was not needed is done when the run is.
+# shellcheck disable=SC2317
+keep_launching() {{
+  local code STOPPED=0
+  for _ in {" ".join(map(str, range(1, ATTEMPTS + 1)))}; do
+    launch "$@"
+    code=$?
+    if [ "$code" -ne 1 ] || [ "$STOPPED" = 1 ]; then return "$code"; fi
+    if {is_done_command(run, '"$NAME"')}; then return 0; fi
+    sleep 5
+    if [ "$STOPPED" = 1 ]; then return 143; fi
+  done
+  return "$code"
+}}
+"""
+
+
+def _start(run: RunSpec, target: Target) -> str:
+    name = '--name "$NAME"' + (" --resume" if saves(run) else "")
+    many = run.cluster.nodes > 1
+    functions = "export -f launch keep_launching\n" if many else ""
+    launcher = "bash -c 'keep_launching \"$@\"' launcher \\\n  " if many else ""
+    kept = " --no-kill" if target.spares else ""
+    return f"""\
+{functions}\
 # --cpu-bind=none: a launcher's processes use all cores of the node, not those of one task.
 # --kill-on-bad-exit=0, --wait=0: a launcher that has saved does not end those still saving.
-srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=0 \\
-  shardwise train "$RUN" --nproc {run.cluster.devices_per_node} {name}
+srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=0{kept} \\
+  {launcher}shardwise train "$RUN" --nproc {run.cluster.devices_per_node} {name}
 CODE=$?
 """
 
 
+_DONE = """\
+# A node that was lost leaves its exit code behind; whether the run is done decides.
+if [ "$CODE" -ne 0 ] && {is_done}; then
+  CODE=0
+fi
+"""
 _AGAIN = """\
 # Saved before the time limit: requeue. scancel and preemption send SIGTERM (143).
 if [ "$CODE" -eq 138 ]; then
