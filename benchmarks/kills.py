@@ -71,6 +71,11 @@ class Ended(NamedTuple):
     bit_equal: bool
 
 
+def is_rank(process: psutil.Process, rank: int) -> bool:
+    """Whether a process is a rank: our launcher names it, torchrun sets its environment."""
+    return process.name() == f"rank {rank}" or process.environ().get("RANK") == str(rank)
+
+
 class Victim:
     """A run in progress."""
 
@@ -113,9 +118,9 @@ class Victim:
     def kill(self, rank: int) -> bool:
         """Kill a rank; return False if it does not run at the moment."""
         with suppress(psutil.Error):
-            for child in psutil.Process(self.process.pid).children():
+            for child in psutil.Process(self.process.pid).children(recursive=True):
                 with suppress(psutil.Error):
-                    if child.environ().get("RANK") == str(rank):
+                    if is_rank(child, rank):
                         child.kill()
                         return True
         return False

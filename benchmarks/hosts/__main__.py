@@ -1,9 +1,9 @@
 """Break hosts of real runs and count what was survived.
 
-`python -m benchmarks.hosts [--json] [--faults rank-kill,shrink] [--hosts 2,3] [--strategies zero3]`
-starts runs on network namespaces, injects one fault into each, and compares the end with a run that
-was left alone: every byte of the last checkpoint where the same number of hosts trained, the losses
-to 1e-6 elsewhere. It needs root. A case takes about a minute.
+`python -m benchmarks.hosts [--json] [--faults rank-kill,shrink] [--hosts 2,3] [--strategies zero3]
+[--moments 25,40] [--lanes 2]` starts runs on network namespaces, injects one fault into each, and
+compares the end with a run that was left alone: every byte of the last checkpoint where the same
+number of hosts trained, the losses to 1e-6 elsewhere. It needs root. A case takes about a minute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
@@ -22,7 +23,9 @@ from benchmarks.hosts.cluster import STRATEGIES, Cluster, cluster, wait_until
 from benchmarks.hosts.faults import FAULTS, Fault
 from benchmarks.lab.network import available
 
-STEPS, FAULT_AT = 80, 25
+STEPS = 80
+# Steps after which faults happen: between two saves, and while one is written.
+MOMENTS = (25, 40)
 TOLERANCE = 1e-6
 
 
@@ -30,9 +33,10 @@ class Case(NamedTuple):
     fault: str
     hosts: int
     strategy: str
+    moment: int
 
     def __str__(self) -> str:
-        return f"{self.fault}, {self.hosts} hosts, {self.strategy}"
+        return f"{self.fault} at step {self.moment}, {self.hosts} hosts, {self.strategy}"
 
 
 class Outcome(NamedTuple):
@@ -55,8 +59,9 @@ class Reference(NamedTuple):
     losses: dict[int, float]
 
 
-def reference(folder: Path, hosts: int, strategy: str) -> Reference:
-    """The end of a run that is left alone."""
+def reference(folder: Path, setup: tuple[int, str]) -> Reference:
+    """The end of a run that is left alone on a number of hosts with a strategy."""
+    hosts, strategy = setup
     with cluster(folder, hosts, strategy, str(hosts), STEPS, serves=False) as run:
         for number in range(hosts):
             run.start(number)
@@ -78,7 +83,7 @@ def break_run(folder: Path, case: Case, expected: Reference) -> Outcome:
             run.start(case.hosts)
             # Only a host that waits can take the place of another.
             started = started and wait_until(lambda: "is a spare" in run.said(case.hosts))
-        if not started or not run.reaches(FAULT_AT):
+        if not started or not run.reaches(case.moment):
             return _failed(case, fault, f"did not start: {run.said(0)[-500:]}")
         victim = 0 if fault.of_server else case.hosts - 1
         noticed_s, recovery_s = _follow(run, fault, victim)
@@ -136,11 +141,18 @@ def _same_end(run: Cluster, fault: Fault, expected: Reference) -> bool:
     )
 
 
-def cases(faults: list[str], counts: list[int], strategies: list[str]) -> Iterator[Case]:
-    for strategy in strategies:
-        for hosts in counts:
-            for fault in faults:
-                yield Case(fault, hosts, strategy)
+def cases(
+    faults: list[str], counts: list[int], strategies: list[str], moments: list[int]
+) -> list[Case]:
+    """All combinations; faults that last for minutes happen at the first moment only."""
+    return [
+        Case(fault, hosts, strategy, moment)
+        for moment in moments
+        for strategy in strategies
+        for hosts in counts
+        for fault in faults
+        if moment == moments[0] or not FAULTS[fault].is_long
+    ]
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, Any]:
@@ -168,27 +180,29 @@ def main() -> None:
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--hosts", default="2,3")
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
+    parser.add_argument("--moments", default=",".join(map(str, MOMENTS)))
+    parser.add_argument("--lanes", type=int, default=1, help="runs at a time")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     if (reason := available()) is not None:
         sys.exit(reason)
+    counts, moments = (
+        [int(one) for one in text.split(",")] for text in (asked.hosts, asked.moments)
+    )
+    chosen = cases(asked.faults.split(","), counts, asked.strategies.split(","), moments)
+    keys = list(dict.fromkeys((case.hosts, case.strategy) for case in chosen))
     outcomes = []
-    references: dict[tuple[int, str], Reference] = {}
-    counts = [int(one) for one in asked.hosts.split(",")]
-    with tempfile.TemporaryDirectory(prefix="hosts-") as parent:
-        for number, case in enumerate(
-            cases(asked.faults.split(","), counts, asked.strategies.split(","))
-        ):
-            key = (case.hosts, case.strategy)
-            if key not in references:
-                references[key] = reference(Path(parent, f"reference-{number}"), *key)
-            begin = time.monotonic()
-            outcomes.append(break_run(Path(parent, f"run-{number}"), case, references[key]))
-            last = outcomes[-1]
-            took = time.monotonic() - begin
-            print(f"{last._replace(problem='')} ({took:.0f} s)", file=sys.stderr, flush=True)
-            if last.problem:
-                print(last.problem, file=sys.stderr, flush=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="hosts-") as parent,
+        ProcessPoolExecutor(asked.lanes, get_context("spawn")) as lanes,
+    ):
+        ends = lanes.map(reference, (Path(parent, f"{n}x{name}") for n, name in keys), keys)
+        expected = dict(zip(keys, ends, strict=True))
+        folders = (Path(parent, f"run-{number}") for number in range(len(chosen)))
+        wanted = (expected[case.hosts, case.strategy] for case in chosen)
+        for one in lanes.map(break_run, folders, chosen, wanted):
+            outcomes.append(one)
+            print(one._replace(problem=""), one.problem, file=sys.stderr, flush=True)
     found = summary(outcomes)
     if asked.json:
         print(json.dumps(found, indent=1))

@@ -118,7 +118,8 @@ class Cluster:
     def ranks(self, number: int) -> list[psutil.Process]:
         """The worker processes of a host."""
         with suppress(psutil.Error):
-            return psutil.Process(self.launchers[number].pid).children()
+            children = psutil.Process(self.launchers[number].pid).children(recursive=True)
+            return [child for child in children if child.name().startswith("rank ")]
         return []
 
     def kill(self, number: int) -> None:

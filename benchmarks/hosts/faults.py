@@ -24,6 +24,7 @@ class Fault(NamedTuple):
     spare: bool = False
     # Whether the same number of hosts trains at all times.
     same_size: bool = True
+    is_long: bool = False
 
 
 def _kill_rank(run: Cluster, victim: int) -> None:
@@ -92,8 +93,8 @@ FAULTS = {
         Fault("host-back", _kill_host),
         Fault("power-loss", _power_loss),
         Fault("link-5s", _link_down(5), restarts=False),
-        Fault("link-60s", _link_down(60)),
-        Fault("slow-link", _slow_link, restarts=False),
+        Fault("link-60s", _link_down(60), is_long=True),
+        Fault("slow-link", _slow_link, restarts=False, is_long=True),
         Fault("server-back", _kill_server, restarts=False, of_server=True),
         Fault("server-host-back", _kill_host, of_server=True),
         Fault("spare", _never_back, spare=True),

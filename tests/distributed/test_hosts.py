@@ -25,7 +25,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """The end of a run on two hosts that nobody disturbs."""
     if (reason := available()) is not None:
         pytest.skip(reason)
-    return reference(tmp_path_factory.mktemp("reference") / "it", 2, "zero3")
+    return reference(tmp_path_factory.mktemp("reference") / "it", (2, "zero3"))
 
 
 @needs_lab
@@ -33,7 +33,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     "fault", ["rank-kill", "power-loss", "server-back", "server-host-back", "spare", "grow"]
 )
 def test_a_fault_of_a_host_is_survived(fault: str, tmp_path: Path, expected: Reference) -> None:
-    outcome = break_run(tmp_path / "it", Case(fault, 2, "zero3"), expected)
+    outcome = break_run(tmp_path / "it", Case(fault, 2, "zero3", 25), expected)
     assert outcome.survived, outcome.problem
     assert outcome.same_end, outcome.problem
     assert outcome.blamed_right is not False, outcome.problem

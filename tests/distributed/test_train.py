@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from shardwise.observe.memory.read import read_memory
@@ -235,23 +236,23 @@ def test_a_signal_stops_all_ranks_at_one_step(tmp_path: Path, number: int) -> No
     assert running.returncode == 128 + number
 
 
-def workers_of(running: subprocess.Popen[str]) -> list[int]:
-    found = subprocess.run(
-        ["pgrep", "-P", str(running.pid)], capture_output=True, text=True, check=True
-    )
-    return [int(pid) for pid in found.stdout.split()]
+def workers_of(running: subprocess.Popen[str]) -> dict[str, int]:
+    """The process of each rank by its name, which `ps` shows too."""
+    children = psutil.Process(running.pid).children(recursive=True)
+    return {one.name(): one.pid for one in children if one.name().startswith("rank ")}
 
 
 @pytest.mark.nightly
 def test_nobody_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     running = started(tmp_path)
     workers = workers_of(running)
-    assert len(workers) == 2
+    assert sorted(workers) == ["rank 0", "rank 1"]
+    everyone = psutil.Process(running.pid).children(recursive=True)
     running.kill()
     running.communicate(timeout=PATIENCE_S)
     deadline = time.monotonic() + PATIENCE_S
-    while any(Path(f"/proc/{pid}").exists() for pid in workers):
-        assert time.monotonic() < deadline, "a worker was left behind"
+    while any(one.is_running() for one in everyone):
+        assert time.monotonic() < deadline, "a process was left behind"
         time.sleep(0.2)
 
 
@@ -259,12 +260,7 @@ def test_nobody_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     """Where the run is not to start again."""
     running = started(tmp_path, "restart = { attempts = 0 }")
-    victims = [
-        pid
-        for pid in workers_of(running)
-        if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
-    ]
-    os.kill(victims[0], signal.SIGKILL)
+    os.kill(workers_of(running)["rank 1"], signal.SIGKILL)
     _, err = running.communicate(timeout=PATIENCE_S)
     assert "rank 1 was killed by signal 9" in err
     assert running.returncode == 1

@@ -6,10 +6,10 @@ shard and context together, so the device mesh has them as one axis, which is ca
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import time
+from multiprocessing.util import Finalize
 
 import torch
 import torch.distributed as dist
@@ -49,7 +49,8 @@ def join(device: torch.device) -> None:
         return
     # Gloo's threads outlive their group, because DTensor keeps every mesh. A thread that still
     # holds tensors of the last collective when the interpreter ends would abort the process.
-    atexit.register(time.sleep, _SETTLE_S)
+    # Run by `atexit` or, in a forked rank, when its function returns.
+    Finalize(None, time.sleep, (_SETTLE_S,), exitpriority=0)
     if int(os.environ["WORLD_SIZE"]) > ONE_GROUP:
         connect_when_needed()
     backend = backends(device.type)

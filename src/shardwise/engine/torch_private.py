@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import (
         RunResult,
         SimpleElasticAgent,
-        Worker,
         WorkerGroup,
         WorkerSpec,
     )
@@ -187,8 +186,8 @@ class AgentHooks(Protocol):
 
     def after_start(self, processes: Iterable[int]) -> None: ...
 
-    def waits_for_first_failure(self, workers: list[Worker]) -> bool:
-        """Whether the agent should not see a failure yet."""
+    def waits_for_first_failure(self, codes: dict[int, int | None]) -> bool:
+        """Whether the agent should not see a failure yet, given the exit code of each rank."""
 
     def all_healthy(self) -> None: ...
 
@@ -196,7 +195,9 @@ class AgentHooks(Protocol):
         """Raise an exception to end instead; the workers are stopped in either case."""
 
 
-def elastic_agent(spec: WorkerSpec, logs: LogsSpecs, hooks: AgentHooks) -> SimpleElasticAgent:
+def elastic_agent(
+    spec: WorkerSpec, logs: LogsSpecs, hooks: AgentHooks, start_method: str
+) -> SimpleElasticAgent:
     """Torch's agent for local processes, which calls `hooks` and stops workers with SIGKILL.
 
     The methods to override are documented, but have private names.
@@ -216,7 +217,10 @@ def elastic_agent(spec: WorkerSpec, logs: LogsSpecs, hooks: AgentHooks) -> Simpl
             return started
 
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-            if hooks.waits_for_first_failure(worker_group.workers):
+            context: Any = self._pcontext
+            codes = [process.exitcode for process in context._pc.processes]
+            ranks = [worker.global_rank for worker in worker_group.workers]
+            if hooks.waits_for_first_failure(dict(zip(ranks, codes, strict=True))):
                 return RunResult(state=WorkerState.HEALTHY)
             result: RunResult = super()._monitor_workers(worker_group)
             if result.state == WorkerState.HEALTHY:
@@ -237,4 +241,4 @@ def elastic_agent(spec: WorkerSpec, logs: LogsSpecs, hooks: AgentHooks) -> Simpl
         def _exit_barrier(self) -> None:
             """Nothing: hosts wait for each other when they leave the rendezvous."""
 
-    return Agent(spec=spec, logs_specs=logs, exit_barrier_timeout=60)
+    return Agent(spec=spec, logs_specs=logs, start_method=start_method, exit_barrier_timeout=60)

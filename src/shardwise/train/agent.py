@@ -11,13 +11,15 @@ from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed.elastic import multiprocessing
-from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
+from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.multiprocessing import spawn
 
 from shardwise.engine.torch_private import elastic_agent
 from shardwise.train.hang_detector import kill_processes
 from shardwise.train.supervisor import Supervisor
+from shardwise.train.worker import START_METHOD
 
 # Signals by which a terminal or a scheduler stops a run.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -34,9 +36,10 @@ class Agent:
     """
 
     def __init__(self, spec: WorkerSpec, logs: LogsSpecs, supervisor: Supervisor) -> None:
-        self._agent = elastic_agent(spec, logs, self)
+        self._agent = elastic_agent(spec, logs, self, START_METHOD)
         # The supervisor's messages replace torch's.
-        logging.getLogger(multiprocessing.api.__name__).disabled = True
+        for module in (multiprocessing.api.__name__, spawn.__module__):
+            logging.getLogger(module).disabled = True
         self._supervisor = supervisor
         self._started = False
         self._restore = ExitStack()
@@ -101,19 +104,20 @@ class Agent:
             for pid in processes:
                 os.kill(pid, signal.SIGTERM)
 
-    def waits_for_first_failure(self, workers: list[Worker]) -> bool:
+    def waits_for_first_failure(self, codes: dict[int, int | None]) -> bool:
         """Kill the remaining workers once one has failed.
 
-        Torch would ask them to end and wait half a minute for those that cannot respond. True while
+        `codes` are the exit codes by rank, negative for a signal, None while the rank runs. Torch
+        would ask the others to end and wait half a minute for those that cannot respond. True while
         every failed worker only lost another one, which has not failed yet.
         """
-        codes = {worker.global_rank: _exit_code(worker.id) for worker in workers}
         failed = {rank: code for rank, code in codes.items() if code}
         if not failed:
             self._supervisor.all_alive()
             return False
         if not self._supervisor.add_failures(failed):
             return None in codes.values()
+        workers = self._agent.get_worker_group().workers
         kill_processes([w.id for w in workers if codes[w.global_rank] is None])
         return False
 
@@ -123,14 +127,3 @@ class Agent:
     def before_restart(self) -> None:
         if not self._supervisor.should_restart():
             raise _NotStarted
-
-
-def _exit_code(pid: Any) -> int | None:
-    """The exit code of a child, negative for a signal; None while it runs. Does not reap it."""
-    try:
-        status = os.waitid(os.P_PID, int(pid), os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return 0  # torch has reaped it: it succeeded
-    if status is None:
-        return None
-    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status

@@ -99,6 +99,12 @@ def launch(
     PET_RDZV_ENDPOINT, PET_RDZV_ID), which Kubernetes operators set. `sizes` are the numbers of
     hosts on which the run can train.
     """
+    from shardwise.train.worker import import_once, variables_since, work
+
+    # Workers of one machine share its cores; train.threads overrides this.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    imported_with = import_once()  # while this process imports torch, too
+
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
@@ -109,17 +115,15 @@ def launch(
 
     logs = folder / "logs"
     redirected: dict[int, Std] = dict.fromkeys(range(1, processes), Std.ALL)
-    # Workers of one machine share its cores; train.threads overrides this.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     run_id = os.environ.get("PET_RDZV_ID", uuid.uuid4().hex)
     hosts = _join_hosts(run_id, processes, sizes, settings)
     with tempfile.TemporaryDirectory(prefix="shardwise-") as heartbeats:
-        os.environ[HEARTBEATS], os.environ[PARENT] = heartbeats, str(os.getpid())
+        os.environ[HEARTBEATS] = heartbeats
         spec = WorkerSpec(
             role="shardwise",
             local_world_size=processes,
-            entrypoint=sys.executable,
-            args=("-m", "shardwise", *arguments),
+            entrypoint=work,
+            args=(variables_since(imported_with), *arguments),
             rdzv_handler=hosts or LoopbackRendezvous(run_id),
             # The supervisor decides whether to restart.
             max_restarts=sys.maxsize if settings.attempts else 0,
