@@ -21,7 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PORT, RUN_ID = 29400, "hosts"
 # Longest wait for anything that must happen.
 PATIENCE_S = 180.0
-STEP_S = 0.05
+# Time that processes have to end after their launcher.
+LEAVE_S = 10.0
+STEP_S = 0.02
 RUN = """
 cluster = "{hosts}x{processes}xCPU"
 model = {model}
@@ -179,9 +181,14 @@ class Cluster:
         return done and all(one.returncode == 0 for one in self.launchers.values())
 
     def left_over(self) -> list[int]:
-        """Processes that are still there after all launchers ended."""
+        """Processes that are still there seconds after all launchers ended."""
         store = [] if self.store is None else [self.store.pid]
-        return [pid for pid in processes_on(self.hosts) if pid not in store]
+
+        def found() -> list[int]:
+            return [pid for pid in processes_on(self.hosts) if pid not in store]
+
+        wait_until(lambda: not found(), LEAVE_S)
+        return found()
 
     def state(self) -> dict[str, bytes]:
         """Every byte of the last checkpoint but its manifest, which has times."""

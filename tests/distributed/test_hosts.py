@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hosts.__main__ import STEPS, Case, Reference, break_run, reference
+from benchmarks.hosts.cases import STEPS, Case, Reference, break_run, reference
 from benchmarks.hosts.cluster import cluster
 from benchmarks.lab.network import available
 from tests.command import COMMAND, PATIENCE_S, environment

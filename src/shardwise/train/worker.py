@@ -14,6 +14,7 @@ import runpy
 import signal
 import sys
 import threading
+from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -24,6 +25,7 @@ START_METHOD = "forkserver"
 _IMPORTED_ONCE = ["shardwise.train.run", "shardwise.report.train", "torch._dynamo"]
 
 
+@cache
 def import_once() -> dict[str, str]:
     """Start the process from which ranks are forked; return its environment, which stays."""
     multiprocessing.set_forkserver_preload(_IMPORTED_ONCE)
