@@ -78,10 +78,18 @@ def break_run(folder: Path, case: Case, expected: Reference) -> Outcome:
             return _failed(case, fault, "\n".join(f"{n}: {s[-800:]}" for n, s in said.items()))
         blamed = _is_blamed(run, fault, victim)
         same_end = _same_end(run, fault, expected)
-        left = len(run.left_over())
-    problem = "" if same_end and blamed is not False else "\n".join(s[-800:] for s in said.values())
+        left = run.left_over()
+    told = [] if same_end and blamed is not False else [text[-800:] for text in said.values()]
     return Outcome(
-        str(case), True, same_end, fault.same_size, blamed, noticed_s, recovery_s, left, problem
+        str(case),
+        True,
+        same_end,
+        fault.same_size,
+        blamed,
+        noticed_s,
+        recovery_s,
+        len(left),
+        "\n".join([*told, *left]),
     )
 
 

@@ -180,15 +180,19 @@ class Cluster:
         done = wait_until(lambda: all(one.poll() is not None for one in self.launchers.values()))
         return done and all(one.returncode == 0 for one in self.launchers.values())
 
-    def left_over(self) -> list[int]:
-        """Processes that are still there seconds after all launchers ended."""
+    def left_over(self) -> list[str]:
+        """Processes that are still there seconds after all launchers ended, with their words."""
         store = [] if self.store is None else [self.store.pid]
 
         def found() -> list[int]:
             return [pid for pid in processes_on(self.hosts) if pid not in store]
 
         wait_until(lambda: not found(), LEAVE_S)
-        return found()
+        words = []
+        for pid in found():
+            with suppress(psutil.Error):
+                words.append(f"{pid} {' '.join(psutil.Process(pid).cmdline())}")
+        return words
 
     def state(self) -> dict[str, bytes]:
         """Every byte of the last checkpoint but its manifest, which has times."""
