@@ -46,7 +46,7 @@ HEALTHY = {
 }
 STEPS_STOP = "0+10x680 6800x40"
 # What Prometheus stores when a target is gone.
-ENDS = "stale " + " ".join(["_"] * 15)
+GONE = "stale _x45"
 # What differs, minutes after the start, and the alerts that fire then.
 CASES: dict[str, tuple[dict[str, str], int, set[str]]] = {
     "a healthy run": ({}, 720, set()),
@@ -57,12 +57,20 @@ CASES: dict[str, tuple[dict[str, str], int, set[str]]] = {
         {"shardwise_step": STEPS_STOP, "shardwise_running": "1x680 0x40"}, 715, set(),
     ),
     "gone for 7 minutes": (
-        {name: f"{series} {ENDS}" for name, series in HEALTHY.items()}, 727,
+        {name: f"{series} {GONE}" for name, series in HEALTHY.items()}, 727,
         {"ShardwiseRunGone"},
     ),
+    "gone for 40 minutes": (
+        {name: f"{series} {GONE}" for name, series in HEALTHY.items()}, 760,
+        {"ShardwiseRunGone"},
+    ),
+    "gone, and back on another host": (
+        {name: f"{series} {GONE}" for name, series in HEALTHY.items()}
+        | {'shardwise_running{run="it", instance="other"}': "_x722 1x20"}, 730, set(),
+    ),
     "gone after its last step": (
-        {name: f"{series} {ENDS}" for name, series in HEALTHY.items()}
-        | {"shardwise_planned_steps": f"7200x720 {ENDS}"}, 727, set(),
+        {name: f"{series} {GONE}" for name, series in HEALTHY.items()}
+        | {"shardwise_planned_steps": f"7200x720 {GONE}"}, 727, set(),
     ),
     "slower by a third for half an hour": (
         {"shardwise_step_seconds": "6x680 8x40"}, 715,
@@ -93,7 +101,7 @@ CASES: dict[str, tuple[dict[str, str], int, set[str]]] = {
 def fired(series: dict[str, str], minutes: int, folder: Path) -> set[str]:
     """The alerts that fire: told that none does, promtool names each that it got."""
     samples = [
-        {"series": f'{name}{{run="it"}}', "values": values}
+        {"series": name if "{" in name else f'{name}{{run="it"}}', "values": values}
         for name, values in series.items()
         if values
     ]
