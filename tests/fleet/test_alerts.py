@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.files import ALERTS, FOLDER, alert_queries
+from tests.fleet.files import ALERTS, FOLDER, alert_queries, panel_queries
 
 PROMTOOL = shutil.which("promtool")
 pytestmark = pytest.mark.skipif(
@@ -29,6 +29,22 @@ def test_rules_and_configuration_are_valid() -> None:
     assert done.returncode == 0, done.stderr
     done = promtool("check", "config", str(FOLDER / "prometheus.yml"))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_queries_of_the_dashboard_are_valid(tmp_path: Path) -> None:
+    """As recording rules, which promtool parses."""
+    queries = [query for panel in panel_queries().values() for query in panel]
+    rules = tmp_path / "rules.yml"
+
+    def checked(queries: list[str]) -> subprocess.CompletedProcess[str]:
+        group = {"name": "all", "rules": [{"record": "it", "expr": one} for one in queries]}
+        rules.write_text(json.dumps({"groups": [group]}))
+        return promtool("check", "rules", "--lint=none", str(rules))
+
+    done = checked(queries)
+    assert f"{len(queries)} rules found" in done.stdout
+    assert done.returncode == 0, done.stderr
+    assert "parse error" in checked([*queries, "rate(shardwise_step[5m]"]).stderr
 
 
 # A run over 12 hours, one sample a minute; what a case gives replaces these. `a+bxn` is a, then n
