@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.files import ALERTS, FOLDER, alert_queries
+from tests.fleet.files import ALERTS, FOLDER, alert_queries, panel_queries
 
 PROMTOOL = shutil.which("promtool")
 pytestmark = pytest.mark.skipif(
@@ -31,6 +31,22 @@ def test_rules_and_configuration_are_valid() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_queries_of_the_dashboard_are_valid(tmp_path: Path) -> None:
+    """As recording rules, which promtool parses."""
+    queries = [query for panel in panel_queries().values() for query in panel]
+    rules = tmp_path / "rules.yml"
+
+    def checked(queries: list[str]) -> subprocess.CompletedProcess[str]:
+        group = {"name": "all", "rules": [{"record": "it", "expr": one} for one in queries]}
+        rules.write_text(json.dumps({"groups": [group]}))
+        return promtool("check", "rules", "--lint=none", str(rules))
+
+    done = checked(queries)
+    assert f"{len(queries)} rules found" in done.stdout
+    assert done.returncode == 0, done.stderr
+    assert "parse error" in checked([*queries, "rate(shardwise_step[5m]"]).stderr
+
+
 # A run over 12 hours, one sample a minute; what a case gives replaces these. `a+bxn` is a, then n
 # more samples, each b larger; `_` is a minute without a sample.
 HEALTHY = {
@@ -46,7 +62,7 @@ HEALTHY = {
 }
 STEPS_STOP = "0+10x680 6800x40"
 # What Prometheus stores when a target is gone.
-ENDS = "stale " + " ".join(["_"] * 15)
+GONE = "stale _x45"
 # What differs, minutes after the start, and the alerts that fire then.
 CASES: dict[str, tuple[dict[str, str], int, set[str]]] = {
     "a healthy run": ({}, 720, set()),
@@ -57,12 +73,20 @@ CASES: dict[str, tuple[dict[str, str], int, set[str]]] = {
         {"shardwise_step": STEPS_STOP, "shardwise_running": "1x680 0x40"}, 715, set(),
     ),
     "gone for 7 minutes": (
-        {name: f"{series} {ENDS}" for name, series in HEALTHY.items()}, 727,
+        {name: f"{series} {GONE}" for name, series in HEALTHY.items()}, 727,
         {"ShardwiseRunGone"},
     ),
+    "gone for 40 minutes": (
+        {name: f"{series} {GONE}" for name, series in HEALTHY.items()}, 760,
+        {"ShardwiseRunGone"},
+    ),
+    "gone, and back on another host": (
+        {name: f"{series} {GONE}" for name, series in HEALTHY.items()}
+        | {'shardwise_running{run="it", instance="other"}': "_x722 1x20"}, 730, set(),
+    ),
     "gone after its last step": (
-        {name: f"{series} {ENDS}" for name, series in HEALTHY.items()}
-        | {"shardwise_planned_steps": f"7200x720 {ENDS}"}, 727, set(),
+        {name: f"{series} {GONE}" for name, series in HEALTHY.items()}
+        | {"shardwise_planned_steps": f"7200x720 {GONE}"}, 727, set(),
     ),
     "slower by a third for half an hour": (
         {"shardwise_step_seconds": "6x680 8x40"}, 715,
@@ -93,7 +117,7 @@ CASES: dict[str, tuple[dict[str, str], int, set[str]]] = {
 def fired(series: dict[str, str], minutes: int, folder: Path) -> set[str]:
     """The alerts that fire: told that none does, promtool names each that it got."""
     samples = [
-        {"series": f'{name}{{run="it"}}', "values": values}
+        {"series": name if "{" in name else f'{name}{{run="it"}}', "values": values}
         for name, values in series.items()
         if values
     ]

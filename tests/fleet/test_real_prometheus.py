@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ import yaml
 
 from tests.command import PATIENCE_S
 from tests.distributed.launch import free_port
-from tests.fleet.files import FOLDER, alert_queries, panel_queries
+from tests.fleet.files import ALERTS, FOLDER, alert_queries, panel_queries
 from tests.fleet.running import Running, training
 
 PROMETHEUS = shutil.which("prometheus")
@@ -50,12 +52,12 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(folder: Path, target: int) -> Iterator[Prometheus]:
+def prometheus(folder: Path, target: int, rules: Path = ALERTS) -> Iterator[Prometheus]:
     """Prometheus with the example's configuration, but for intervals, ports and places."""
     assert PROMETHEUS is not None
     config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config["rule_files"] = [str(FOLDER / "alerts.yml")]
+    config["rule_files"] = [str(rules)]
     config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{target}"]}]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = free_port()
@@ -98,6 +100,35 @@ def test_prometheus_scrapes_a_training(tmp_path: Path) -> None:
         check_panels(server, run)
         check_alerts(server)
         run.stop()
+
+
+def test_an_alert_fires_for_a_run_that_was_killed(tmp_path: Path) -> None:
+    """In rules whose minutes are seconds, and whose hours are minutes."""
+    pytest.importorskip("prometheus_client")
+    pytest.importorskip("transformers")
+    faster = re.sub(r"(\d+)m\b", r"\1s", ALERTS.read_text())
+    rules = tmp_path / "alerts.yml"
+    rules.write_text(re.sub(r"(\d+)h\b", r"\1m", faster))
+    port = free_port()
+
+    def fired() -> set[str]:
+        query = 'count_over_time(ALERTS{alertstate="firing"}[5m])'
+        return {one["metric"]["alertname"] for one in server.get("query", query=query)["result"]}
+
+    with (
+        training(tmp_path, metrics={"port": port}) as run,
+        prometheus(tmp_path, port, rules) as server,
+    ):
+        run.wait_until(lambda: is_scraped(server))
+        # Longer than the time after which a stalled run is reported.
+        run.wait_until(lambda: server.values("shardwise_running offset 20s"))
+        assert not fired() & {"ShardwiseRunGone", "ShardwiseRunStalled"}
+        run.process.kill()
+        deadline = time.monotonic() + PATIENCE_S
+        while "ShardwiseRunGone" not in fired():
+            assert time.monotonic() < deadline, "it did not fire"
+            time.sleep(0.5)
+        assert "ShardwiseRunStalled" not in fired()
 
 
 def check_values(server: Prometheus, run: Running) -> None:
