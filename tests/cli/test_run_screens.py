@@ -34,7 +34,7 @@ from shardwise.step import MemoryProfile, TimeProfile
 from shardwise.train.check import Check
 from shardwise.train.packing import DataStatistics
 from shardwise.train.run import Result
-from tests.checkpoint.ours import write_ours
+from tests.checkpoint.ours import file_name, write_ours
 from tests.command import refusal
 from tests.screens import assert_screen
 
@@ -116,7 +116,7 @@ def test_fsck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for step in (10, 20):
         write_ours(tmp_path / f"step-{step:08d}", {"weight": np.arange(64, dtype=np.float32)})
     (tmp_path / "step-00000030.unfinished").mkdir()
-    damaged = tmp_path / "step-00000020" / "1.safetensors"
+    damaged = tmp_path / "step-00000020" / file_name(1)
     data = bytearray(damaged.read_bytes())
     data[-1] ^= 1
     damaged.write_bytes(data)
