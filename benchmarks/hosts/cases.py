@@ -99,19 +99,31 @@ def _failed(case: Case, fault: Fault, problem: str) -> Outcome:
 
 
 def _follow(run: Cluster, fault: Fault, victim: int) -> tuple[float | None, float | None]:
-    """Inject a fault; return the seconds until it was noticed, and from then to the same step."""
+    """Inject a fault; return the seconds until it was noticed, and those of the recovery.
+
+    The recovery begins when the fault has been noticed and is over: no run is back earlier than its
+    host. It ends when the step of the fault is complete.
+    """
     survivor = 1 if victim == 0 else 0
     step, begin = run.step(), time.monotonic()
-    injecting = threading.Thread(target=fault.inject, args=(run, victim))
+    over: list[float] = []
+
+    def inject() -> None:
+        fault.inject(run, victim)
+        over.append(time.monotonic())
+
+    injecting = threading.Thread(target=inject)
     injecting.start()
-    noticed_s = recovery_s = None
+    noticed_s = recovered = None
     if fault.restarts and wait_until(lambda: "Restarting" in run.said(survivor)):
         noticed_s = time.monotonic() - begin
         if wait_until(lambda: "Recovered" in run.said(survivor)):
-            recovery_s = time.monotonic() - begin - noticed_s
+            recovered = time.monotonic()
     injecting.join()
     run.reaches(step + 1)
-    return noticed_s, recovery_s
+    if noticed_s is None or recovered is None:
+        return noticed_s, None
+    return noticed_s, recovered - max(begin + noticed_s, min(over[0], recovered))
 
 
 def _is_blamed(run: Cluster, fault: Fault, victim: int) -> bool | None:

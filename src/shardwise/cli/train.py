@@ -176,13 +176,17 @@ def _work(described: RunSpec, folder: Path, as_json: bool, launched: bool) -> Re
     """Train as one of the processes; `launched` by this command's own launcher."""
     from shardwise.cli.long import speak_for_all
     from shardwise.report.train import TrainScreen
+    from shardwise.spec.train import TrainSettings
     from shardwise.train import launch
     from shardwise.train.run import run_training
     from shardwise.train.supervisor import RESIZED
+    from shardwise.train.watcher import watch_this_host
 
     leads = os.environ.get("RANK", "0") == "0"
     if launched:
         launch.end_with_launcher()
+    else:
+        watch_this_host((described.train or TrainSettings()).restart)
     screen = TrainScreen(os.environ.get(launch.RESUME_COMMAND, ""))
     with speak_for_all(on_error=screen.close, launched=launched):
         result = run_training(described, folder, None if as_json else screen)
