@@ -101,8 +101,8 @@ def _failed(case: Case, fault: Fault, problem: str) -> Outcome:
 def _follow(run: Cluster, fault: Fault, victim: int) -> tuple[float | None, float | None]:
     """Inject a fault; return the seconds until it was noticed, and those of the recovery.
 
-    The recovery begins when the fault has been noticed and is over: no run is back earlier than its
-    host. It ends when the step of the fault is complete.
+    The recovery ends when the step of the fault is complete. It begins when the fault is noticed,
+    or is over if the run needs that host.
     """
     survivor = 1 if victim == 0 else 0
     step, begin = run.step(), time.monotonic()
@@ -123,7 +123,8 @@ def _follow(run: Cluster, fault: Fault, victim: int) -> tuple[float | None, floa
     run.reaches(step + 1)
     if noticed_s is None or recovered is None:
         return noticed_s, None
-    return noticed_s, recovered - max(begin + noticed_s, min(over[0], recovered))
+    can_begin = begin + noticed_s if fault.elastic else max(begin + noticed_s, over[0])
+    return noticed_s, recovered - can_begin
 
 
 def _is_blamed(run: Cluster, fault: Fault, victim: int) -> bool | None:
