@@ -257,6 +257,30 @@ def test_nobody_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_ranks_survive_the_process_that_they_were_forked_from(tmp_path: Path) -> None:
+    """They save and end with it; the launcher starts another one."""
+    running = started(tmp_path)
+    before = workers_of(running)
+    [server] = {psutil.Process(pid).ppid() for pid in before.values()}
+    assert server != running.pid
+    os.kill(server, signal.SIGKILL)
+    metrics = tmp_path / "runs/it/metrics.jsonl"
+    deadline = time.monotonic() + PATIENCE_S
+    while set(before.values()) & set(workers_of(running).values()) or len(workers_of(running)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    reached = len(metrics.read_text().splitlines())
+    while len(metrics.read_text().splitlines()) < reached + 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    running.send_signal(signal.SIGTERM)
+    _, err = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 128 + signal.SIGTERM, err
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.nightly
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
     """Where the run is not to start again."""
     running = started(tmp_path, "restart = { attempts = 0 }")

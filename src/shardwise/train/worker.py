@@ -22,13 +22,15 @@ from shardwise.train.launch import PARENT
 
 START_METHOD = "forkserver"
 # Torch imports its compiler when the first optimizer is created, compiled or not.
-_IMPORTED_ONCE = ["shardwise.train.run", "shardwise.report.train", "torch._dynamo"]
+IMPORTED_ONCE = ["shardwise.train.run", "shardwise.report.train", "torch._dynamo"]
 
 
 @cache
 def import_once() -> dict[str, str]:
     """Start the process from which ranks are forked; return its environment, which stays."""
-    multiprocessing.set_forkserver_preload(_IMPORTED_ONCE)
+    # Torch then counts GPUs without a context, which could not be used after a fork.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
     forkserver.ensure_running()
     return dict(os.environ)
 
