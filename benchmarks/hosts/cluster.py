@@ -51,14 +51,16 @@ class Setup(NamedTuple):
     """Processes of a host, the strategy on any number of hosts, and the model."""
 
     processes: int
+    # Sequences of a step: divisible by the processes of 1, 2 and 3 hosts that read other data.
+    sequences: int
     strategy: str
     model: str
 
 
 STRATEGIES = {
-    "zero3": Setup(1, 'kind = "zero3"', _PLAIN),
-    "hybrid": Setup(2, 'kind = "zero3", shard = 2', _PLAIN),
-    "tensor2": Setup(2, 'kind = "zero3", tensor = 2', _LLAMA),
+    "zero3": Setup(1, 6, 'kind = "zero3"', _PLAIN),
+    "hybrid": Setup(2, 12, 'kind = "zero3", shard = 2', _PLAIN),
+    "tensor2": Setup(2, 6, 'kind = "zero3", tensor = 2', _LLAMA),
 }
 
 
@@ -76,8 +78,7 @@ class Cluster:
         run = RUN.format(
             hosts=most,
             processes=self.processes,
-            # Divisible by 1, 2 and 3 hosts.
-            batch=16 * 12,
+            batch=16 * setup.sequences,
             strategy=setup.strategy,
             model=setup.model,
             steps=steps,
