@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
@@ -27,7 +28,11 @@ TOGETHER = 5
 
 
 class Fault(NamedTuple):
-    """A group that was killed. Times are None where it did not happen."""
+    """A group that was killed. Times are None where it did not happen.
+
+    `next_step_s` is from the kill to the first step of the others without it, on the slowest rank;
+    `return_s` from its new start, with all imports, to its first step.
+    """
 
     group: int
     next_step_s: float | None
@@ -44,7 +49,7 @@ def inject(groups: Groups, victim: int) -> Fault:
         first = {group: groups.changes(group)[-1]["step"] for group in others}
         wait_until(lambda: len(_commits_of(groups, first)) == RANKS * len(others))
         next_step_s = max(one.at for one in _commits_of(groups, first)) - killed_at
-    started = len(groups.changes(victim))
+    started, started_at = len(groups.changes(victim)), time.time()
     groups.start(victim)
     returned = wait_until(
         lambda: (
@@ -52,8 +57,8 @@ def inject(groups: Groups, victim: int) -> Fault:
             and all(groups.present(group) == list(range(GROUPS)) for group in range(GROUPS))
         )
     )
-    back = [one.at for one in groups.commits() if one.group == victim and one.at > killed_at]
-    return Fault(victim, next_step_s, back[0] - killed_at if returned and back else None)
+    back = [one.at for one in groups.commits() if one.group == victim and one.at > started_at]
+    return Fault(victim, next_step_s, back[0] - started_at if returned and back else None)
 
 
 def _commits_of(groups: Groups, steps: dict[int, int]) -> list[Commit]:

@@ -21,15 +21,23 @@ from benchmarks.faults.plant import Small
 from shardwise.engine.torch_private import local_tensor
 
 DIGESTS = "SHARDWISE_DIGESTS"
+# Seconds that a step waits, so that a group that returns finds free cores.
+PAUSE_S = 0.1
+_registered: list[Path] = []
 
 
 def model() -> nn.Module:
     """A model with dropout, so that random numbers count too."""
-    if (folder := os.environ.get(DIGESTS)) is not None:
+    folder = os.environ.get(DIGESTS)
+    # A process may build the model more than once.
+    if folder is not None and not _registered:
         group, rank = os.environ.get("SHARDWISE_REPLICA", "0"), os.environ.get("RANK", "0")
         path = Path(folder, f"{group}-{rank}-{os.getpid()}.jsonl")
+        _registered.append(path)
         register_optimizer_step_post_hook(lambda optimizer, *_: write_digest(optimizer, path))
-    return Small(poisonous=False)
+    module = Small(poisonous=False)
+    module.register_forward_pre_hook(lambda *_: time.sleep(PAUSE_S))
+    return module
 
 
 def write_digest(optimizer: Any, path: Path) -> None:

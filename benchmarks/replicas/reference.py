@@ -8,7 +8,6 @@ the others, so that every rank makes every update. Only the data comes from Shar
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.functional import cross_entropy
 
-from benchmarks.replicas.recorded import model as recorded_model
-from benchmarks.replicas.recorded import write_digest
+from benchmarks.replicas import recorded
 from shardwise.train.batches import Layout, SyntheticBatches
 
 GROUPS, RANKS, MICRO_BATCH, SEQ_LEN, VOCAB, SEED = 3, 2, 2, 16, 64, 0
@@ -66,7 +64,7 @@ def main(folder: Path) -> None:
     rank = dist.get_rank()
     group = rank // RANKS
     torch.manual_seed(SEED)
-    module: Any = recorded_model()
+    module: Any = recorded.model()
     meshes = [DeviceMesh("cpu", list(range(g * RANKS, (g + 1) * RANKS))) for g in range(GROUPS)]
     for unit in (*module.layers, module):
         fully_shard(unit, mesh=meshes[group], reshard_after_forward=unit is not module)
@@ -86,11 +84,11 @@ def main(folder: Path) -> None:
         nn.utils.clip_grad_norm_(module.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
-        write_digest(optimizer, folder / f"reference-{rank}.jsonl")
+        recorded.write_digest(optimizer, folder / f"reference-{rank}.jsonl")
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    os.environ.pop("SHARDWISE_DIGESTS", None)
+    recorded.PAUSE_S = 0.0
     main(Path(sys.argv[1]))

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from shardwise.engine.device import is_lost_peer
 from shardwise.engine.fresh_name import agree_on_name
 from shardwise.engine.mesh import world
 from shardwise.engine.store import new_store
@@ -56,9 +57,9 @@ class Replicas:
         state: Callable[[], Mapping[str, torch.Tensor]],
         load: Callable[[Mapping[str, torch.Tensor]], None],
     ) -> None:
+        _quiet()
         from torchft import manager
 
-        _quiet()
         self._rank, self._size = world()
         self._device, self._transport = device, transport
         # The groups that take part in the current step.
@@ -149,7 +150,11 @@ class Replicas:
     def problem(self) -> str:
         """Why the current step cannot be committed; empty if it can."""
         error = self._manager.errored()
-        return "" if error is None else str(error.original_exception).splitlines()[0]
+        if error is None:
+            return ""
+        cause = error.original_exception
+        lost = is_lost_peer(cause)
+        return "the connection to another group was lost" if lost else str(cause).splitlines()[0]
 
     def commit(self) -> bool:
         """Whether the gradients of this step are those of all its groups, on every rank here."""
