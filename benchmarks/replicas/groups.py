@@ -40,6 +40,7 @@ param_dtype = "fp32"
 steps = {steps}
 schedule = "constant"
 learning_rate = 1e-2
+weight_decay = 0.1
 log_every = 10
 trackers = []
 measure = false
@@ -140,15 +141,20 @@ class Groups:
     def pid(self, group: int) -> int:
         return self._running[group].pid
 
-    def stop(self, number: int = signal.SIGTERM) -> list[int]:
-        """Stop all groups with a signal; return their exit codes."""
-        for process in self._running.values():
-            process.send_signal(number)
-        return self.ended()
+    def stop(self, number: int = signal.SIGTERM, only: int | None = None) -> list[int]:
+        """Stop all groups, or only one, with a signal; return their exit codes."""
+        for group, process in self._running.items():
+            if only in (None, group):
+                process.send_signal(number)
+        return self.ended(only)
 
-    def ended(self) -> list[int]:
-        """Wait for the groups to end; return their exit codes."""
-        return [process.wait(PATIENCE_S) for process in self._running.values()]
+    def ended(self, only: int | None = None) -> list[int]:
+        """Wait for all groups to end, or only one; return their exit codes."""
+        return [
+            process.wait(PATIENCE_S)
+            for group, process in self._running.items()
+            if only in (None, group)
+        ]
 
     def said(self, group: int) -> str:
         return (self.folder / f"err-{group}").read_text()

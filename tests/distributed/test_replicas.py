@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,10 @@ measure = false
 meta_init = false
 threads = 1
 """
+
+
+# How long a lighthouse is down.
+DOWN_S = 5.0
 
 
 def reaches(groups: Groups, step: int, group: int) -> bool:
@@ -111,6 +117,7 @@ def test_a_lighthouse_that_restarts_is_survived(tmp_path: Path) -> None:
             groups.start(group)
         assert reaches(groups, 10, group=0), groups.said(0)
         groups.kill_lighthouse()
+        time.sleep(DOWN_S)
         waits_at = last_step(groups)
         groups.start_lighthouse()
         assert reaches(groups, waits_at + 10, group=0), groups.said(0)
@@ -118,6 +125,54 @@ def test_a_lighthouse_that_restarts_is_survived(tmp_path: Path) -> None:
         assert groups.stop() == [143, 143]
         assert_same_bits(groups)
         assert "Restarting" not in groups.said(0) + groups.said(1)
+
+
+def test_a_frozen_group_is_left_out_and_catches_up(tmp_path: Path) -> None:
+    """As after a lost link: its processes still run, and never restart."""
+    with replica_groups(tmp_path, groups=2, restart="replica_timeout_s = 8") as groups:
+        for group in range(2):
+            groups.start(group)
+        assert reaches(groups, 10, group=1), groups.said(1)
+        frozen = [psutil.Process(groups.pid(1))]
+        frozen += frozen[0].children(recursive=True)
+        for process in frozen:
+            process.suspend()
+        assert wait_until(lambda: groups.present(0) == [0]), groups.said(0)
+        assert reaches(groups, last_step(groups) + 5, group=0)
+        for process in frozen:
+            process.resume()
+        assert wait_until(lambda: groups.present(0) == [0, 1]), groups.said(1)
+        assert reaches(groups, last_step(groups) + 5, group=1)
+        assert groups.stop() == [143, 143]
+        assert_same_bits(groups)
+        assert "Restarting" not in groups.said(0) + groups.said(1)
+
+
+def test_a_group_that_is_stopped_leaves_and_the_last_one_saves(tmp_path: Path) -> None:
+    with replica_groups(tmp_path, groups=2) as groups:
+        for group in range(2):
+            groups.start(group)
+        assert reaches(groups, 10, group=0), groups.said(0)
+        assert groups.stop(signal.SIGTERM, only=0) == [143]
+        left_at = last_step(groups)
+        assert reaches(groups, left_at + 5, group=1), groups.said(1)
+        assert groups.stop(signal.SIGTERM, only=1) == [143]
+        assert_same_bits(groups)
+    last = f"step-{last_step(groups):08d}"
+    assert (tmp_path / "runs/it/checkpoints" / last / "manifest.json").exists()
+
+
+def test_a_group_of_another_run_is_refused_and_the_others_train_on(tmp_path: Path) -> None:
+    with replica_groups(tmp_path, groups=2) as groups:
+        groups.start(0)
+        assert reaches(groups, 5, group=0), groups.said(0)
+        run = tmp_path / "run.toml"
+        run.write_text(run.read_text().replace("weight_decay = 0.1", "weight_decay = 0.2"))
+        groups.start(1)
+        assert groups.ended(only=1) == [2]
+        assert "trains another run" in groups.said(1)
+        assert reaches(groups, last_step(groups) + 5, group=0), groups.said(0)
+        assert "Restarting" not in groups.said(0)
 
 
 def test_given_batches_are_trained_by_those_present(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ import pytest
 
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, run_from_dict
+from shardwise.spec.train import RestartSettings
 from shardwise.train.replicas.group import (
     REPLICA,
     ReplicaGroup,
     digest_of,
+    hang_limits,
     is_managed,
     one_group,
     replica_group,
@@ -133,3 +135,12 @@ def test_groups_may_differ_only_in_what_changes_no_update() -> None:
     assert digest_of(managed(train=elsewhere)) == digest
     assert digest_of(managed(train={"restart": RESTART, "seed": 1})) != digest
     assert digest_of(managed(job={"seq_len": 32})) != digest
+
+
+def test_a_rank_that_waits_for_another_group_does_not_count_as_hung() -> None:
+    settings = managed(train={"restart": {**RESTART, "replica_timeout_s": 50}}).train
+    assert settings is not None
+    limits = hang_limits(settings.restart)
+    assert limits.named_after_s == settings.restart.replica_timeout_s
+    assert limits.killed_after_s > settings.restart.replica_timeout_s
+    assert hang_limits(RestartSettings()) == RestartSettings()

@@ -40,8 +40,28 @@ def test_given_batches_are_all_trained_once(present: int) -> None:
     assert max(map(len, trained)) - min(map(len, trained)) <= 1
 
 
-def entry(tokens: int = 8, stops: int = 0, tries: int = 0) -> Entry:
-    return Entry(present=1, digest=7, tokens=tokens, stops=stops, tries=tries)
+def entry(
+    tokens: int = 8, stops: int = 0, tries: int = 0, digest: int = 7, present: int = 1
+) -> Entry:
+    return Entry(present=present, digest=digest, tokens=tokens, stops=stops, tries=tries)
+
+
+@pytest.mark.parametrize(
+    ("entries", "refused"),
+    [
+        ({0: entry(), 1: entry()}, []),
+        # The group that trains already stays, whatever its number.
+        ({0: entry(digest=8, tries=1), 1: entry(), 2: entry()}, [0]),
+        ({0: entry(tries=1), 1: entry(digest=8, tries=1)}, [1]),
+        ({0: entry(), 1: entry(present=2, digest=14)}, [1]),
+    ],
+)
+def test_a_group_of_another_run_is_refused_and_the_others_train_on(
+    entries: dict[int, Entry], refused: list[int]
+) -> None:
+    call = RollCall(entries)
+    assert list(call.refused()) == refused
+    assert call.is_left_by_some == bool(refused)
 
 
 def test_a_roll_call_sums_the_tokens_of_those_present() -> None:

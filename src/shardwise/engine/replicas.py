@@ -24,6 +24,7 @@ from shardwise.engine.device import is_lost_peer
 from shardwise.engine.fresh_name import agree_on_name
 from shardwise.engine.mesh import world
 from shardwise.engine.store import new_store
+from shardwise.spec.record import SpecError
 from shardwise.spec.train import RestartSettings
 
 # torchft asks the lighthouse again this many times within `join_s`.
@@ -131,14 +132,16 @@ class Replicas:
         """Wait for the groups of the next step; load their state if this one is behind.
 
         Raises:
+            SpecError: Their state is of another run.
             HealingError: Their state did not arrive. The group has to start again.
         """
         self._transport.failure = None
         self._manager.start_quorum()
-        if self._transport.failure is not None:
-            raise HealingError(
-                f"The state of another replica group did not arrive: {self._transport.failure}"
-            )
+        failure = self._transport.failure
+        if isinstance(failure, SpecError):
+            raise failure
+        if failure is not None:
+            raise HealingError(f"The state of another replica group did not arrive: {failure}")
 
     def sum(self, values: torch.Tensor) -> torch.Tensor | None:
         """The sum of integers over the groups; None if a group was lost."""

@@ -231,6 +231,11 @@ class RunCheckpoints:
         if not self._settings.background:
             self._finish_save()
 
+    def leave_save(self) -> None:
+        """Count the current step as saved: another replica group saves it."""
+        self._saved_at = time.monotonic()
+        report(saved=self._training.step)
+
     def wait_until_copied(self) -> None:
         self._saver.wait_until_copied()
         self._report_saved()

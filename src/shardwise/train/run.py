@@ -32,7 +32,7 @@ from shardwise.train.metrics import Tracker, memory_now, open_trackers
 from shardwise.train.packing import DataStatistics
 from shardwise.train.profile import StepProfiler, windows_of
 from shardwise.train.prometheus import Exporter, LiveRun
-from shardwise.train.replicas.group import ReplicaGroup, digest_of, replica_group
+from shardwise.train.replicas.group import ReplicaGroup, digest_of, hang_limits, replica_group
 from shardwise.train.run_record import Progress, RecordWriter, first_record
 from shardwise.train.start import start
 from shardwise.train.traffic import watch_connections
@@ -84,7 +84,7 @@ def run_training(run: RunSpec, folder: Path, display: Display | None = None) -> 
 def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
     settings = run.train or TrainSettings()
     windows_of(settings)  # raises SpecError before anything is built
-    start_heartbeat(int(os.environ.get("RANK", "0")), settings.restart)
+    start_heartbeat(int(os.environ.get("RANK", "0")), hang_limits(settings.restart))
     group = replica_group(run)
     watch_connections(
         int(os.environ.get("RANK", "0")), settings.restart.lost_after_s, always=group is not None

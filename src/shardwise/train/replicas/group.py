@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, run_table
-from shardwise.spec.train import TrainSettings
+from shardwise.spec.train import RestartSettings, TrainSettings
 
 REPLICA = "SHARDWISE_REPLICA"
 _OPTIMIZERS = ("adamw", "adam", "sgd", "momentum")
@@ -55,6 +55,17 @@ def replica_group(run: RunSpec, environment: Mapping[str, str] = os.environ) -> 
     if problems:
         raise SpecError(problems)
     return ReplicaGroup(int(text), count)
+
+
+def hang_limits(settings: RestartSettings) -> RestartSettings:
+    """The limits after which a rank counts as hung: not while it waits for another group."""
+    if settings.engine != "torchft":
+        return settings
+    patience = settings.replica_timeout_s
+    return settings.but(
+        named_after_s=max(settings.named_after_s, patience),
+        killed_after_s=max(settings.killed_after_s, 2 * patience),
+    )
 
 
 def one_group(run: RunSpec) -> RunSpec:

@@ -11,10 +11,13 @@ checkpoint, the first of those present, because all hold the same bits.
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from shardwise.checkpoint.dcp.transport import TensorTransport
 from shardwise.engine.annotate import DATA, annotated
@@ -68,6 +71,9 @@ def train_in_group(
     `digest` identifies the run: groups with another one are refused. Changes of the groups that
     are present are logged, and written to `folder`.
     """
+    if training.step >= training.settings.steps:
+        # The checkpoint that was loaded is the last one: the other groups may have left.
+        return "done"
     with stop_on_signal() as received_signal:
         member = _Member(training, observer, checkpoints, group, digest, folder, received_signal)
         try:
@@ -101,7 +107,8 @@ class _Member:
         self._current: _Prepared | None = None
         self._ahead: _Prepared | None = None
         self._reason: Reason | None = None
-        state = HealingState(training, self._window)
+        self._is_closed = False
+        self._state = HealingState(training, self._window, digest)
         address = replica_address(self._settings)
         with section("replicas", slow=True):
             self._replicas = Replicas(
@@ -109,9 +116,9 @@ class _Member:
                 self._settings,
                 address,
                 training.device,
-                TensorTransport(address, state.allocate),
-                state.tensors,
-                state.load,
+                TensorTransport(address, self._state.allocate),
+                self._state.tensors,
+                self._load,
             )
         self._replicas.start_at(training.step)
         self._replicas.average_gradients(training.model)
@@ -119,11 +126,8 @@ class _Member:
     def train(self) -> Reason:
         last = self._training.settings.steps
         while not self._has_ended(last):
-            before = self._training.step
             with section("replicas", slow=True):
                 self._replicas.meet()
-            if self._training.step != before:
-                self._changes.healed(before, self._training.step)
             if self._training.step < last:
                 self._train_step(last)
             else:
@@ -134,9 +138,17 @@ class _Member:
     def close(self) -> None:
         self._replicas.close()
 
+    def _load(self, received: Mapping[str, torch.Tensor]) -> None:
+        """Continue from the state of another group."""
+        # A save may still copy what is replaced.
+        self._saver.wait_until_copied()
+        before = self._training.step
+        self._state.load(received)
+        self._changes.healed(before, self._training.step)
+
     def _has_ended(self, last: int) -> bool:
         """Whether this group stops, or the last step is saved."""
-        if self._reason is not None:
+        if self._reason is not None or self._is_closed:
             return True
         return self._training.step >= last and self._checkpoints.is_saved(last)
 
@@ -154,10 +166,9 @@ class _Member:
         if call is None:
             self._repeat(number)
             return
-        if agreed.end is not None or any(one.stops for one in call.entries.values()):
+        if agreed.end is not None:
             self._stop(agreed.end, call)
-            return
-        if self._waits_for_others(call):
+        if call.is_left_by_some or self._waits_for_others(call):
             return
         if agreed.save:
             self._save_if_first()
@@ -172,7 +183,7 @@ class _Member:
                 clear_gradients(t.model, t.optimizer)
                 self._changes.repeated(number, self._replicas.problem)
                 return
-            rate = self._update.apply(loss, call.tokens)
+            rate = self._update.apply(loss, agreed.tokens)
             self._clock.mark()
             logs = is_logged(number, t.settings)
             if logs:
@@ -190,13 +201,11 @@ class _Member:
         self._changes.repeated(number, self._replicas.problem)
         self._clock.skip()
 
-    def _stop(self, end: Reason | None, call: RollCall) -> None:
-        """End this group if it was told to; the last group to end saves."""
-        if end is None:
-            return
+    def _stop(self, end: Reason, call: RollCall) -> None:
+        """End this group; the last one to end saves."""
         t = self._training
         self._reason = end
-        t.stopped_by = self._received_signal()
+        t.stopped_by = self._received_signal() or signal.SIGTERM
         report(stopped_by=t.stopped_by or 0)
         if call.all_stop and t.step > self._first:
             self._save_if_first()
@@ -216,15 +225,19 @@ class _Member:
         if self._replicas.present[0] == self._group.number:
             self._saver.save()
         else:
-            report(saved=self._training.step)
+            self._checkpoints.leave_save()
         self._clock.skip()
 
     def _close_run(self) -> None:
         """Save the last step, and let no group leave before it is saved."""
-        if self._call_roll() is not None:
+        call = self._call_roll()
+        if call is not None and call.is_left_by_some:
+            return
+        if call is not None:
             self._save_if_first()
             self._saver.finish()
-            self._call_roll()
+            # The group that saves answers only afterwards.
+            self._is_closed = self._call_roll() is not None
         self._replicas.commit()
 
     def _call_roll(self, tokens: int = 0, stops: bool = False) -> RollCall | None:

@@ -35,8 +35,31 @@ class RollCall(NamedTuple):
         return sum(entry.tokens for entry in self.entries.values())
 
     @property
+    def is_left_by_some(self) -> bool:
+        """Whether a group ends before this step, so that the others have to meet again."""
+        return bool(self.refused()) or any(entry.stops for entry in self.entries.values())
+
+    @property
     def all_stop(self) -> bool:
         return all(entry.stops for entry in self.entries.values())
+
+    def refused(self) -> dict[int, str]:
+        """Groups that cannot train with the others, and why: those that train already stay."""
+        once = {number: entry for number, entry in self.entries.items() if entry.present == 1}
+        first = min(once, key=lambda number: (once[number].tries > 0, number), default=None)
+        problems = {}
+        for number, entry in self.entries.items():
+            if number not in once:
+                problems[number] = (
+                    f"SHARDWISE_REPLICA: {number} is the number of {entry.present} launches; give "
+                    "each replica group its own"
+                )
+            elif first is not None and entry.digest != once[first].digest:
+                problems[number] = (
+                    f"replica group {number} trains another run than replica group {first}; start "
+                    "all groups with the same run.toml"
+                )
+        return problems
 
     @property
     def tries(self) -> int:
@@ -49,6 +72,9 @@ def call_roll(replicas: Replicas, group: ReplicaGroup, entry: Entry) -> RollCall
     """Exchange entries with the other groups; None if one of them was lost.
 
     All ranks of all groups call this. The first rank of a group speaks for it.
+
+    Raises:
+        SpecError: This group cannot train with the others.
     """
     # Each group fills its own row: a sum over groups, and then over ranks, gathers all.
     table = torch.zeros(group.total + 1, len(entry), dtype=torch.int64)
@@ -64,21 +90,7 @@ def call_roll(replicas: Replicas, group: ReplicaGroup, entry: Entry) -> RollCall
     *rows, intact = table.tolist()
     if not intact[0]:
         return None
-    entries = {index: Entry(*row) for index, row in enumerate(rows) if row[0]}
-    _check(entries, group.number)
-    return RollCall(entries)
-
-
-def _check(entries: Mapping[int, Entry], own: int) -> None:
-    """Raise SpecError unless every group is there once and trains the same run."""
-    for index, entry in entries.items():
-        if entry.present > 1:
-            raise SpecError(
-                f"SHARDWISE_REPLICA: {index} is the number of {entry.present} launches; give each "
-                "replica group its own"
-            )
-        if entry.digest != entries[own].digest:
-            raise SpecError(
-                f"replica group {index} trains another run than replica group {own}; start all "
-                "groups with the same run.toml"
-            )
+    call = RollCall({number: Entry(*row) for number, row in enumerate(rows) if row[0]})
+    if (problem := call.refused().get(group.number)) is not None:
+        raise SpecError(problem)
+    return call
