@@ -7,6 +7,7 @@ the groups. If a group is lost during a step, the step is not committed and the 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -63,12 +64,14 @@ class Replicas:
 
         self._rank, self._size = world()
         self._device, self._transport = device, transport
+        # The last error after which connections were closed.
+        self._reported: Exception | None = None
         # The groups that take part in the current step.
         self.present: tuple[int, ...] = ()
         timeout = timedelta(seconds=settings.replica_timeout_s)
         # Groups that meet have just spoken to the lighthouse.
         self._lost_after = timedelta(seconds=settings.lost_after_s)
-        group = _process_group(device, timeout)
+        self._group = group = _process_group(device, timeout)
         group.configure = partial(self._configure, group.configure)
         store, port = self._shared_store(address)
         # Kept: the other groups meet in the store of one of them.
@@ -126,7 +129,23 @@ class Replicas:
                 unit.set_all_reduce_hook(self._average)
 
     def _average(self, gradients: torch.Tensor) -> None:
-        self._manager.allreduce(gradients).wait()
+        self._all_reduce(gradients)
+
+    def _all_reduce(self, values: torch.Tensor, **settings: Any) -> bool:
+        """All-reduce in place over the groups; return whether no group was lost in this step."""
+        self._manager.allreduce(values, **settings).wait()
+        error = self._manager.errored()
+        if error is None:
+            return True
+        if error is self._reported:
+            return False
+        self._reported = error
+        # The next rank in the ring waits for this one, and not for the one that was lost. Closed
+        # connections tell it; what the exception refers to would keep them open.
+        error.original_exception.__traceback__ = None
+        self._group.abort()
+        gc.collect()
+        return False
 
     def meet(self) -> None:
         """Wait for the groups of the next step; load their state if this one is behind.
@@ -146,8 +165,8 @@ class Replicas:
     def sum(self, values: torch.Tensor) -> torch.Tensor | None:
         """The sum of integers over the groups; None if a group was lost."""
         summed = values.to(self._device)
-        self._manager.allreduce(summed, reduce_op=dist.ReduceOp.SUM).wait()
-        return None if self._manager.errored() is not None else summed.cpu()
+        intact = self._all_reduce(summed, reduce_op=dist.ReduceOp.SUM)
+        return summed.cpu() if intact else None
 
     @property
     def problem(self) -> str:
