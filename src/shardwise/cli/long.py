@@ -50,6 +50,7 @@ def speak_for_all(
     """
     from shardwise.checkpoint.dcp.load import NoIntactCheckpointError, UnreachableError
     from shardwise.checkpoint.dcp.save import SaveError
+    from shardwise.engine.replicas import HealingError
     from shardwise.train.agree import UnequalDataError
     from shardwise.train.loop import NonFiniteError
     from shardwise.train.supervisor import PEER_LOST
@@ -57,7 +58,7 @@ def speak_for_all(
     # A restart would repeat the first kind of error, and may not meet the second.
     lasting, passing = (
         (UnequalDataError, NonFiniteError, NoIntactCheckpointError),
-        (SaveError, UnreachableError),
+        (SaveError, UnreachableError, HealingError),
     )
     try:
         yield

@@ -221,8 +221,11 @@ def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = Fal
     from shardwise.spec.train import TrainSettings
     from shardwise.train import launch
     from shardwise.train.folder import default_name, make_folder
+    from shardwise.train.replicas.group import replica_group
 
     parent = Path((described.train or TrainSettings()).folder)
+    if (group := replica_group(described)) is not None:
+        return _group_folder(described, parent, name, group.number, resume)
     if launch.host_range().most > 1:
         # The same folder on every machine and in every attempt.
         folder = parent / (name or f"{file.stem}-{os.environ.get('PET_RDZV_ID', 'run')}")
@@ -234,6 +237,24 @@ def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = Fal
     if resume and name is not None and (parent / name).is_dir():
         return parent / name
     return make_folder(parent, name or default_name(file))
+
+
+def _group_folder(
+    described: RunSpec, parent: Path, name: str | None, number: int, resume: bool
+) -> Path:
+    """The folder of a replica group, in that of the run; groups start and return at any time."""
+    from shardwise.checkpoint.format.run_folder import place_in
+    from shardwise.spec.record import SpecError
+
+    if name is None:
+        raise SpecError("--name: replica groups share the folder of their run; give all one name")
+    folder = parent / name
+    own = folder / f"replica-{number}"
+    to = described.train.checkpoint.to if described.train is not None else None
+    if not resume and place_in(folder, to).steps():
+        raise SpecError(f"--name: {folder} exists; add --resume, or use another name")
+    own.mkdir(parents=True, exist_ok=True)
+    return own
 
 
 def processes_for(described: RunSpec, nproc: int | None) -> int:

@@ -78,10 +78,14 @@ class RestartSettings(Record):
     """The `[train.restart]` section: restarts after failures, and time limits that detect hangs.
 
     A rank that stays in one section of a step for `named_after_s` is reported with its stack; after
-    `killed_after_s` it is killed. Both limits grow with the longest duration of that section. The
-    last three settings are for several hosts.
+    `killed_after_s` it is killed. Both limits grow with the longest duration of that section.
+    `lost_after_s`, `join_s` and `last_call_s` are for several hosts, those after them for
+    `engine = "torchft"`.
     """
 
+    # What a failure restarts: all processes, or only the replica group that failed, while torchft
+    # lets the others train on.
+    engine: Literal["launcher", "torchft"] = "launcher"
     # Restarts in a row without a new checkpoint; 0 never restarts.
     attempts: Annotated[Count, Field(ge=0, le=1000)] = 3
     named_after_s: Annotated[float, Field(gt=0)] = 10.0
@@ -94,6 +98,27 @@ class RestartSettings(Record):
     join_s: Annotated[float, Field(gt=0)] = 600.0
     # Wait for more hosts after the last one that joined, if the number may vary.
     last_call_s: Annotated[float, Field(ge=0)] = 10.0
+    # Address and port of the torchft lighthouse, such as 10.0.0.9:29510.
+    lighthouse: Annotated[str, Field(pattern=r"^\[?[\w.:-]+\]?:\d{1,5}$")] | None = None
+    # Replica groups without which no step is made.
+    min_replicas: Annotated[Count, Field(ge=1, le=10**5)] = 1
+    # A replica group that does not answer for so long is left out; more than the slowest step.
+    replica_timeout_s: Annotated[float, Field(ge=1)] = 60.0
+    # What becomes of the batches of absent groups: skipped for good, or trained by the others.
+    absent_batches: Literal["dropped", "given"] = "dropped"
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        if self.engine == "torchft" and self.lighthouse is None:
+            raise ValueError(
+                'engine "torchft" needs a lighthouse; set lighthouse = "HOST:29510" to where '
+                "torchft_lighthouse runs"
+            )
+        if self.engine != "torchft":
+            for name in ("lighthouse", "min_replicas", "replica_timeout_s", "absent_batches"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f'{name} means nothing without engine = "torchft"')
+        return self
 
 
 class MetricsSettings(Record):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, check_loss
 from shardwise.spec.train import TrainSettings
+from shardwise.train.replicas.group import one_group, replica_group
 from shardwise.train.tokenize import find_files
 
 
 def admit(run: RunSpec, processes: int, per_node: int) -> None:
     """Raise SpecError if degrees, loss or batch do not suit the run, or the data is missing."""
+    replica_group(run)
+    run = one_group(run)
     strategy = run.strategy.resolve(processes, per_node)
     check_loss(run)
     check_batch(run._replace(strategy=strategy))

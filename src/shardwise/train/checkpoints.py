@@ -37,11 +37,11 @@ _ORDER = {
 }
 
 
-def _check_shared(place: Place) -> None:
+def _check_shared(place: Place, writer: str) -> None:
     """Raise SpecError unless every rank can write to `place`, where rank 0 commits for all."""
     if is_remote(place.url):
         return
-    tree, probe = shared_tree(), Path(place.url, ".shared")
+    tree, probe = shared_tree(), Path(place.url, f".shared-{writer}")
     problem = ""
     if tree.rank == 0:
         try:
@@ -78,12 +78,13 @@ def _without_folder(value: object) -> object:
 class RunCheckpoints:
     """Saves and loads the checkpoints of one run, on one rank."""
 
-    def __init__(self, run: RunSpec, training: Training, folder: Path) -> None:
+    def __init__(self, run: RunSpec, training: Training, folder: Path, writer: str = "run") -> None:
+        """`writer` distinguishes this run from others that use the same folder at the same time."""
         self._training = training
         self._settings = training.settings.checkpoint
         self._rank, self._world = world()
         self._place = place_in(folder, self._settings.to)
-        _check_shared(self._place)
+        _check_shared(self._place, writer)
         self._saver = Saver(self._place, self._settings.keep, self._settings.background)
         self._run = run_table(run)
         self._saved_at = time.monotonic()
@@ -101,6 +102,12 @@ class RunCheckpoints:
         """Where the last completed checkpoint is; None if there is none."""
         step = self.last_step
         return None if step is None else f"{self._place.url.rstrip('/')}/{name_of(step)}"
+
+    def is_saved(self, step: int) -> bool:
+        """Whether the checkpoint of a step is complete, whoever wrote it. All ranks call this."""
+        found = torch.tensor([self._rank == 0 and step in self._place.steps()], dtype=torch.int64)
+        shared_tree().all_reduce(found)
+        return bool(found)
 
     def load(self) -> Loaded | None:
         """Load the last intact checkpoint; None where there is none. All ranks call this."""
@@ -223,6 +230,11 @@ class RunCheckpoints:
         )
         if not self._settings.background:
             self._finish_save()
+
+    def leave_save(self) -> None:
+        """Count the current step as saved: another replica group saves it."""
+        self._saved_at = time.monotonic()
+        report(saved=self._training.step)
 
     def wait_until_copied(self) -> None:
         self._saver.wait_until_copied()

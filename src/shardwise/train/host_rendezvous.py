@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from shardwise.engine.store import new_store
 from shardwise.spec.train import RestartSettings
 from shardwise.train.membership import (
     DONE,
@@ -32,7 +33,6 @@ from shardwise.train.membership import (
     View,
     largest_size,
 )
-from shardwise.train.rendezvous import new_store
 from shardwise.train.rendezvous_address import bind_address, endpoint, own_address
 from shardwise.train.rendezvous_client import Contact, RendezvousClient
 from shardwise.train.rendezvous_server import serve_if_local

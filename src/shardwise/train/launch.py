@@ -147,9 +147,14 @@ def _join_hosts(
     """The rendezvous with other hosts; None for a run of one host."""
     from shardwise.engine.device import connect_from, connect_on_loopback
     from shardwise.train.host_rendezvous import HostRendezvous
+    from shardwise.train.rendezvous_address import replica_address
 
     if max(sizes) == 1:
-        connect_on_loopback()
+        if settings.lighthouse is None:
+            connect_on_loopback()
+        else:
+            # Other replica groups may be on other hosts.
+            connect_from(replica_address(settings))
         return None
     hosts = HostRendezvous(run_id, processes, sizes, settings)
     connect_from(hosts.address)

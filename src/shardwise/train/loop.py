@@ -110,10 +110,10 @@ def train(
     t, settings = training, training.settings
     mesh = strategy_of(t.model).mesh
     first, last = t.step, settings.steps if until is None else until
-    window = _LogWindow(t.device, t.rank_state)
+    window = LogWindow(t.device, t.rank_state)
     clock = StepClock(t.device)
-    saver = _Saver(t, window, checkpoints)
-    update = _Update(t, window, saver)
+    saver = Saver(t, window, checkpoints)
+    update = Update(t, window, saver)
 
     with stop_on_signal() as received_signal:
 
@@ -163,11 +163,11 @@ def train(
     return reason
 
 
-class _Saver:
+class Saver:
     """Saves finite parameters; does nothing without checkpoints."""
 
     def __init__(
-        self, training: Training, window: _LogWindow, checkpoints: Checkpoints | None
+        self, training: Training, window: LogWindow, checkpoints: Checkpoints | None
     ) -> None:
         self._training, self._window, self._checkpoints = training, window, checkpoints
 
@@ -200,10 +200,10 @@ class _Saver:
                 self._checkpoints.finish()
 
 
-class _Update:
+class Update:
     """One update of the parameters from the micro-batches of a step."""
 
-    def __init__(self, training: Training, window: _LogWindow, saver: _Saver) -> None:
+    def __init__(self, training: Training, window: LogWindow, saver: Saver) -> None:
         self._training, self._window, self._saver = training, window, saver
         self._parameters = [p for p in training.model.parameters() if p.requires_grad]
         self._loss_sum = loss_of(training.model)
@@ -213,16 +213,30 @@ class _Update:
 
     def __call__(self, batches: Sequence[MicroBatch], tokens: int) -> float:
         """Update the parameters; return the learning rate. `tokens` counts all ranks' tokens."""
-        t, settings = self._training, self._training.settings
+        return self.apply(self.gradients(batches, tokens), tokens)
+
+    def gradients(
+        self, batches: Sequence[MicroBatch], tokens: int, replicas: int = 1
+    ) -> torch.Tensor:
+        """Compute the gradients of a step; return the loss.
+
+        `replicas` is the number of groups that average gradients outside of the strategy's mesh.
+        """
+        t = self._training
         loss = torch.zeros((), device=t.device)
         for index, batch in enumerate(batches):
             with micro_batch(t.model, last=index == len(batches) - 1):
                 # The loss is the mean over all tokens of the step on all ranks.
-                part = self._loss_sum(*batch.to(t.device)) * (self._averaged / tokens)
+                share = replicas * self._averaged / tokens
+                part = self._loss_sum(*batch.to(t.device)) * share
                 part.backward()  # type: ignore[no-untyped-call]
             # Not in place: the sum is as precise as its parts.
             loss = loss + part.detach()
+        return loss
 
+    def apply(self, loss: torch.Tensor, tokens: int) -> float:
+        """Update the parameters with their gradients; return the learning rate."""
+        t, settings = self._training, self._training.settings
         norm = clip_gradients(self._parameters, settings.clip_norm)
         cancelled = self._window.add(loss, norm, tokens, settings.non_finite == "stop")
         # Fused optimizers read this flag on the device and then change nothing.
@@ -240,7 +254,7 @@ def is_logged(step: int, settings: TrainSettings) -> bool:
     return step % settings.log_every == 0 or step in (1, settings.steps)
 
 
-class _LogWindow:
+class LogWindow:
     """Sums over the steps since the last log line, on the device."""
 
     def __init__(self, device: torch.device, rank_state: Mapping[str, torch.Tensor]) -> None:
@@ -248,11 +262,16 @@ class _LogWindow:
         self._broken = torch.zeros((), device=device)
         self._clear()
         if "window" in rank_state:
-            loss, norm, skipped, steps, tokens = rank_state["window"].tolist()
-            self._loss += loss
-            self._norm += norm
-            self._skipped += skipped
-            self._steps, self._tokens = int(steps), int(tokens)
+            self.load(rank_state["window"])
+
+    def load(self, sums: torch.Tensor) -> None:
+        """Continue from the sums that `state` returned."""
+        loss, norm, skipped, steps, tokens = sums.tolist()
+        self._clear()
+        self._loss += loss
+        self._norm += norm
+        self._skipped += skipped
+        self._steps, self._tokens = int(steps), int(tokens)
 
     def _clear(self) -> None:
         self._loss = torch.zeros((), device=self._device, dtype=torch.float64)

@@ -6,9 +6,6 @@ of the next attempt would wait for them.
 
 from __future__ import annotations
 
-import socket
-from datetime import timedelta
-
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -16,20 +13,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-
-def new_store(listen_on: str) -> TCPStore:
-    """A store in this process that listens on one address, at a port that is free."""
-    listener = socket.socket(socket.AF_INET6 if ":" in listen_on else socket.AF_INET)
-    listener.bind((listen_on, 0))
-    listener.listen(1024)
-    return TCPStore(
-        listen_on or "127.0.0.1",
-        listener.getsockname()[1],
-        is_master=True,
-        timeout=timedelta(minutes=30),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
+from shardwise.engine.store import new_store
 
 
 class LoopbackRendezvous(RendezvousHandler):

@@ -7,6 +7,7 @@ import socket
 import time
 
 from shardwise.spec.record import SpecError
+from shardwise.spec.train import RestartSettings
 
 DEFAULT_PORT = 29400
 
@@ -27,10 +28,12 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def own_address(server: tuple[str, int], patience_s: float) -> str:
+def own_address(
+    server: tuple[str, int], patience_s: float, setting: str = "PET_RDZV_ENDPOINT"
+) -> str:
     """The address by which other hosts reach this one: that of its route to the server.
 
-    PET_LOCAL_ADDR overrides it, as for torchrun.
+    PET_LOCAL_ADDR overrides it, as for torchrun. `setting` is where the server is named.
     """
     given = os.environ.get("PET_LOCAL_ADDR")
     if given:
@@ -45,12 +48,18 @@ def own_address(server: tuple[str, int], patience_s: float) -> str:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise SpecError(
-                    f"PET_RDZV_ENDPOINT: {server[0]} has no route from this host ({error})"
+                    f"{setting}: {server[0]} has no route from this host ({error})"
                 ) from None
             time.sleep(0.5)
             continue
         literal = server[0] == "localhost" or server[0].startswith("127.")
         return socket.gethostname() if address.startswith("127.") and not literal else address
+
+
+def replica_address(settings: RestartSettings) -> str:
+    """The address by which other replica groups reach this one: that of its route to torchft."""
+    server = parse_endpoint(settings.lighthouse or "")
+    return own_address(server, settings.join_s, "train.restart.lighthouse")
 
 
 def bind_address(address: tuple[str, int]) -> tuple[str, int]:

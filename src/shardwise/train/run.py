@@ -15,6 +15,7 @@ from shardwise.runs.record import State
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
 from shardwise.step import StepProfile
+from shardwise.train.agree import Reason
 from shardwise.train.checkpoints import RunCheckpoints
 from shardwise.train.folder import folder_of_rank_0, lock_folder, write_json, write_setup
 from shardwise.train.heartbeat import section, start_heartbeat
@@ -31,6 +32,7 @@ from shardwise.train.metrics import Tracker, memory_now, open_trackers
 from shardwise.train.packing import DataStatistics
 from shardwise.train.profile import StepProfiler, windows_of
 from shardwise.train.prometheus import Exporter, LiveRun
+from shardwise.train.replicas.group import ReplicaGroup, digest_of, hang_limits, replica_group
 from shardwise.train.run_record import Progress, RecordWriter, first_record
 from shardwise.train.start import start
 from shardwise.train.traffic import watch_connections
@@ -82,16 +84,19 @@ def run_training(run: RunSpec, folder: Path, display: Display | None = None) -> 
 def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
     settings = run.train or TrainSettings()
     windows_of(settings)  # raises SpecError before anything is built
-    start_heartbeat(int(os.environ.get("RANK", "0")), settings.restart)
-    watch_connections(int(os.environ.get("RANK", "0")), settings.restart.lost_after_s)
-    run, training = start(run)
+    start_heartbeat(int(os.environ.get("RANK", "0")), hang_limits(settings.restart))
+    group = replica_group(run)
+    watch_connections(
+        int(os.environ.get("RANK", "0")), settings.restart.lost_after_s, always=group is not None
+    )
+    run, training = start(run, group)
     rank, _ = world()
     is_main = rank == 0
     folder = folder_of_rank_0(folder)
     lock = lock_folder(folder) if is_main else None
     checkpoints = loaded = None
     if settings.checkpoint.save:
-        checkpoints = RunCheckpoints(run, training, folder)
+        checkpoints = _checkpoints(run, training, folder, group)
         with section("load", slow=True):
             loaded = checkpoints.load()
     predicted = predict(run, training)
@@ -104,7 +109,10 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
     recorder = _Recorder(run, training, predicted, folder, shown, checkpoints)
     state: State = "failed"
     try:
-        reason = train(training, recorder, checkpoints)
+        if group is None:
+            reason = train(training, recorder, checkpoints)
+        else:
+            reason = _train_in_group(run, training, recorder, checkpoints, group, folder)
         # A run that changes its number of hosts goes on.
         state = "training" if reason == "resizing" else reason
         if reason not in ("stopped", "resizing"):
@@ -131,6 +139,29 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
     if lock is not None:
         lock.close()
     return result
+
+
+def _checkpoints(
+    run: RunSpec, training: Training, folder: Path, group: ReplicaGroup | None
+) -> RunCheckpoints:
+    if group is None:
+        return RunCheckpoints(run, training, folder)
+    # The folders of all replica groups are in that of the run.
+    return RunCheckpoints(run, training, folder.parent, writer=folder.name)
+
+
+def _train_in_group(
+    run: RunSpec,
+    training: Training,
+    recorder: _Recorder,
+    checkpoints: RunCheckpoints | None,
+    group: ReplicaGroup,
+    folder: Path,
+) -> Reason:
+    from shardwise.train.replicas.loop import train_in_group
+
+    assert checkpoints is not None
+    return train_in_group(training, recorder, checkpoints, group, digest_of(run), folder)
 
 
 def predict(run: RunSpec, training: Training) -> StepProfile:

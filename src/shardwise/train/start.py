@@ -25,15 +25,17 @@ from shardwise.train.admit import check_batch, check_sequence, device_kind
 from shardwise.train.batches import Batches, Layout, make_batches, prepare
 from shardwise.train.loop import Training
 from shardwise.train.optimizer import make_optimizer
+from shardwise.train.replicas.group import ReplicaGroup, one_group
 from shardwise.train.weights import pretrained_fill
 from shardwise.units.build import build_module
 
 
-def start(run: RunSpec) -> tuple[RunSpec, Training]:
+def start(run: RunSpec, group: ReplicaGroup | None = None) -> tuple[RunSpec, Training]:
     """Join the other processes, build and shard the model, and open the data.
 
-    Returns the run on the current processes, and the Training.
+    Returns the run on the current processes, which may be one replica `group`, and the Training.
     """
+    run = one_group(run)
     settings = run.train or TrainSettings()
     device = local_device(device_kind(run, settings))
     _set_threads(settings, device)
@@ -50,7 +52,7 @@ def start(run: RunSpec) -> tuple[RunSpec, Training]:
         raise SpecError("train.meta_init: must be true for a pretrained model")
     vocab = vocabulary(run.model, module)
     model = parallelize(module, strategy, device=device, fill=fill, seed=settings.seed)
-    layout = layout_of(strategy, run.job.seq_len)
+    layout = layout_of(strategy, run.job.seq_len, group)
     batches = open_data(run.data or DataSettings(), layout, vocab, settings.seed)
     if batches.statistics is not None and batches.statistics.packing:
         check_packing(module)
@@ -64,10 +66,12 @@ def start(run: RunSpec) -> tuple[RunSpec, Training]:
     return run._replace(strategy=strategy_of(model)), training
 
 
-def layout_of(strategy: Strategy, seq_len: int) -> Layout:
+def layout_of(strategy: Strategy, seq_len: int, group: ReplicaGroup | None = None) -> Layout:
     """The sequences of this process: those of one context and tensor group are the same."""
-    micro_batch, accumulate = strategy.micro_batch, strategy.accumulate
-    return Layout(data_rank(strategy), strategy.data_parallel, micro_batch, accumulate, seq_len)
+    rank, ranks = data_rank(strategy), strategy.data_parallel
+    if group is not None:
+        rank, ranks = rank + group.number * ranks, ranks * group.total
+    return Layout(rank, ranks, strategy.micro_batch, strategy.accumulate, seq_len)
 
 
 def open_data(data: DataSettings, layout: Layout, vocab: int | None, seed: int) -> Batches:

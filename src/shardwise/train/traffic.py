@@ -25,10 +25,11 @@ _WINDOW_S = 5.0
 _LAYOUT = struct.Struct("<q")
 
 
-def watch_connections(rank: int, lost_after_s: float) -> None:
-    """Start the thread in this rank, if the run has other hosts."""
+def watch_connections(rank: int, lost_after_s: float, always: bool = False) -> None:
+    """Start the thread in this rank, if the run has other hosts, or `always`."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if not Path("/proc/self/fd").exists() or here == int(os.environ.get("WORLD_SIZE", "1")):
+    one_host = here == int(os.environ.get("WORLD_SIZE", "1"))
+    if not Path("/proc/self/fd").exists() or (one_host and not always):
         return
     folder = os.environ.get(FOLDER)
     threading.Thread(

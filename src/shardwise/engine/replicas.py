@@ -1,0 +1,226 @@
+"""Replica groups that outlive each other: torchft manages the replicate axis.
+
+Each group is a world of its own, whose mesh has the shard axis only. torchft decides before each
+step which groups take part, brings those that are behind up to date, and averages gradients over
+the groups. If a group is lost during a step, the step is not committed and the others repeat it.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from shardwise.engine.device import is_lost_peer
+from shardwise.engine.fresh_name import agree_on_name
+from shardwise.engine.mesh import world
+from shardwise.engine.store import new_store
+from shardwise.spec.record import SpecError
+from shardwise.spec.train import RestartSettings
+
+# torchft asks the lighthouse again this many times within `join_s`.
+_QUORUM_RETRIES = 1000
+_HEARTBEAT = timedelta(milliseconds=100)
+
+
+class Transport(Protocol):
+    """Brings the state of this process to others, and theirs here; torchft calls the rest of it."""
+
+    failure: Exception | None
+
+
+class HealingError(RuntimeError):
+    """This group is behind the others, and their state did not arrive."""
+
+
+class Replicas:
+    """The connection of this replica group to the others. Every rank of the group has one.
+
+    Ranks of the same number in different groups hold the same shards: torchft connects those.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        settings: RestartSettings,
+        address: str,
+        device: torch.device,
+        transport: Transport,
+        state: Callable[[], Mapping[str, torch.Tensor]],
+        load: Callable[[Mapping[str, torch.Tensor]], None],
+    ) -> None:
+        _quiet()
+        from torchft import manager
+
+        self._rank, self._size = world()
+        self._device, self._transport = device, transport
+        # The last error after which connections were closed.
+        self._reported: Exception | None = None
+        # The groups that take part in the current step.
+        self.present: tuple[int, ...] = ()
+        timeout = timedelta(seconds=settings.replica_timeout_s)
+        # Groups that meet have just spoken to the lighthouse.
+        self._lost_after = timedelta(seconds=settings.lost_after_s)
+        self._group = group = _process_group(device, timeout)
+        group.configure = partial(self._configure, group.configure)
+        store, port = self._shared_store(address)
+        # Kept: the other groups meet in the store of one of them.
+        self._store = store
+        with _listening_on(address):
+            self._manager: Any = manager.Manager(
+                pg=group,
+                state_dict=state,
+                load_state_dict=load,
+                min_replica_size=settings.min_replicas,
+                # A group that is behind is brought up to date first, and takes part in the step.
+                use_async_quorum=False,
+                # All groups start from the same seed or the same checkpoint.
+                init_sync=False,
+                timeout=timeout,
+                quorum_timeout=timedelta(seconds=settings.join_s),
+                connect_timeout=timedelta(seconds=settings.join_s),
+                rank=self._rank,
+                world_size=self._size,
+                store_addr=address,
+                store_port=port,
+                lighthouse_addr=f"http://{settings.lighthouse}",
+                replica_id=f"{number:05d}",
+                hostname=address,
+                heartbeat_interval=_HEARTBEAT,
+                checkpoint_transport=transport,
+                quorum_retries=_QUORUM_RETRIES,
+            )
+
+    def _shared_store(self, address: str) -> tuple[Any, int]:
+        """A store of this group at `address`, and its port; rank 0 holds it."""
+        store = new_store(address) if self._rank == 0 else None
+        port = torch.tensor([store.port if store is not None else 0])
+        if self._size > 1:
+            dist.broadcast(port, 0)
+        return store, int(port)
+
+    def _configure(self, configure: Callable[..., None], *arguments: Any) -> None:
+        """Connect the ranks of the groups that meet, under a name that was never used before."""
+        address, replica, rank, size, *_, ranks = arguments
+        # torchft counts ranks over all groups: these are the ranks of one number in each group.
+        self.present = tuple(sorted(one // self._size for one in ranks))
+        store = _store_client(address, self._lost_after)
+        name = agree_on_name(store, rank, size, self._lost_after)
+        configure(f"{address}/{name}", replica, rank, size, *arguments[4:])
+
+    def start_at(self, step: int) -> None:
+        """Begin after `step` completed steps."""
+        self._manager.load_state_dict({"step": step, "batches_committed": 0})
+
+    def average_gradients(self, model: nn.Module) -> None:
+        """Average each unit's gradients over the groups, after they are reduced in this one."""
+        for unit in model.modules():
+            if isinstance(unit, FSDPModule):
+                unit.set_all_reduce_hook(self._average)
+
+    def _average(self, gradients: torch.Tensor) -> None:
+        self._all_reduce(gradients)
+
+    def _all_reduce(self, values: torch.Tensor, **settings: Any) -> bool:
+        """All-reduce in place over the groups; return whether no group was lost in this step."""
+        self._manager.allreduce(values, **settings).wait()
+        error = self._manager.errored()
+        if error is None:
+            return True
+        if error is self._reported:
+            return False
+        self._reported = error
+        # The next rank in the ring waits for this one, and not for the one that was lost. Closed
+        # connections tell it; what the exception refers to would keep them open.
+        error.original_exception.__traceback__ = None
+        self._group.abort()
+        gc.collect()
+        return False
+
+    def meet(self) -> None:
+        """Wait for the groups of the next step; load their state if this one is behind.
+
+        Raises:
+            SpecError: Their state is of another run.
+            HealingError: Their state did not arrive. The group has to start again.
+        """
+        self._transport.failure = None
+        self._manager.start_quorum()
+        failure = self._transport.failure
+        if isinstance(failure, SpecError):
+            raise failure
+        if failure is not None:
+            raise HealingError(f"The state of another replica group did not arrive: {failure}")
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor | None:
+        """The sum of integers over the groups; None if a group was lost."""
+        summed = values.to(self._device)
+        intact = self._all_reduce(summed, reduce_op=dist.ReduceOp.SUM)
+        return summed.cpu() if intact else None
+
+    @property
+    def problem(self) -> str:
+        """Why the current step cannot be committed; empty if it can."""
+        error = self._manager.errored()
+        if error is None:
+            return ""
+        cause = error.original_exception
+        lost = is_lost_peer(cause)
+        return "the connection to another group was lost" if lost else str(cause).splitlines()[0]
+
+    def commit(self) -> bool:
+        """Whether the gradients of this step are those of all its groups, on every rank here."""
+        return bool(self._manager.should_commit())
+
+    def close(self) -> None:
+        self._manager.shutdown(wait=False)
+
+
+def _quiet() -> None:
+    """Let the trainer report lost groups in a sentence, instead of torchft in a traceback."""
+    os.environ.setdefault("RUST_LOG", "error")
+    logging.getLogger("torchft").setLevel(logging.CRITICAL)
+
+
+def _store_client(address: str, timeout: timedelta) -> Any:
+    from torchft.process_group import create_store_client
+
+    return create_store_client(address, timeout=timeout)
+
+
+def _process_group(device: torch.device, timeout: timedelta) -> Any:
+    from torchft import process_group
+
+    kinds = {"cpu": "ProcessGroupGloo", "cuda": "ProcessGroupNCCL"}
+    return getattr(process_group, kinds[device.type])(timeout=timeout)
+
+
+@contextmanager
+def _listening_on(address: str) -> Iterator[None]:
+    """Let a manager that is created in the body listen on one address, at a port that is free.
+
+    torchft has no setting for it: its manager listens on all interfaces.
+    """
+    from torchft import manager
+
+    server = manager.ManagerServer
+    host = f"[{address}]" if ":" in address else address
+
+    def create(**settings: Any) -> Any:
+        return server(**{**settings, "bind": f"{host}:0"})
+
+    manager.ManagerServer = create
+    try:
+        yield
+    finally:
+        manager.ManagerServer = server

@@ -1,0 +1,301 @@
+"""Train as one of several replica groups, of which any may fail and return while others train on.
+
+A step is made by the groups that are present: they say so to each other before it (the roll call),
+and commit it together after its gradients are averaged. If a group is lost in between, the others
+repeat the step without it. A group that returns loads the last checkpoint and then receives the
+current state of another group.
+
+Everything else stays inside a group: agreement, gradient norm, log lines. One group writes each
+checkpoint, the first of those present, because all hold the same bits.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from shardwise.checkpoint.dcp.transport import TensorTransport
+from shardwise.engine.annotate import DATA, annotated
+from shardwise.engine.device import random_states, set_random_states
+from shardwise.engine.replicas import Replicas
+from shardwise.train.agree import Agreement, Reason
+from shardwise.train.batches import MicroBatch
+from shardwise.train.checkpoints import RunCheckpoints
+from shardwise.train.clock import StepClock
+from shardwise.train.heartbeat import report, section
+from shardwise.train.loop import (
+    SETTLED,
+    LogWindow,
+    Saver,
+    StepObserver,
+    Training,
+    Update,
+    is_logged,
+    stop_on_signal,
+)
+from shardwise.train.optimizer import clear_gradients
+from shardwise.train.rendezvous_address import replica_address
+from shardwise.train.replicas.changes import Changes
+from shardwise.train.replicas.group import ReplicaGroup
+from shardwise.train.replicas.roll_call import Entry, RollCall, call_roll
+from shardwise.train.replicas.state import HealingState
+
+# Seconds from one try to meet all groups at the start to the next.
+_TRY_EVERY_S = 0.5
+
+
+class _Prepared(NamedTuple):
+    """The batches of a step on this rank, and what the ranks of this group agree on before it."""
+
+    step: int
+    present: tuple[int, ...]
+    batches: list[MicroBatch]
+    agreement: Agreement
+
+
+def train_in_group(
+    training: Training,
+    observer: StepObserver,
+    checkpoints: RunCheckpoints,
+    group: ReplicaGroup,
+    digest: int,
+    folder: Path,
+) -> Reason:
+    """Train to the last step as one of the replica groups; return why it ended.
+
+    `digest` identifies the run: groups with another one are refused. Changes of the groups that
+    are present are logged, and written to `folder`.
+    """
+    if training.step >= training.settings.steps:
+        # The checkpoint that was loaded is the last one: the other groups may have left.
+        return "done"
+    with stop_on_signal() as received_signal:
+        member = _Member(training, observer, checkpoints, group, digest, folder, received_signal)
+        try:
+            return member.train()
+        finally:
+            member.close()
+
+
+class _Member:
+    """One rank of a replica group."""
+
+    def __init__(
+        self,
+        training: Training,
+        observer: StepObserver,
+        checkpoints: RunCheckpoints,
+        group: ReplicaGroup,
+        digest: int,
+        folder: Path,
+        received_signal: Callable[[], int | None],
+    ) -> None:
+        self._training, self._observer, self._checkpoints = training, observer, checkpoints
+        self._group, self._digest, self._received_signal = group, digest, received_signal
+        self._settings = training.settings.restart
+        self._window = LogWindow(training.device, training.rank_state)
+        self._saver = Saver(training, self._window, checkpoints)
+        self._update = Update(training, self._window, self._saver)
+        self._clock = StepClock(training.device)
+        self._changes = Changes(group, self._settings.absent_batches, folder)
+        self._first, self._tries = training.step, 1
+        self._current: _Prepared | None = None
+        self._ahead: _Prepared | None = None
+        self._reason: Reason | None = None
+        self._is_closed = False
+        self._state = HealingState(training, self._window, digest)
+        address = replica_address(self._settings)
+        with section("replicas", slow=True):
+            self._replicas = Replicas(
+                group.number,
+                self._settings,
+                address,
+                training.device,
+                TensorTransport(address, self._state.allocate),
+                self._state.tensors,
+                self._load,
+            )
+        self._replicas.start_at(training.step)
+        self._replicas.average_gradients(training.model)
+
+    def train(self) -> Reason:
+        last = self._training.settings.steps
+        while not self._has_ended(last):
+            with section("replicas", slow=True):
+                self._replicas.meet()
+            if self._training.step < last:
+                self._train_step(last)
+            else:
+                self._close_run()
+        self._saver.finish()
+        return self._reason or "done"
+
+    def close(self) -> None:
+        self._replicas.close()
+
+    def _load(self, received: Mapping[str, torch.Tensor]) -> None:
+        """Continue from the state of another group."""
+        # A save may still copy what is replaced.
+        self._saver.wait_until_copied()
+        before = self._training.step
+        self._state.load(received)
+        self._changes.healed(before, self._training.step)
+
+    def _has_ended(self, last: int) -> bool:
+        """Whether this group stops, or the last step is saved."""
+        if self._reason is not None or self._is_closed:
+            return True
+        return self._training.step >= last and self._checkpoints.is_saved(last)
+
+    # ---- a step ----------------------------------------------------------------------------------
+
+    def _train_step(self, last: int) -> None:
+        """Make the next step with the groups that are present, or find that it must be repeated."""
+        t = self._training
+        number, slow = t.step + 1, t.step < self._first + SETTLED
+        report(step=number)
+        prepared = self._prepare_current(slow)
+        with section("agree", slow):
+            agreed = prepared.agreement.result()
+        call = self._call_roll(agreed.tokens, agreed.stop)
+        if call is None:
+            self._repeat(number)
+            return
+        if agreed.end is not None:
+            self._stop(agreed.end, call)
+        if call.is_left_by_some or self._waits_for_others(call):
+            return
+        if agreed.save:
+            self._save_if_first()
+        random = random_states(t.device)
+        with section("step", slow), self._observer.step(number):
+            if number < last and self._ahead is None:
+                self._ahead = self._prepare(number, slow)
+            loss = self._update.gradients(prepared.batches, call.tokens, len(call.entries))
+            if not self._replicas.commit():
+                # A repeated step draws the same random numbers.
+                set_random_states(random, t.device)
+                clear_gradients(t.model, t.optimizer)
+                self._changes.repeated(number, self._replicas.problem)
+                return
+            rate = self._update.apply(loss, agreed.tokens)
+            self._clock.mark()
+            logs = is_logged(number, t.settings)
+            if logs:
+                line = self._window.report(number, rate, self._clock.take())
+        t.step, self._tries = number, 0
+        self._changes.committed(number, tuple(call.entries))
+        if logs:
+            with section("log", slow=True):
+                self._observer.logged(line)
+            self._saver.check()
+
+    def _repeat(self, number: int) -> None:
+        """Tell torchft that the step cannot be committed, so that it leaves lost groups out."""
+        self._replicas.commit()
+        self._changes.repeated(number, self._replicas.problem)
+        self._clock.skip()
+
+    def _stop(self, end: Reason, call: RollCall) -> None:
+        """End this group; the last one to end saves."""
+        t = self._training
+        self._reason = end
+        t.stopped_by = self._received_signal() or signal.SIGTERM
+        report(stopped_by=t.stopped_by or 0)
+        if call.all_stop and t.step > self._first:
+            self._save_if_first()
+
+    def _waits_for_others(self, call: RollCall) -> bool:
+        """Whether to meet again, since all groups just start and not all are there."""
+        if not call.tries or len(call.entries) == self._group.total:
+            return False
+        self._tries = call.tries + 1
+        if call.tries * _TRY_EVERY_S > self._settings.last_call_s:
+            return False
+        time.sleep(_TRY_EVERY_S)
+        return True
+
+    def _save_if_first(self) -> None:
+        """Save, if this is the first of the groups that are present; the others hold the same."""
+        if self._replicas.present[0] == self._group.number:
+            self._saver.save()
+        else:
+            self._checkpoints.leave_save()
+        self._clock.skip()
+
+    def _close_run(self) -> None:
+        """Save the last step, and let no group leave before it is saved."""
+        call = self._call_roll()
+        if call is not None and call.is_left_by_some:
+            return
+        if call is not None:
+            self._save_if_first()
+            self._saver.finish()
+            # The group that saves answers only afterwards.
+            self._is_closed = self._call_roll() is not None
+        self._replicas.commit()
+
+    def _call_roll(self, tokens: int = 0, stops: bool = False) -> RollCall | None:
+        with section("replicas", slow=True):
+            entry = Entry(1, self._digest, tokens, int(stops), self._tries)
+            return call_roll(self._replicas, self._group, entry)
+
+    # ---- batches ---------------------------------------------------------------------------------
+
+    def _prepare_current(self, slow: bool) -> _Prepared:
+        """The batches of the next step; kept while it is repeated with the same groups."""
+        wanted = (self._training.step, self._data_groups())
+        if self._current is not None and self._current[:2] == wanted:
+            return self._current
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead[:2] != wanted:
+            if ahead is not None:
+                ahead.agreement.result()
+            ahead = self._prepare(self._training.step, slow)
+        self._current = ahead
+        return ahead
+
+    def _prepare(self, completed: int, slow: bool) -> _Prepared:
+        with annotated(DATA), section("data", slow):
+            batches = self._batches_at(completed)
+        saves = completed > self._first and self._saver.is_due(completed)
+        stops = self._received_signal() is not None
+        agreement = Agreement(completed + 1, batches, stops, saves)
+        return _Prepared(completed, self._data_groups(), batches, agreement)
+
+    def _data_groups(self) -> tuple[int, ...]:
+        """The groups that share all batches; none where each has only its own."""
+        return self._replicas.present if self._settings.absent_batches == "given" else ()
+
+    def _batches_at(self, completed: int) -> list[MicroBatch]:
+        batches, present = self._training.batches, self._data_groups()
+        if len(present) in (0, self._group.total):
+            return batches.at(completed)
+        layout = batches.layout
+        try:
+            shares = []
+            for index in range(self._group.total):
+                ranks = layout.world // self._group.total
+                rank = layout.rank % ranks + index * ranks
+                batches.layout = layout._replace(rank=rank)
+                shares.append(batches.at(completed))
+        finally:
+            batches.layout = layout
+        return given_share(shares, present.index(self._group.number), len(present))
+
+
+def given_share(
+    shares: Sequence[Sequence[MicroBatch]], place: int, present: int
+) -> list[MicroBatch]:
+    """The micro-batches of one of the present groups, if they train those of all groups.
+
+    `shares` are the micro-batches of each group if none is absent. With all present, a group gets
+    its own.
+    """
+    in_order = [batch for at_once in zip(*shares, strict=True) for batch in at_once]
+    return in_order[place::present]
