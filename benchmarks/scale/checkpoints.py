@@ -8,21 +8,22 @@ disk.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from benchmarks.scale.cost import (
     Measured,
     Part,
+    in_subprocess,
     memory_mb,
     reset_peak,
     rows,
     size,
     timed,
 )
+from shardwise.checkpoint.format.folder import LocalFolder
 
 SHORT = {"llama-3-70b": "70B", "llama-3.1-405b": "405B"}
 STATES = ("exp_avg", "exp_avg_sq")
@@ -91,37 +92,33 @@ def own_of(rank: int) -> dict[str, Any]:
 
 def measure(model: str, ranks: int) -> dict[str, float]:
     """Cost for rank 1, which has shards of all tensors."""
+    with tempfile.TemporaryDirectory() as name:
+        # In another process, of which no free memory is left for the load.
+        found = in_subprocess(save, Path(name), model, ranks)
+        join(1, ranks)
+        state, folder = state_of(model, ranks), CountingFolder(Path(name))
+        return found | load(folder, {**state, **own_of(1)}, ranks)
+
+
+def save(folder: Path, model: str, ranks: int) -> dict[str, float]:
+    """Cost of a save for one rank, and what rank 0 writes for all."""
     from shardwise.checkpoint.dcp.plan import local_shards, make_plan
     from shardwise.engine.rank_tree import RankTree
 
     found: dict[str, float] = {}
-    rank, own = 1, own_of(1)
-    with tempfile.TemporaryDirectory() as name:
-        join(0, ranks)
+    records = {}
+    # The first plan of a process is the larger one too: rank 0 has the counts of steps.
+    for rank in (0, 1):
+        join(rank, ranks)
         # The fake group knows no others.
         tree = RankTree(separate=False, one_group=ranks)
         state = state_of(model, ranks)
-        # The first plan of a process, and the larger one: rank 0 has the counts of steps.
-        with _counted(found, "plan"):
-            plan = make_plan(local_shards(state, 0, ranks), own_of(0), tree)
-        first_record, _ = write_rank(Path(name), plan, 0)
-        join(rank, ranks)
-        tree = RankTree(separate=False, one_group=ranks)
-        state = state_of(model, ranks)
-        plan = make_plan(local_shards(state, rank, ranks), own, tree)
-        record, found["index_s"] = write_rank(Path(name), plan, rank)
-        found["index_bytes"] = record.index_bytes
-        found["pieces"] = len(plan.items)
-        with _counted(found, "commit"):
-            found |= commit(Path(name), plan, {0: first_record, rank: record}, ranks)
-        with _counted(found, "load"):
-            found["pieces_read"] = read(Path(name), state, own, rank, ranks)
-        # The header of its own file, and the files of the index.
-        found["read_bytes"] = record.head + sum(
-            Path(name, file).stat().st_size
-            for file in os.listdir(name)
-            if not file.endswith(".safetensors")
-        )
+        with _counted(found, "first_plan" if rank == 0 else "plan"):
+            plan = make_plan(local_shards(state, rank, ranks), own_of(rank), tree)
+        records[rank], written = write_rank(folder, plan, rank)
+        found |= {"pieces": len(plan.items), **written}
+    with _counted(found, "commit"):
+        found |= commit(folder, plan, records, ranks)
     return found
 
 
@@ -139,26 +136,28 @@ class _counted:  # noqa: N801
         self._found[f"{self._what}_mb"] = memory_mb("VmHWM") - self._before
 
 
-def write_rank(folder: Path, plan: Any, rank: int) -> tuple[Any, float]:
-    """Write a rank's files, of which the tensors take no room; return CPU time of the index."""
+def write_rank(folder: Path, plan: Any, rank: int) -> tuple[Any, dict[str, float]]:
+    """Write a rank's files, of which the tensors take no room."""
     from shardwise.checkpoint.format.checksum import BLOCK, crc32
     from shardwise.checkpoint.format.rank_index import index_of, write_rank_index
     from shardwise.checkpoint.format.rank_table import RankRecord
     from shardwise.checkpoint.format.shard import file_of, header_of
 
     parts = plan.layout.parts_of(rank, plan.own)
-    head = header_of(parts)
-    total = len(head) + sum(part.length for part in parts)
-    with (folder / file_of(rank)).open("wb") as file:
-        file.write(head)
-        file.truncate(total)
+    total = sum(part.length for part in parts)
     # As many as there are blocks; their values do not matter here.
     checksums = [2**31 + n for part in parts for n in range(-(-part.length // BLOCK))]
-    start = time.process_time()
-    index = write_rank_index(plan.own, checksums)
-    (folder / index_of(rank)).write_bytes(index)
-    took = time.process_time() - start
-    return RankRecord(total, len(head), crc32(head), len(index), crc32(index)), took
+    found: dict[str, float] = {}
+    with _counted(found, "write"):
+        head = header_of(parts)
+        index = write_rank_index(plan.own, checksums)
+        (folder / index_of(rank)).write_bytes(index)
+        with (folder / file_of(rank)).open("wb") as file:
+            file.write(head)
+            file.truncate(len(head) + total)
+    found |= {"index_bytes": len(index), "written_bytes": len(head) + len(index)}
+    record = RankRecord(len(head) + total, len(head), crc32(head), len(index), crc32(index))
+    return record, found
 
 
 def commit(folder: Path, plan: Any, records: dict[int, Any], ranks: int) -> dict[str, float]:
@@ -167,53 +166,99 @@ def commit(folder: Path, plan: Any, records: dict[int, Any], ranks: int) -> dict
     from shardwise.checkpoint.format.checksum import crc32
     from shardwise.checkpoint.format.manifest import FileRecord, Manifest
 
-    table = b"".join(rank_table.pack_record(records.get(rank, records[1])) for rank in range(ranks))
-    files = {layout.NAME: layout.write_layout(plan.layout), rank_table.NAME: table}
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    listed = tuple(
-        FileRecord(name=name, bytes=len(data), head=len(data), crc32=crc32(data))
-        for name, data in files.items()
-    )
-    about = Manifest(step=1, world=ranks, sequences=0, run={}, versions={}, files=listed)
+    rows = b"".join(rank_table.pack_record(records.get(rank, records[1])) for rank in range(ranks))
+    table, listed = rank_table.write_table(rows)
+    text = layout.write_layout(plan.layout)
+    (folder / layout.NAME).write_bytes(text)
+    (folder / rank_table.NAME).write_bytes(table)
+    size = len(text)
+    files = (FileRecord(name=layout.NAME, bytes=size, head=size, crc32=crc32(text)), listed)
+    about = Manifest(step=1, world=ranks, sequences=0, run={}, versions={}, files=files)
     (folder / manifest.NAME).write_bytes(manifest.write_manifest(about))
-    return {"layout_bytes": len(files[layout.NAME]), "table_bytes": len(table)}
+    return {"layout_bytes": size, "table_bytes": len(table)}
 
 
-def read(folder: Path, state: Any, own: Any, rank: int, ranks: int) -> int:
-    """All that a rank does before it reads a tensor; the number of pieces it would read."""
+class CountingFolder(LocalFolder):
+    """Counts the bytes that are read from its files."""
+
+    read_bytes = 0
+
+    def open(self, name: str) -> BinaryIO:
+        return cast(BinaryIO, _CountingFile(super().open(name), self))
+
+
+class _CountingFile:
+    def __init__(self, file: BinaryIO, folder: CountingFolder) -> None:
+        self._file, self._folder = file, folder
+        self.seek = file.seek
+
+    def __enter__(self) -> _CountingFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._folder.read_bytes += len(data)
+        return data
+
+
+def load(folder: CountingFolder, state: Any, ranks: int) -> dict[str, float]:
+    """Cost of all that rank 1 does before it reads a tensor."""
+    from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
+
     from shardwise.checkpoint.dcp.load import no_garbage_collection
     from shardwise.checkpoint.dcp.reader import CheckpointReader
-    from shardwise.checkpoint.format.folder import LocalFolder
     from shardwise.checkpoint.verify.opened import open_checkpoint
 
+    found: dict[str, float] = {}
     with no_garbage_collection():
-        checkpoint = open_checkpoint(LocalFolder(folder), rank, ranks)
-        metadata = CheckpointReader(checkpoint, {**state, **own}).read_metadata()
-    entries: list[Any] = list(metadata.state_dict_metadata.values())
-    return sum(len(entry.chunks) for entry in entries)
+        # The pieces that it needs, for torch.
+        with _counted(found, "load"):
+            metadata = CheckpointReader(open_checkpoint(folder, 1, ranks), state).read_metadata()
+        # Which bytes of which piece go where.
+        with _counted(found, "torch_plan"):
+            items = create_default_local_load_plan(state, metadata).items
+    return {**found, "read_bytes": folder.read_bytes, "pieces_read": len(items)}
 
 
 # ---- text ---------------------------------------------------------------------------------------
 
 
 def table(found: list[Measured]) -> str:
-    body = [
+    files = rows(
         [
-            *(SHORT[one.case["model"]], f"{one.case['ranks']:,}"),
-            *(size(one[key]) for key in ("layout_bytes", "table_bytes", "index_bytes")),
-            *(size(one["read_bytes"]), _cost(one, "load"), _cost(one, "plan")),
-            *(timed(one, "index_s"), _cost(one, "commit")),
-        ]
-        for one in found
-    ]
-    return rows(
-        [
-            *("model", "ranks", "`layout.json`", "`ranks.bin`", "index of a rank", "a rank reads"),
-            *("before a load", "plan of a save", "writing its index", "rank 0: layout and table"),
+            *("model", "ranks", "`layout.json`", "`ranks.bin`", "index of a rank"),
+            *("a rank writes", "a rank reads before its tensors"),
         ],
-        body,
+        [
+            [
+                *_case(one),
+                *(size(one[key]) for key in ("layout_bytes", "table_bytes", "index_bytes")),
+                *(size(one[key]) for key in ("written_bytes", "read_bytes")),
+            ]
+            for one in found
+        ],
     )
+    costs = rows(
+        [
+            *("model", "ranks", "first plan of a save", "writing header and index"),
+            *("rank 0: layout and table", "reading before a load", "torch's plan of a load"),
+        ],
+        [
+            [
+                *(*_case(one), _cost(one, "first_plan"), _cost(one, "write")),
+                *(_cost(one, what) for what in ("commit", "load", "torch_plan")),
+            ]
+            for one in found
+        ],
+    )
+    return files + "\n" + costs
+
+
+def _case(one: Measured) -> tuple[str, str]:
+    return SHORT[one.case["model"]], f"{one.case['ranks']:,}"
 
 
 def _cost(one: Measured, what: str) -> str:

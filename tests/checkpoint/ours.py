@@ -85,8 +85,15 @@ def _write_format_2(
     layout = {"block": BLOCK, "axes": rules, "tensors": entries, "listed": []}
     return [
         named(folder / "layout.json", json.dumps(layout).encode()),
-        named(folder / "ranks.bin", table),
+        named_table(folder, table),
     ]
+
+
+def named_table(folder: Path, rows: bytes) -> FileRecord:
+    """Write the table of fewer than 1,024 ranks: one checksum, and 24 bytes per rank."""
+    head = struct.pack("<I", crc32(rows))
+    (folder / "ranks.bin").write_bytes(head + rows)
+    return FileRecord(name="ranks.bin", bytes=4 + len(rows), head=4, crc32=crc32(head))
 
 
 def index_v1(tensors: Sequence[Tensor], pieces: Sequence[Piece]) -> bytes:

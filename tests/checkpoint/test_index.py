@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from shardwise.checkpoint.format.checksum import BLOCK
 from shardwise.checkpoint.format.folder import LocalFolder, find_folder
 from shardwise.checkpoint.format.layout import Layout, Listed, assign, read_layout, write_layout
-from shardwise.checkpoint.format.manifest import read_manifest, write_manifest
+from shardwise.checkpoint.format.manifest import FileRecord, read_manifest, write_manifest
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.rank_index import read_rank_index, write_rank_index
-from shardwise.checkpoint.format.rank_table import RankRecord, RankTable, pack_record
+from shardwise.checkpoint.format.rank_table import RankRecord, RankTable, pack_record, write_table
 from shardwise.checkpoint.format.sharding import Axis, Box
 from shardwise.checkpoint.verify.fsck import check
 from shardwise.checkpoint.verify.opened import open_checkpoint
-from tests.checkpoint.ours import named, write_ours
+from tests.checkpoint.ours import named, named_table, write_ours
 from tests.checkpoint.test_fsck import ARRAYS
 
 HALVES = (Axis(0, 2, 1),)
@@ -77,14 +77,30 @@ def test_an_index_that_does_not_fill_its_file(
         read_rank_index(data, 1, RankRecord(size, 100, 0, 0, 0), LAYOUT)
 
 
-def test_a_table_is_24_bytes_per_rank() -> None:
-    first, second = RankRecord(2**40, 2, 3, 4, 2**32 - 1), RankRecord()
-    data = pack_record(first) + pack_record(second)
-    assert len(data) == 48
-    table = RankTable(data, 2)
-    assert (table[0], table[1], len(table)) == (first, second, 2)
-    with pytest.raises(UntrustedError, match="48 bytes, expected 72"):
-        RankTable(data, 3)
+def test_a_table_is_24_bytes_per_rank_and_read_in_groups(tmp_path: Path) -> None:
+    first, last = RankRecord(2**40, 2, 3, 4, 2**32 - 1), RankRecord(7, 6, 5, 4, 3)
+    rows = [first, *[RankRecord()] * (2 * 1024 - 1), last]
+    data, listed = write_table(b"".join(pack_record(one) for one in rows))
+    # Three groups: two of 1,024 ranks, and one of a single rank.
+    assert (len(data), listed.bytes, listed.head) == (3 * 4 + 2049 * 24, len(data), 12)
+    file = tmp_path / "ranks.bin"
+    # A broken row in the second group.
+    file.write_bytes(data[:-100] + b"?" + data[-99:])
+    table = RankTable(LocalFolder(tmp_path), listed, 2049)
+    assert (table[0], table[2048]) == (first, last)
+    with pytest.raises(UntrustedError, match=r"ranks.bin \(ranks 1,024 to 2,047\) has checksum"):
+        table[1500]
+    file.write_bytes(b"?" + data[1:])
+    with pytest.raises(UntrustedError, match="ranks.bin has checksum"):
+        RankTable(LocalFolder(tmp_path), listed, 2049)
+    with pytest.raises(UntrustedError, match="ranks.bin has 49,188 bytes, expected 49,212"):
+        RankTable(LocalFolder(tmp_path), listed, 2050)
+    file.write_bytes(data[:-1])
+    with pytest.raises(UntrustedError, match="ranks.bin has 49,187 bytes, expected 49,188"):
+        RankTable(LocalFolder(tmp_path), listed, 2049)
+    file.unlink()
+    with pytest.raises(UntrustedError, match="ranks.bin is missing"):
+        RankTable(LocalFolder(tmp_path), listed, 2049)
 
 
 LIES: dict[str, tuple[dict[str, Any], str]] = {
@@ -101,6 +117,7 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
     "stranger": ({"listed": [["a", "int8", [4], [[2, [0], [4]]]]]}, "unknown rank"),
     "axes": ({"axes": [[[0, 4, 1]]], "tensors": [["a", "int8", [4], 0, 0]]}, "cannot form"),
     "no axes": ({"axes": [[[0, 2, 0]]], "tensors": [["a", "int8", [4], 0, 0]]}, "overlap"),
+    "no ranks": ({"axes": [[[0, 0, 1]]], "tensors": [["a", "int8", [4], 0, 0]]}, "overlap"),
     "block": ({"block": 1}, "blocks of 1 bytes"),
     "more": ({"code": "import os"}, "not a valid layout"),
 }
@@ -114,13 +131,20 @@ def test_a_layout_that_lies_is_refused(lie: str) -> None:
         read_layout(json.dumps(table).encode(), 2)
 
 
-def replace(folder: Path, name: str, data: bytes) -> None:
-    """Another layout or table, and a manifest that agrees with it."""
+def list_in_manifest(folder: Path, record: FileRecord) -> None:
+    """Make the manifest agree with another layout or table."""
     file = folder / "manifest.json"
     manifest = read_manifest(file.read_bytes())
-    files = tuple(one for one in manifest.files if one.name != name)
-    changed = manifest.but(files=(*files, named(folder / name, data)))
-    file.write_bytes(write_manifest(changed))
+    files = tuple(one for one in manifest.files if one.name != record.name)
+    file.write_bytes(write_manifest(manifest.but(files=(*files, record))))
+
+
+def replace_layout(folder: Path, data: bytes) -> None:
+    list_in_manifest(folder, named(folder / "layout.json", data))
+
+
+def replace_rows(folder: Path, rows: bytes) -> None:
+    list_in_manifest(folder, named_table(folder, rows))
 
 
 def refused(folder: Path) -> str:
@@ -135,23 +159,23 @@ def test_a_checkpoint_that_lies_consistently(tmp_path: Path) -> None:
     """Checksums match everywhere, and the parts still do not make a whole."""
     folder = tmp_path / "it"
     write_ours(folder, ARRAYS)
-    layout, table = ((folder / name).read_bytes() for name in ("layout.json", "ranks.bin"))
+    layout, rows = (folder / "layout.json").read_bytes(), (folder / "ranks.bin").read_bytes()[4:]
     told = json.loads(layout)
     scale = next(entry for entry in told["tensors"] if entry[0] == "scale")
     # Another rank would have written it.
     scale[4] = 1
-    replace(folder, "layout.json", json.dumps(told).encode())
+    replace_layout(folder, json.dumps(told).encode())
     assert "rank-00000.index has tensors that end at byte" in refused(folder)
     told["tensors"].remove(scale)
     told["listed"] = [["scale", "float32", [2], [[0, [0], [1]]]]]
-    replace(folder, "layout.json", json.dumps(told).encode())
+    replace_layout(folder, json.dumps(told).encode())
     assert "scale: 1 of 2 elements are in no piece" in refused(folder)
-    replace(folder, "layout.json", layout)
-    replace(folder, "ranks.bin", table[:24] + bytes(24))
+    replace_layout(folder, layout)
+    replace_rows(folder, rows[:24] + bytes(24))
     assert "ranks.bin has no files of rank 1" in refused(folder)
-    replace(folder, "ranks.bin", table[:24])
-    assert "ranks.bin has 24 bytes, expected 48" in refused(folder)
-    replace(folder, "ranks.bin", table)
+    replace_rows(folder, rows[:24])
+    assert "ranks.bin has 28 bytes, expected 52" in refused(folder)
+    replace_rows(folder, rows)
     assert check(find_folder(str(folder))).findings == []
 
 

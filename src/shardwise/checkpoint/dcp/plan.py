@@ -12,14 +12,12 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.default_planner import (
-    DefaultSavePlanner,
-    create_default_local_save_plan,
-)
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.tensor import DTensor, Placement, Shard
 
+from shardwise.checkpoint.dcp.rank_shards import box_of, shards_of
 from shardwise.checkpoint.format.checksum import crc32
 from shardwise.checkpoint.format.layout import Layout, Listed, assign
 from shardwise.checkpoint.format.pieces import Tensor
@@ -56,21 +54,18 @@ def local_shards(state: Mapping[str, torch.Tensor], rank: int, world: int) -> di
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} is not a tensor; only tensors can be saved")
-    items = create_default_local_save_plan(dict(state), is_coordinator=False).items
-    by_name = {item.index.fqn: item for item in items}
-    if len(by_name) < len(items):
-        raise TypeError("a tensor has several shards on one rank, which cannot be saved")
     # Reading the ranks of a large mesh takes longer than all else, and models have few meshes.
     known: dict[tuple[int, tuple[Placement, ...]], Axes] = {}
     found = {}
-    for name, tensor in state.items():
+    for name, item in shards_of(state):
+        tensor = state[name]
         axes: Axes = ()
         if isinstance(tensor, DTensor):
             key = (id(tensor.device_mesh), tensor.placements)
             if key not in known:
                 known[key] = _axes(tensor)
             axes = known[key]
-        found[name] = _local_shard(name, tensor, axes, by_name.get(name), rank, world)
+        found[name] = _local_shard(name, tensor, axes, item, rank, world)
     return found
 
 
@@ -78,13 +73,13 @@ def _local_shard(
     name: str, tensor: torch.Tensor, axes: Axes, item: WriteItem | None, rank: int, world: int
 ) -> LocalShard:
     shape = tuple(tensor.shape)
-    # No item: the rank is not in the mesh of the tensor.
-    box = Box((0,) * len(shape), (0,) * len(shape))
-    if item is not None and item.tensor_data is not None:
-        chunk = item.tensor_data.chunk
-        box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
+    box = box_of(item) or Box((0,) * len(shape), (0,) * len(shape))
     is_regular = not problem_of(axes, len(shape), world) and _same(shard_of(axes, shape, rank), box)
     about = Tensor(name, str(tensor.dtype).removeprefix("torch."), shape)
+    if item is not None:
+        item = WriteItem(
+            MetadataIndex(name, item.index.offset), item.type, item.bytes_io_data, item.tensor_data
+        )
     return LocalShard(about, box, axes if is_regular else None, item)
 
 

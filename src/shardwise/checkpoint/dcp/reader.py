@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 import torch
-from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -20,10 +19,10 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from shardwise.checkpoint.dcp.rank_shards import box_of, shards_of
 from shardwise.checkpoint.dcp.raw import bytes_of, read_block
 from shardwise.checkpoint.format.checksum import BLOCK
 from shardwise.checkpoint.format.pieces import DTYPES, Piece
-from shardwise.checkpoint.format.sharding import Box
 from shardwise.checkpoint.verify.opened import Checkpoint
 
 
@@ -37,14 +36,11 @@ class CheckpointReader(StorageReader):
     def __init__(self, checkpoint: Checkpoint, state: Mapping[str, torch.Tensor]) -> None:
         self._checkpoint, self._names = checkpoint, list(state)
         # Torch's planner compares each shard with all chunks it is given: it gets those it needs.
-        items = create_default_local_save_plan(dict(state), is_coordinator=False).items
         self._pieces: dict[tuple[str, tuple[int, ...]], Piece] = {}
-        for item in items:
-            name, data = item.index.fqn, item.tensor_data
-            saved = checkpoint.tensors.get(name)
+        for name, item in shards_of(state):
+            saved, box = checkpoint.tensors.get(name), box_of(item)
             # Torch names a tensor that is missing or has another shape.
-            if data is not None and saved is not None and saved.shape == tuple(data.size):
-                box = Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
+            if saved is not None and box is not None and saved.shape == tuple(state[name].shape):
                 for piece in checkpoint.pieces(name, box):
                     self._pieces[name, piece.offsets] = piece
 
@@ -52,11 +48,13 @@ class CheckpointReader(StorageReader):
         """Nothing to do: a reader is for one checkpoint."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        properties = {
+            dtype: TensorProperties(dtype=getattr(torch, dtype))
+            for dtype in {tensor.dtype for tensor in self._checkpoint.tensors.values()}
+        }
         entries = {
             name: TensorStorageMetadata(
-                properties=TensorProperties(dtype=getattr(torch, tensor.dtype)),
-                size=torch.Size(tensor.shape),
-                chunks=[],
+                properties=properties[tensor.dtype], size=torch.Size(tensor.shape), chunks=[]
             )
             for name in self._names
             if (tensor := self._checkpoint.tensors.get(name)) is not None

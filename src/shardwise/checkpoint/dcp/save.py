@@ -18,6 +18,7 @@ from shardwise.checkpoint.dcp.raw import bytes_of
 from shardwise.checkpoint.dcp.writer import CheckpointWriter
 from shardwise.checkpoint.format import layout, rank_table
 from shardwise.checkpoint.format.checksum import crc32
+from shardwise.checkpoint.format.layout import Layout
 from shardwise.checkpoint.format.manifest import FileRecord, Manifest, write_manifest
 from shardwise.checkpoint.format.place import Place
 from shardwise.checkpoint.format.rank_table import ROW_BYTES, RankRecord, pack_record
@@ -153,15 +154,12 @@ class Saver:
             save(tensors, storage_writer=writer, planner=planner, no_dist=True)
 
         self._on_all_ranks(write)
-        table = self._table(writer.record)
+        rows = self._rows(writer.record)
 
         def commit() -> None:
             if tree.rank == 0:
-                files = [
-                    self._add(step, layout.NAME, layout.write_layout(plan.layout)),
-                    self._add(step, rank_table.NAME, table),
-                ]
-                self._place.commit(step, write_manifest(manifest.but(files=tuple(files))))
+                files = (self._add_layout(step, plan.layout), self._add_table(step, rows))
+                self._place.commit(step, write_manifest(manifest.but(files=files)))
                 self._remove_old(step)
 
         self._on_all_ranks(commit)
@@ -178,7 +176,7 @@ class Saver:
             raise SaveError(f"Checkpoint not saved: rank {failed.rank}: {failed.why}")
         return cast(T, result)
 
-    def _table(self, record: RankRecord) -> bytes:
+    def _rows(self, record: RankRecord) -> bytes:
         """The records of all ranks."""
         table = torch.zeros(self._tree.size, ROW_BYTES, dtype=torch.uint8)
         row = bytearray(pack_record(record))
@@ -187,10 +185,19 @@ class Saver:
         self._tree.all_reduce(table)
         return bytes(bytes_of(table))
 
-    def _add(self, step: int, name: str, data: bytes) -> FileRecord:
+    def _add_layout(self, step: int, found: Layout) -> FileRecord:
+        data = layout.write_layout(found)
+        self._add(step, layout.NAME, data)
+        return FileRecord(name=layout.NAME, bytes=len(data), head=len(data), crc32=crc32(data))
+
+    def _add_table(self, step: int, rows: bytes) -> FileRecord:
+        data, record = rank_table.write_table(rows)
+        self._add(step, rank_table.NAME, data)
+        return record
+
+    def _add(self, step: int, name: str, data: bytes) -> None:
         with self._place.create(step, name) as file:
             file.write(data)
-        return FileRecord(name=name, bytes=len(data), head=len(data), crc32=crc32(data))
 
     def _remove_old(self, saved: int) -> None:
         """Remove checkpoints older than `saved`, so that `keep` remain with it.

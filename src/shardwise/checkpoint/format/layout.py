@@ -74,12 +74,17 @@ class Layout:
         self._written: dict[Axes, dict[int, list[tuple[int, Tensor]]]] = {}
         for number, (tensor, axes, replica) in enumerate(self.ruled.values()):
             self._written.setdefault(axes, {}).setdefault(replica, []).append((number, tensor))
+        # Models have few shapes, and a rank has the same box of all tensors of one shape.
+        self._over: dict[tuple[Axes, tuple[int, ...], Box, int], list[int]] = {}
 
     def ranks_over(self, name: str, box: Box) -> list[int]:
         """The ranks that wrote a piece which overlaps a box of a tensor."""
         if name in self.ruled:
             tensor, axes, replica = self.ruled[name]
-            return list(ranks_over(axes, tensor.shape, box, replica))
+            key = (axes, tensor.shape, box, replica)
+            if key not in self._over:
+                self._over[key] = list(ranks_over(*key))
+            return self._over[key]
         return [rank for rank, piece in self.listed[name].pieces if piece.overlaps(box)]
 
     def parts_of(self, rank: int, own: Sequence[Tensor] = ()) -> list[Part]:
@@ -158,7 +163,11 @@ def read_layout(data: bytes, world: int) -> Layout:
     if found.block != BLOCK:
         raise UntrustedError(f"has blocks of {found.block:,} bytes, expected {BLOCK:,}")
     rules = [tuple(Axis(*axis) for axis in axes) for axes in found.axes]
-    ruled = [_ruled(one, rules, world) for one in found.tensors]
+    _check_rules(found, rules, world)
+    ruled = [
+        Ruled(Tensor(name, dtype, shape), rules[number], replica)
+        for name, dtype, shape, number, replica in found.tensors
+    ]
     listed = [
         Listed(Tensor(name, dtype, shape), tuple((rank, Box(*box)) for rank, *box in pieces))
         for name, dtype, shape, pieces in found.listed
@@ -171,16 +180,21 @@ def read_layout(data: bytes, world: int) -> Layout:
     return layout
 
 
-def _ruled(entry: _Ruled, rules: Sequence[Axes], world: int) -> Ruled:
-    name, dtype, shape, number, replica = entry
-    if number >= len(rules):
-        raise UntrustedError(f"divides {name[:100]!r} by an unknown rule")
-    axes = rules[number]
-    if why := problem_of(axes, len(shape), world):
-        raise UntrustedError(f"{why}, for {name[:100]!r}")
-    if replica >= replicas(axes, world):
-        raise UntrustedError(f"has {name[:100]!r} of an unknown replica")
-    return Ruled(Tensor(name, dtype, shape), axes, replica)
+def _check_rules(found: _Layout, rules: Sequence[Axes], world: int) -> None:
+    """Raise UntrustedError for a tensor that its rule cannot divide, or that nobody wrote."""
+    # Thousands of tensors, and few rules for few numbers of dimensions.
+    problems = {
+        (number, dims): problem_of(rules[number], dims, world)
+        for number, dims in {(one[3], len(one[2])) for one in found.tensors}
+        if number < len(rules)
+    }
+    for name, _, shape, number, replica in found.tensors:
+        if number >= len(rules):
+            raise UntrustedError(f"divides {name[:100]!r} by an unknown rule")
+        if why := problems[number, len(shape)]:
+            raise UntrustedError(f"{why}, for {name[:100]!r}")
+        if replica >= replicas(rules[number], world):
+            raise UntrustedError(f"has {name[:100]!r} of an unknown replica")
 
 
 def check_tensors(tensors: Sequence[Tensor]) -> None:

@@ -1,6 +1,7 @@
 """The table of a checkpoint's ranks, `ranks.bin`: sizes and checksums of their files.
 
-24 bytes per rank, so that each rank can read it all even if there are 100,000.
+24 bytes per rank. The table begins with one checksum for each group of ranks, so that a rank reads
+the rows of the groups it needs, and not those of 100,000 ranks.
 """
 
 from __future__ import annotations
@@ -8,10 +9,17 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from shardwise.checkpoint.format.broken import check_bytes, reading
+from shardwise.checkpoint.format.checksum import crc32
+from shardwise.checkpoint.format.folder import Folder
+from shardwise.checkpoint.format.manifest import FileRecord
 from shardwise.checkpoint.format.paths import UntrustedError
 
 NAME = "ranks.bin"
+# Ranks whose rows have a checksum together.
+GROUP = 1024
 _ROW = struct.Struct("<QIIII")
+_CHECKSUM = struct.Struct("<I")
 ROW_BYTES = _ROW.size
 
 
@@ -29,16 +37,48 @@ def pack_record(record: RankRecord) -> bytes:
     return _ROW.pack(*record)
 
 
-class RankTable:
-    """Records by rank, unpacked when they are needed."""
+def write_table(rows: bytes) -> tuple[bytes, FileRecord]:
+    """The table of these rows, and its entry in the manifest, which covers its checksums."""
+    each = GROUP * ROW_BYTES
+    groups = [rows[begin : begin + each] for begin in range(0, len(rows), each)]
+    head = b"".join(_CHECKSUM.pack(crc32(group)) for group in groups)
+    size = len(head) + len(rows)
+    return head + rows, FileRecord(name=NAME, bytes=size, head=len(head), crc32=crc32(head))
 
-    def __init__(self, data: bytes, world: int) -> None:
-        if len(data) != world * ROW_BYTES:
-            raise UntrustedError(f"has {len(data):,} bytes, expected {world * ROW_BYTES:,}")
-        self._data = data
+
+class RankTable:
+    """Records by rank; a group of them is read when one is needed."""
+
+    def __init__(self, folder: Folder, listed: FileRecord, world: int) -> None:
+        """Read the checksums; raises BrokenFileError, as looking up a rank does."""
+        self._folder, self._world = folder, world
+        self._groups: dict[int, bytes] = {}
+        head = -(-world // GROUP) * _CHECKSUM.size
+        size = head + world * ROW_BYTES
+        with reading(NAME):
+            if (listed.bytes, listed.head) != (size, head):
+                raise UntrustedError(f"has {listed.bytes:,} bytes, expected {size:,}")
+            if (found := folder.size(NAME)) != size:
+                raise UntrustedError(f"has {found:,} bytes, expected {size:,}")
+            self._head = self._read(0, head)
+            check_bytes(self._head, head, listed.crc32)
 
     def __getitem__(self, rank: int) -> RankRecord:
-        return RankRecord(*_ROW.unpack_from(self._data, rank * ROW_BYTES))
+        number, row = divmod(rank, GROUP)
+        if number not in self._groups:
+            self._groups[number] = self._read_group(number)
+        return RankRecord(*_ROW.unpack_from(self._groups[number], row * ROW_BYTES))
 
-    def __len__(self) -> int:
-        return len(self._data) // ROW_BYTES
+    def _read_group(self, number: int) -> bytes:
+        first, last = number * GROUP, min((number + 1) * GROUP, self._world) - 1
+        size = (last + 1 - first) * ROW_BYTES
+        (checksum,) = _CHECKSUM.unpack_from(self._head, number * _CHECKSUM.size)
+        with reading(NAME):
+            data = self._read(len(self._head) + first * ROW_BYTES, size)
+            check_bytes(data, size, checksum, f"(ranks {first:,} to {last:,})")
+        return data
+
+    def _read(self, begin: int, size: int) -> bytes:
+        with self._folder.open(NAME) as file:
+            file.seek(begin)
+            return file.read(size)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from shardwise.checkpoint.format import index_v1, layout, manifest, rank_index, rank_table
-from shardwise.checkpoint.format.checksum import crc32
+from shardwise.checkpoint.format.broken import BrokenFileError, check_bytes, reading
 from shardwise.checkpoint.format.folder import Folder, read_file
 from shardwise.checkpoint.format.layout import Layout
-from shardwise.checkpoint.format.manifest import Manifest
+from shardwise.checkpoint.format.manifest import FileRecord, Manifest
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Saved
 from shardwise.checkpoint.format.rank_index import RankIndex
@@ -18,14 +18,6 @@ from shardwise.checkpoint.format.rank_table import RankTable
 T = TypeVar("T")
 # Of one rank's index: some hundred thousand tensors.
 _LARGEST_INDEX = 2**30
-
-
-class BrokenFileError(UntrustedError):
-    """A file of a checkpoint is corrupt or malicious; `file` and `why` say which and how."""
-
-    def __init__(self, file: str, why: str) -> None:
-        self.file, self.why = file, why
-        super().__init__(f"{file} {why}")
 
 
 class Ranks(NamedTuple):
@@ -50,7 +42,7 @@ def read_ranks(folder: Folder, parsed: Manifest) -> Ranks:
     world = parsed.world
     return Ranks(
         _read_listed(folder, parsed, layout.NAME, lambda data: layout.read_layout(data, world)),
-        _read_listed(folder, parsed, rank_table.NAME, lambda data: RankTable(data, world)),
+        RankTable(folder, _listed(parsed, rank_table.NAME), world),
     )
 
 
@@ -63,7 +55,7 @@ def read_rank(folder: Folder, ranks: Ranks, rank: int) -> RankIndex:
         return RankIndex([], [])
 
     def parse(data: bytes) -> RankIndex:
-        _check(data, record.index_bytes, record.index_crc32)
+        check_bytes(data, record.index_bytes, record.index_crc32)
         return rank_index.read_rank_index(data, rank, record, ranks.layout)
 
     return _read(folder, name, parse, _LARGEST_INDEX)
@@ -84,28 +76,19 @@ def _parse_manifest(data: bytes) -> Manifest:
 
 def _read_listed(folder: Folder, parsed: Manifest, name: str, parse: Callable[[bytes], T]) -> T:
     """A file that the manifest has the checksum of."""
-    record = next(one for one in parsed.files if one.name == name)
+    record = _listed(parsed, name)
 
     def checked(data: bytes) -> T:
-        _check(data, record.bytes if record.head == record.bytes else -1, record.crc32)
+        check_bytes(data, record.bytes if record.head == record.bytes else -1, record.crc32)
         return parse(data)
 
     return _read(folder, name, checked)
 
 
-def _check(data: bytes, size: int, checksum: int) -> None:
-    if len(data) != size:
-        raise UntrustedError(f"has {len(data):,} bytes, expected {size:,}")
-    if (value := crc32(data)) != checksum:
-        raise UntrustedError(f"has checksum {value:08x}, expected {checksum:08x}")
+def _listed(parsed: Manifest, name: str) -> FileRecord:
+    return next(one for one in parsed.files if one.name == name)
 
 
 def _read(folder: Folder, name: str, parse: Callable[[bytes], T], most: int = 2**33) -> T:
-    try:
+    with reading(name):
         return parse(read_file(folder, name, most))
-    except FileNotFoundError:
-        raise BrokenFileError(name, "is missing") from None
-    except UntrustedError as error:
-        raise BrokenFileError(name, str(error)) from None
-    except OSError as error:
-        raise BrokenFileError(name, f"cannot be read: {error.strerror or error}") from None

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from shardwise.checkpoint.format import index_v1, layout, manifest
+from shardwise.checkpoint.format.broken import BrokenFileError
 from shardwise.checkpoint.format.folder import Folder
 from shardwise.checkpoint.format.manifest import FileRecord, Manifest
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Piece
 from shardwise.checkpoint.format.rank_index import index_of
 from shardwise.checkpoint.format.read_checkpoint import (
-    BrokenFileError,
     read_index_v1,
     read_manifest,
     read_rank,

@@ -1,0 +1,39 @@
+"""Errors of a checkpoint that name the file which is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shardwise.checkpoint.format.checksum import crc32
+from shardwise.checkpoint.format.paths import UntrustedError
+
+
+class BrokenFileError(UntrustedError):
+    """A file of a checkpoint is corrupt or malicious; `file` and `why` say which and how."""
+
+    def __init__(self, file: str, why: str) -> None:
+        self.file, self.why = file, why
+        super().__init__(f"{file} {why}")
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn errors of the body into a BrokenFileError of the file `name`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise BrokenFileError(name, "is missing") from None
+    except UntrustedError as error:
+        raise BrokenFileError(name, str(error)) from None
+    except OSError as error:
+        raise BrokenFileError(name, f"cannot be read: {error.strerror or error}") from None
+
+
+def check_bytes(data: bytes, size: int, checksum: int, what: str = "") -> None:
+    """Raise UntrustedError unless data has this size and checksum; `what` is the part of a file."""
+    where = f"{what} " if what else ""
+    if len(data) != size:
+        raise UntrustedError(f"{where}has {len(data):,} bytes, expected {size:,}")
+    if (value := crc32(data)) != checksum:
+        raise UntrustedError(f"{where}has checksum {value:08x}, expected {checksum:08x}")
