@@ -66,7 +66,7 @@ def trained(folder: Path, layout: str, **variables: Any) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     run = folder / "runs" / "it"
     files = sorted((run / "checkpoints" / "step-00000024").glob("rank-*"))
-    assert len(files) == processes
+    assert len(files) == 2 * processes  # the tensors of a rank and their index
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     losses = [(one["step"], one["loss"]) for one in lines]
     assert [step for step, _ in losses] == list(range(1, 25))
