@@ -16,7 +16,7 @@ from shardwise.spec.run import RunSpec, run_from_dict
 from shardwise.stacks.write.cluster_job import seconds_of
 from shardwise.stacks.write.exported import USUAL, Target
 from shardwise.stacks.write.kubernetes import export
-from tests.command import PATIENCE_S, ROOT
+from tests.command import PATIENCE_S, environment
 from tests.distributed.launch import free_port
 from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
 
@@ -82,14 +82,24 @@ def test_one_pod_for_each_node_with_its_gpus() -> None:
     amd = manifests(RUNS["AMD"])["Job"]["spec"]["template"]["spec"]["containers"][0]
     assert amd["resources"]["limits"] == {"amd.com/gpu": 8}
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
-    # The first pod's name: <job>-<index>.<service>, where the service is the pods' subdomain.
-    service = found["Service"]
+
+
+def test_pods_meet_in_a_pod_that_does_not_train() -> None:
+    found = manifests(large(), ASKED)
+    [port] = found["Service"]["spec"]["ports"]
+    labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    [server] = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    [container] = found["Job"]["spec"]["template"]["spec"]["containers"]
     environment = {one["name"]: one["value"] for one in container["env"]}
-    name = found["Job"]["metadata"]["name"]
-    assert pod["subdomain"] == service["metadata"]["name"]
-    assert environment["FIRST"] == f"{name}-0.{pod['subdomain']}"
-    assert service["spec"]["selector"] == {"job-name": name}
-    assert service["spec"]["clusterIP"] == "None"
+    name = found["Service"]["metadata"]["name"]
+    assert environment["PET_RDZV_ENDPOINT"] == f"{name}:{port['port']}"
+    assert server["command"] == ["shardwise", "rendezvous", f"0.0.0.0:{port['port']}"]
+    assert server["image"] == container["image"]
+    assert found["Service"]["spec"]["selector"] == labels
+    assert found["Deployment"]["spec"]["selector"] == {"matchLabels": labels}
+    # Such a name has at most 63 characters, however long the model's.
+    assert len(name) <= 63
+    assert not {"Deployment", "Service"} & set(manifests(tiny()))
 
 
 def test_what_a_job_is_asked_for() -> None:
@@ -121,36 +131,37 @@ def test_what_is_not_in_the_pods_is_told() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("spares", [0, 1])
 def test_what_the_pods_do_trains_on_two_processes(tmp_path: Path, spares: int) -> None:
-    """The containers' own script and environment; only the names of machines are those of here.
+    """The containers' own commands and environment; only addresses are those of here.
 
     A spare that is not needed ends well too.
     """
     pytest.importorskip("transformers")
     found = manifests(tiny(cluster="2x1xCPU"), Target(spares=spares))
-    [container] = found["Job"]["spec"]["template"]["spec"]["containers"]
     (tmp_path / "run.toml").write_text(found["ConfigMap"]["data"]["run.toml"])
-    told = {one["name"]: one["value"] for one in container["env"]}
-    told |= {"FIRST": "127.0.0.1", "HOSTNAME": "localhost", "PORT": str(free_port())}
-    programs = Path(sys.executable).parent
-    pods = [
-        subprocess.Popen(
-            [*container["command"], *container["args"]],
+    address = f"127.0.0.1:{free_port()}"
+
+    def start(kind: str) -> subprocess.Popen[str]:
+        [container] = found[kind]["spec"]["template"]["spec"]["containers"]
+        told = {one["name"]: one["value"] for one in container.get("env", ())}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        words = [*container["command"], *container.get("args", ())]
+        return subprocess.Popen(
+            [address if word.startswith("0.0.0.0:") else word for word in words],
             cwd=tmp_path,
-            env={
-                **os.environ,
-                **told,
-                "PATH": f"{programs}:{os.environ['PATH']}",
-                "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-                "JOB_COMPLETION_INDEX": str(index),
-            },
+            env=environment(**told | {"PET_RDZV_ENDPOINT": address, "PATH": path}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        # The first is there last: the others wait.
-        for index in reversed(range(2 + spares))
-    ]
-    said = [pod.communicate(timeout=PATIENCE_S) for pod in pods]
+
+    # The server is there last: the others wait.
+    pods = [start("Job") for _ in range(2 + spares)]
+    server = start("Deployment")
+    try:
+        said = [pod.communicate(timeout=PATIENCE_S) for pod in pods]
+    finally:
+        server.terminate()
+        server.communicate()
     assert {pod.returncode for pod in pods} == {0}, said
     lines = (tmp_path / "runs/small-zero3/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 41))

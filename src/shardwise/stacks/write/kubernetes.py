@@ -32,7 +32,7 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     check_target(run, target)
     parts = [_config(run), _VOLUME_CLAIM.format(name=job_name(run))]
     if run.cluster.nodes > 1:
-        parts.append(_SERVICE.format(name=job_name(run), port=PORT))
+        parts.append(_RENDEZVOUS.format(name=job_name(run), port=PORT, image=_image(target)))
     parts.append(_job(run, target))
     title = f"# {comment(run.model.name)} on {comment(str(run.cluster))}: {run.strategy}\n"
     text = title + "---\n".join(parts)
@@ -65,32 +65,41 @@ spec:
       storage: 1Ti  # change it: train.checkpoint.keep saves of the whole state, and one more
 """
 
-_SERVICE = """\
-# Gives each pod a DNS name.
+# Serves in a pod of its own: the loss of any pod that trains is then the same, and launchers
+# connect again when Kubernetes has replaced this one.
+_RENDEZVOUS = """\
+# Pods meet here. Training goes on while this pod is replaced.
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {name}-rendezvous
+spec:
+  selector:
+    matchLabels:
+      app: {name}-rendezvous
+  template:
+    metadata:
+      labels:
+        app: {name}-rendezvous
+    spec:
+      containers:
+        - name: rendezvous
+{image}\
+          command: [shardwise, rendezvous, "0.0.0.0:{port}"]
+          resources:
+            requests:
+              cpu: 100m
+              memory: 512Mi
+---
 apiVersion: v1
 kind: Service
 metadata:
-  name: {name}
+  name: {name}-rendezvous
 spec:
-  clusterIP: None
-  # Pods must resolve each other before any of them is ready.
-  publishNotReadyAddresses: true
   selector:
-    job-name: {name}
+    app: {name}-rendezvous
   ports:
-    - name: rendezvous
-      port: {port}
-"""
-
-# Index 0 passes its own name, so that torch hosts the store in this pod. The others wait for it:
-# pulling an image may take longer than torch's time-out.
-_MEET = """\
-if [ "$JOB_COMPLETION_INDEX" = 0 ]; then
-  export PET_RDZV_ENDPOINT="$HOSTNAME:$PORT"
-else
-  export PET_RDZV_ENDPOINT="$FIRST:$PORT"
-  until (exec 3<>"/dev/tcp/$FIRST/$PORT") 2>/dev/null; do sleep 2; done
-fi
+    - port: {port}
 """
 
 
@@ -99,20 +108,17 @@ def _script(run: RunSpec, target: Target) -> str:
     name = job_name(run)
     words = f"run.toml --nproc {run.cluster.devices_per_node} --name {name}"
     command = f"shardwise train {words}{' --resume' if saves(run) else ''}\n"
-    meet = _MEET if run.cluster.nodes > 1 else ""
     if target.spares:
-        return f"{meet}{LAUNCH}launch {command}" + _DONE.format(is_done=is_done_command(run, name))
-    return f"{meet}# exec replaces the shell, so that the launcher gets SIGTERM.\nexec {command}"
+        return f"{LAUNCH}launch {command}" + _DONE.format(is_done=is_done_command(run, name))
+    return f"# exec replaces the shell, so that the launcher gets SIGTERM.\nexec {command}"
 
 
 def _job(run: RunSpec, target: Target) -> str:
-    name, many = job_name(run), run.cluster.nodes > 1
+    name = job_name(run)
     pods = run.cluster.nodes + target.spares
     spares = _SPARES.format(nodes=run.cluster.nodes) if target.spares else ""
     seconds = seconds_of(target.time)
     limit = "" if seconds is None else f"  activeDeadlineSeconds: {seconds}\n"
-    image = _IMAGE if target.image is None else f"          image: {yaml_text(target.image)}\n"
-    subdomain = f"      subdomain: {name}\n" if many else ""
     return f"""\
 apiVersion: batch/v1
 kind: Job
@@ -149,12 +155,11 @@ spec:
   template:
     spec:
       restartPolicy: Never
-{subdomain}\
       # After SIGTERM the current step and a save must fit.
       terminationGracePeriodSeconds: {GRACE_S}
       containers:
         - name: train
-{image}\
+{_image(target)}\
           workingDir: {VOLUME}
           command: [bash, -c]
           args:
@@ -198,15 +203,18 @@ _IMAGE = """\
 """
 
 
+def _image(target: Target) -> str:
+    return _IMAGE if target.image is None else f"          image: {yaml_text(target.image)}\n"
+
+
 def _environment(run: RunSpec, target: Target) -> str:
     found: list[tuple[str, str, str]] = []
     if run.cluster.nodes > 1:
         name = job_name(run)
         found += [
-            ("PET_NNODES", str(run.cluster.nodes), "Pods that are to meet, where, and as what."),
+            ("PET_NNODES", str(run.cluster.nodes), "Pods that train, and where they meet."),
+            ("PET_RDZV_ENDPOINT", f"{name}-rendezvous:{PORT}", ""),
             ("PET_RDZV_ID", name, ""),
-            ("FIRST", f"{name}-0.{name}", ""),
-            ("PORT", str(PORT), ""),
         ]
     found += gpu_variables(run)
     found += [(name, value, "") for name, value in target.environment.items()]

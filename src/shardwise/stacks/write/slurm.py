@@ -36,7 +36,7 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     many = run.cluster.nodes > 1
     parts = [_request(run, target), _environment(run, target)]
     if many:
-        parts += [_meet(run), _keep_launching(run)]
+        parts += [_meet(run), _keep_launching(run, target)]
     parts.append(_start(run, target))
     if many and saves(run):
         parts.append(_DONE.format(is_done=is_done_command(run, '"$NAME"')))
@@ -136,19 +136,46 @@ FIRST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export PET_NNODES={run.cluster.nodes}
 export PET_RDZV_ENDPOINT=$FIRST:$((20000 + SLURM_JOB_ID % 20000))
 export PET_RDZV_ID=$SLURM_JOB_ID
-export NAME
+export NAME FIRST
 """
 
 
-def _keep_launching(run: RunSpec) -> str:
+# One node asks, once a minute, so that the controller has little to answer.
+_REQUEUE_WITHOUT_FIRST = """\
+# With --no-kill, Slurm keeps even a job that lost its first node, where this script and the
+# rendezvous run. The second node then requeues it.
+# shellcheck disable=SC2317
+requeue_without_first() {
+  local nodes
+  while sleep 60; do
+    nodes=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N)
+    if [ -n "$nodes" ] && ! scontrol show hostnames "$nodes" | grep -qxF "$FIRST"; then
+      scontrol requeue "$SLURM_JOB_ID"
+    fi
+  done
+}
+"""
+_WATCH_FIRST = """\
+  if [ "$SLURM_NODEID" = 1 ]; then
+    requeue_without_first >/dev/null 2>&1 &
+    WATCH=$!
+    trap 'kill "$WATCH" 2>/dev/null' EXIT
+  fi
+"""
+
+
+def _keep_launching(run: RunSpec, target: Target) -> str:
+    watched = f"{_REQUEUE_WITHOUT_FIRST}\n" if target.spares else ""
     return f"""\
-# shellcheck disable=SC2317  # srun calls both functions, on every node
+# shellcheck disable=SC2317  # srun calls these functions, on every node
 {LAUNCH}
+{watched}\
 # Exit code 1: the launcher lost the others, or gave up. It starts again: a node that was lost may
 # have been replaced. A spare that was not needed is done when the run is.
 # shellcheck disable=SC2317
 keep_launching() {{
   local code STOPPED=0
+{_WATCH_FIRST if target.spares else ""}\
   for _ in {" ".join(map(str, range(1, ATTEMPTS + 1)))}; do
     launch "$@"
     code=$?
@@ -165,14 +192,17 @@ keep_launching() {{
 def _start(run: RunSpec, target: Target) -> str:
     name = '--name "$NAME"' + (" --resume" if saves(run) else "")
     many = run.cluster.nodes > 1
-    functions = "export -f launch keep_launching\n" if many else ""
+    watch = " requeue_without_first" if target.spares else ""
+    functions = f"export -f launch keep_launching{watch}\n" if many else ""
     launcher = "bash -c 'keep_launching \"$@\"' launcher \\\n  " if many else ""
     kept = " --no-kill" if target.spares else ""
     return f"""\
 {functions}\
 # --cpu-bind=none: a launcher's processes use all cores of the node, not those of one task.
 # --kill-on-bad-exit=0, --wait=0: a launcher that has saved does not end those still saving.
-srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=0{kept} \\
+# --ntasks: one per node that the job has, also if it lost one before it was requeued.
+srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --cpu-bind=none \\
+  --kill-on-bad-exit=0 --wait=0{kept} \\
   {launcher}shardwise train "$RUN" --nproc {run.cluster.devices_per_node} {name}
 CODE=$?
 """
