@@ -160,7 +160,8 @@ class Victim:
 
 def reference(folder: Path, setup: tuple[int, str]) -> dict[str, Any]:
     run = Victim(folder, setup)
-    run.end()
+    if run.process.wait() != 0:
+        sys.exit(f"the run without kills failed: {setup}")
     return run.state()
 
 
