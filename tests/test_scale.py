@@ -77,9 +77,9 @@ def test_three_levels_hold_fewer_hops_and_sockets() -> None:
     pytest.importorskip("torch")
     from shardwise.engine.rank_tree import level_width
 
-    # Groups of 47: two reductions of 47, a ring of 46 at the top, two broadcasts of 6.
+    # Groups of 47, and of 46 at the top: three gathers of 2, three broadcasts of 5.
     assert level_width(100_000) == 47
-    assert tree_hops(100_000) == 2 * 47 + 2 * (46 - 1) + 2 * 6
+    assert tree_hops(100_000) == 3 * 2 + 3 * 5
     assert ring_hops(100_000) == 2 * 99_999
     for ranks in (33, 64, 1000, 1001, 99_999):
         width = level_width(ranks)
@@ -116,7 +116,8 @@ def test_a_rank_of_100000_reads_and_plans_what_one_of_16_does(found: Found) -> N
     few, many = (one(found, "checkpoints", ranks=ranks) for ranks in (16, 100_000))
     # Only the sizes of axes have more digits.
     assert many["layout_bytes"] - few["layout_bytes"] == len("100000") - len("16")
-    assert many["read_bytes"] <= 3_000_000
+    # Of the table, a group of 1,024 ranks.
+    assert many["read_bytes"] <= 800_000
     assert many["load_s"] < 2 * few["load_s"] + 0.1
     assert many["plan_s"] < 2 * few["plan_s"] + 0.1
 

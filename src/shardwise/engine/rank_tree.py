@@ -1,8 +1,9 @@
 """All ranks as a tree of small groups, in which every rank is connected to a few others.
 
 A group of all N ranks costs each of them N sockets, and its all-reduce is a ring of 2 (N - 1) hops.
-Above `ONE_GROUP` ranks there are three levels of groups of about the cube root of N: values are
-reduced to the first rank of each group, from level to level, and broadcast back.
+Above `ONE_GROUP` ranks there are three levels of groups of about the cube root of N: values go to
+the first rank of each group, from level to level, and are broadcast back. A few numbers are
+gathered, which takes two hops in a group of any size; what is larger is reduced in a ring.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from shardwise.engine.mesh import world
 
 # Bytes of a sentence that is sent to all ranks.
 _SENTENCE = 512
+# Bytes up to which a value is gathered: the first rank of a group then holds it once per member.
+_SMALL = 2**16
 
 
 class Failure(NamedTuple):
@@ -30,11 +33,18 @@ class Failure(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """A group of one level; None is the group of all ranks."""
+    """A group of one level and its ranks; None is the group of all ranks."""
 
     group: dist.ProcessGroup | None
-    first: int
+    ranks: list[int]
     is_top: bool
+
+
+class _Step(NamedTuple):
+    """A collective, and what follows when it is done."""
+
+    start: Callable[..., Any]
+    finish: Callable[[], object] = lambda: None
 
 
 class RankTree:
@@ -43,40 +53,47 @@ class RankTree:
     All ranks create it at the same time, and call the same methods in the same order.
     """
 
-    def __init__(self, *, separate: bool, one_group: int = ONE_GROUP) -> None:
-        """With `separate`, it uses no group of others: a thread of its own can use it."""
+    def __init__(self, *, separate: bool, one_group: int | None = None) -> None:
+        """With `separate`, it uses no group of others: a thread of its own can use it.
+
+        Up to `one_group` ranks are in one group.
+        """
         self.rank, self.size = world()
         # The groups that this rank is in, from the lowest level to the highest.
         self._groups: list[_Group] = []
-        if self.size > one_group:
+        if self.size > (ONE_GROUP if one_group is None else one_group):
             self._groups = _three_levels(self.rank, self.size)
         elif self.size > 1:
-            self._groups = [_Group(host_group() if separate else None, 0, True)]
+            everyone = list(range(self.size))
+            self._groups = [_Group(host_group() if separate else None, everyone, True)]
 
     def all_reduce(self, values: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> None:
-        for collective in self._collectives(values, op):
-            collective()
+        for start, finish in self._steps(values, op):
+            start()
+            finish()
 
     def start_all_reduce(self, values: torch.Tensor) -> Callable[[], object]:
         """Start a sum over all ranks, and return what waits for its end.
 
         Until then no other method may be called: ranks would mix up the collectives of a group.
         """
-        collectives = self._collectives(values, dist.ReduceOp.SUM)
-        if not collectives:
+        steps = self._steps(values, dist.ReduceOp.SUM)
+        if not steps:
             return lambda: None
-        first, *others = collectives
-        work = first(async_op=True)
+        first, *others = steps
+        work = first.start(async_op=True)
         if not others:
             return work.wait  # type: ignore[no-any-return]
 
-        def finish(done: torch.futures.Future[Any]) -> None:
+        def finish_all(done: torch.futures.Future[Any]) -> None:
             done.wait()
-            for collective in others:
-                collective()
+            first.finish()
+            for start, finish in others:
+                start()
+                finish()
 
         # Runs in a thread of the first group, while this one computes.
-        return work.get_future().then(finish).wait  # type: ignore[no-any-return]
+        return work.get_future().then(finish_all).wait  # type: ignore[no-any-return]
 
     def first_failure(self, why: str) -> Failure | None:
         """The first failure of any rank, on all ranks; an empty `why` is none of this rank."""
@@ -92,25 +109,44 @@ class RankTree:
         self.all_reduce(text)
         return Failure(rank, bytes(text.tolist()).rstrip(b"\0").decode(errors="ignore"))
 
-    def _collectives(self, values: torch.Tensor, op: Any) -> list[Callable[..., Any]]:
+    def _steps(self, values: torch.Tensor, op: Any) -> list[_Step]:
         """What this rank takes part in: up to the last level it is in, and down again."""
-        found: list[Callable[..., Any]] = []
-        for group, first, is_top in self._groups:
-            if is_top:
-                found.append(partial(dist.all_reduce, values, op, group))
-            else:
-                found.append(partial(dist.reduce, values, first, op, group))
-        for group, first, is_top in reversed(self._groups):
-            if not is_top:
-                found.append(partial(dist.broadcast, values, first, group))
-        return found
+        if len(self._groups) == 1 and self._groups[0].is_top:
+            return [_Step(partial(dist.all_reduce, values, op, self._groups[0].group))]
+        collect = self._gather if values.nbytes <= _SMALL else _reduce
+        up = [collect(values, op, group) for group in self._groups]
+        down = [
+            _Step(partial(dist.broadcast, values, ranks[0], group))
+            for group, ranks, _ in reversed(self._groups)
+        ]
+        return up + down
+
+    def _gather(self, values: torch.Tensor, op: Any, level: _Group) -> _Step:
+        """Reduce values on the first rank, which gathers them."""
+        group, ranks, _ = level
+        if self.rank != ranks[0]:
+            return _Step(partial(dist.gather, values, None, ranks[0], group))
+        found = torch.empty((len(ranks), *values.shape), dtype=values.dtype)
+        gather = partial(dist.gather, values, list(found), ranks[0], group)
+        return _Step(gather, lambda: _REDUCED[op](found, values))
+
+
+def _reduce(values: torch.Tensor, op: Any, level: _Group) -> _Step:
+    return _Step(partial(dist.reduce, values, level.ranks[0], op, level.group))
+
+
+_REDUCED: dict[Any, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    dist.ReduceOp.SUM: lambda found, out: out.copy_(found.sum(0, dtype=out.dtype)),
+    dist.ReduceOp.MAX: lambda found, out: out.copy_(found.amax(0)),
+    dist.ReduceOp.MIN: lambda found, out: out.copy_(found.amin(0)),
+}
 
 
 # The process group of all ranks, and its tree. Who holds on to a group keeps its threads alive.
 _shared: list[tuple[weakref.ref[dist.ProcessGroup], RankTree]] = []
 
 
-def shared_tree(one_group: int = ONE_GROUP) -> RankTree:
+def shared_tree(one_group: int | None = None) -> RankTree:
     """The tree of the thread that trains; made once for a process group. All ranks call this."""
     group = dist.group.WORLD if dist.is_initialized() else None
     if group is None:
@@ -137,7 +173,7 @@ def _three_levels(rank: int, size: int) -> list[_Group]:
         for part in parts:
             group = host_group(part)
             if rank in part:
-                found.append(_Group(group, part[0], len(parts) == 1))
+                found.append(_Group(group, part, len(parts) == 1))
         # The first rank of each group is in the next level.
         members = [part[0] for part in parts]
     return found

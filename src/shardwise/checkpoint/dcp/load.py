@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,6 +12,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from shardwise.checkpoint.dcp.failure import ignore_single_process_warning, sentence_of
+from shardwise.checkpoint.dcp.garbage import no_garbage_collection
 from shardwise.checkpoint.dcp.reader import CheckpointReader
 from shardwise.checkpoint.format.folder import Folder, is_remote
 from shardwise.checkpoint.format.manifest import Manifest
@@ -62,18 +61,6 @@ def load_last(place: Place, allocate: Allocate) -> Loaded | None:
     if skipped:
         raise NoIntactCheckpointError("No intact checkpoint:\n  " + "\n  ".join(skipped))
     return None
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector in the body."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _open_on_all_ranks(folder: Folder, tree: RankTree) -> tuple[str, Checkpoint | None]:

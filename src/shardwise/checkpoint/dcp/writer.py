@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from shardwise.checkpoint.dcp.garbage import no_garbage_collection
 from shardwise.checkpoint.dcp.raw import bytes_of, read_block, write_hashed
 from shardwise.checkpoint.format.checksum import crc32
 from shardwise.checkpoint.format.pieces import Part, Piece, Tensor
@@ -60,9 +61,11 @@ class CheckpointWriter(StorageWriter):
         return future
 
     def _write(self, items: list[WriteItem], planner: SavePlanner) -> RankRecord:
-        parts = [_part(item) for item in items]
-        name, header = file_of(self._rank), header_of(parts)
-        pieces = placed(parts, name, len(header))
+        name = file_of(self._rank)
+        with no_garbage_collection():
+            parts = [_part(item) for item in items]
+            header = header_of(parts)
+            pieces = placed(parts, name, len(header))
         with self._place.create(self._step, name) as file:
             file.write(header)
             for number, item in enumerate(items):
