@@ -57,6 +57,7 @@ def summary(outcomes: list[Outcome]) -> dict[str, Any]:
         "median_recovery_s": median(recovered) if recovered else None,
         "noticed_p90_s": quantiles(noticed, n=10)[-1] if len(noticed) > 1 else None,
         "left_over": sum(one.left_over for one in outcomes),
+        "open_ports": sum(one.open_ports for one in outcomes),
         "cases": [one._asdict() for one in outcomes],
     }
 

@@ -36,6 +36,8 @@ class Outcome(NamedTuple):
     noticed_s: float | None
     recovery_s: float | None
     left_over: int
+    # Listening sockets that nobody asked for, before the fault and after the end.
+    open_ports: int
     problem: str = ""
 
 
@@ -70,6 +72,7 @@ def break_run(folder: Path, case: Case, expected: Reference) -> Outcome:
             started = started and wait_until(lambda: "is a spare" in run.said(case.hosts))
         if not started or not run.reaches(case.moment):
             return _failed(case, fault, f"did not start: {run.said(0)[-500:]}")
+        ports = run.unexpected_ports()
         victim = 0 if fault.of_server else case.hosts - 1
         noticed_s, recovery_s = _follow(run, fault, victim)
         survived = run.ends() and run.step() == STEPS
@@ -79,6 +82,7 @@ def break_run(folder: Path, case: Case, expected: Reference) -> Outcome:
         blamed = _is_blamed(run, fault, victim)
         same_end = _same_end(run, fault, expected)
         left = run.left_over()
+        ports += run.unexpected_ports()
     told = [] if same_end and blamed is not False else [text[-800:] for text in said.values()]
     return Outcome(
         str(case),
@@ -89,13 +93,14 @@ def break_run(folder: Path, case: Case, expected: Reference) -> Outcome:
         noticed_s,
         recovery_s,
         len(left),
-        "\n".join([*told, *left]),
+        len(ports),
+        "\n".join([*told, *left, *ports]),
     )
 
 
 def _failed(case: Case, fault: Fault, problem: str) -> Outcome:
     blamed = False if fault.restarts else None
-    return Outcome(str(case), False, False, fault.same_size, blamed, None, None, 0, problem)
+    return Outcome(str(case), False, False, fault.same_size, blamed, None, None, 0, 0, problem)
 
 
 def _follow(run: Cluster, fault: Fault, victim: int) -> tuple[float | None, float | None]:

@@ -195,6 +195,27 @@ class Cluster:
                 words.append(f"{pid} {' '.join(psutil.Process(pid).cmdline())}")
         return words
 
+    def unexpected_ports(self) -> list[str]:
+        """Addresses that a run should not listen on.
+
+        Ranks listen for the collectives of torch, and one launcher for the store of an attempt, all
+        of them on the address of their host. Only the rendezvous has a port of its own.
+        """
+        found, stores = [], []
+        for pid in processes_on(self.hosts):
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                is_rank = process.name().startswith("rank ")
+                for one in process.net_connections("tcp"):
+                    if one.status != psutil.CONN_LISTEN:
+                        continue
+                    own = one.laddr.ip in {host.address for host in (*self.hosts, self.server)}
+                    if own and not is_rank and one.laddr.port != PORT:
+                        stores.append(f"{one.laddr.ip}:{one.laddr.port}")
+                    elif not own:
+                        found.append(f"{process.name()} {one.laddr.ip}:{one.laddr.port}")
+        return found + stores[1:]
+
     def state(self) -> dict[str, bytes]:
         """Every byte of the last checkpoint but its manifest, which has times."""
         [*_, last] = sorted((self.folder / "runs/it/checkpoints").glob("step-*"))

@@ -138,6 +138,7 @@ class _counted:  # noqa: N801
 
 def write_rank(folder: Path, plan: Any, rank: int) -> tuple[Any, dict[str, float]]:
     """Write a rank's files, of which the tensors take no room."""
+    from shardwise.checkpoint.dcp.garbage import no_garbage_collection
     from shardwise.checkpoint.format.checksum import BLOCK, crc32
     from shardwise.checkpoint.format.rank_index import index_of, write_rank_index
     from shardwise.checkpoint.format.rank_table import RankRecord
@@ -148,7 +149,7 @@ def write_rank(folder: Path, plan: Any, rank: int) -> tuple[Any, dict[str, float
     # As many as there are blocks; their values do not matter here.
     checksums = [2**31 + n for part in parts for n in range(-(-part.length // BLOCK))]
     found: dict[str, float] = {}
-    with _counted(found, "write"):
+    with no_garbage_collection(), _counted(found, "write"):
         head = header_of(parts)
         index = write_rank_index(plan.own, checksums)
         (folder / index_of(rank)).write_bytes(index)
@@ -208,7 +209,7 @@ def load(folder: CountingFolder, state: Any, ranks: int) -> dict[str, float]:
     """Cost of all that rank 1 does before it reads a tensor."""
     from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
 
-    from shardwise.checkpoint.dcp.load import no_garbage_collection
+    from shardwise.checkpoint.dcp.garbage import no_garbage_collection
     from shardwise.checkpoint.dcp.reader import CheckpointReader
     from shardwise.checkpoint.verify.opened import open_checkpoint
 

@@ -9,22 +9,29 @@ import socket
 import statistics
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from benchmarks.scale.cost import Case, Measured, Part, rows, seconds, timed
+from benchmarks.scale.latency import INTERFACE, slow_network
 
 REPEATS, POLLS = 2000, 100
 # Agreements, each of them once without and once with a step in which ranks only wait.
 AGREED, STEP_S = 40, 0.1
+# With a latency added to every hop, agreements take seconds and hardly differ.
+AGREED_SLOWLY, LATENCY_MS = 8, 20
 MODELLED = (64, 1024, 10_000, 100_000)
 # Sections of a step without a log line or a save: see shardwise.train.loop.
 SECTIONS = 3
 
 
-def measure(what: str, count: int = 1, tree: bool = False) -> dict[str, float]:
+def measure(
+    what: str, count: int = 1, tree: bool = False, latency_ms: float = 0
+) -> dict[str, float]:
     if what == "agree":
-        return _agree(count, tree)
+        with slow_network(latency_ms / 1e3) if latency_ms else nullcontext():
+            return _agree(count, tree, slowly=latency_ms > 0)
     measures: dict[str, Any] = {"rank": _rank, "node": _node}
     found: dict[str, float] = measures[what](count)
     return found
@@ -87,28 +94,34 @@ def _node(ranks: int) -> dict[str, float]:
     return {"look_s": took / POLLS}
 
 
-def _agree(ranks: int, tree: bool = False) -> dict[str, float]:
-    """Time of one agreement between local processes, and the sockets of each."""
+def _agree(ranks: int, tree: bool, *, slowly: bool) -> dict[str, float]:
+    """Time of one agreement between local processes, their CPU time, and the sockets of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     # Torch is imported once, and the ranks are forked from there.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", "shardwise.train.agree"])
-    results = context.Queue()
+    results, all_done = context.Queue(), context.Event()
     processes = [
-        context.Process(target=_settle, args=(rank, ranks, port, tree, results))
+        context.Process(target=_settle, args=(rank, ranks, port, tree, slowly, results, all_done))
         for rank in range(ranks)
     ]
     for process in processes:
         process.start()
     found: list[dict[str, float]] = [results.get(timeout=300) for _ in processes]
+    all_done.set()
     for process in processes:
         process.join()
-    return {key: max(one[key] for one in found) for key in found[0]}
+    return {
+        **{key: max(one[key] for one in found) for key in found[0]},
+        "all_cpu_s": sum(one["cpu_s"] for one in found),
+    }
 
 
-def _settle(rank: int, ranks: int, port: int, tree: bool, results: Any) -> None:
+def _settle(
+    rank: int, ranks: int, port: int, tree: bool, slowly: bool, results: Any, all_done: Any
+) -> None:
     import torch
     import torch.distributed as dist
 
@@ -117,19 +130,24 @@ def _settle(rank: int, ranks: int, port: int, tree: bool, results: Any) -> None:
     from shardwise.train.agree import Agreement
 
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE if slowly else "lo"
     if tree:
         connect_when_needed()
     before = _sockets()
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
                             world_size=ranks)  # fmt: skip
     shared_tree(one_group=1 if tree else ranks)
+    count = AGREED_SLOWLY if slowly else AGREED
     at_once, after_step = [], []
-    for step in range(AGREED):
-        start = time.perf_counter()
+    # The first ones connect ranks.
+    for step in range(-2, count):
+        if step == 0:
+            begun = time.process_time()
+        start = _common_start(ranks) if slowly else time.time()
         assert Agreement(step, [], stop=False).result().tokens == 0
-        at_once.append(time.perf_counter() - start)
-    for step in range(AGREED):
+        at_once.append(time.time() - start)
+    cpu_s = (time.process_time() - begun) / count
+    for step in range(0 if slowly else count):
         agreement = Agreement(step, [], stop=False)
         time.sleep(STEP_S)
         start = time.perf_counter()
@@ -137,13 +155,23 @@ def _settle(rank: int, ranks: int, port: int, tree: bool, results: Any) -> None:
         after_step.append(time.perf_counter() - start)
     sockets = _sockets() - before
     results.put({
-        "agree_s": statistics.median(at_once[AGREED // 4 :]),
-        "exposed_s": statistics.median(after_step[AGREED // 4 :]),
+        "agree_s": statistics.median(at_once[2 + count // 4 :]),
+        "exposed_s": statistics.median(after_step[count // 4 :] or [0.0]),
+        "cpu_s": cpu_s,
         # The store listens on rank 0, and has a socket for every rank.
         "sockets": sockets if rank else 0,
     })  # fmt: skip
-    dist.barrier()
+    # Rank 0 has the store, which others need until they are done.
+    all_done.wait()
     dist.destroy_process_group()
+
+
+def _common_start(ranks: int) -> float:
+    """Wait for a time that all ranks know; otherwise one agreement would overlap with the next."""
+    period_s = 0.5 + 1.5 * ring_hops(ranks) * LATENCY_MS / 1e3
+    start = (time.time() // period_s + 1) * period_s
+    time.sleep(start - time.time())
+    return start
 
 
 def _sockets() -> int:
@@ -158,7 +186,9 @@ def _sockets() -> int:
 
 def table(found: list[Measured]) -> str:
     of = {what: [one for one in found if one.case["what"] == what] for what in ("rank", "node")}
-    agreed = [one for one in found if one.case["what"] == "agree"]
+    every = [one for one in found if one.case["what"] == "agree"]
+    agreed = [one for one in every if not one.case.get("latency_ms")]
+    slowly = [one for one in every if one.case.get("latency_ms")]
     one = of["rank"][0]
     text = rows(
         ["per rank and step", "CPU time", "bytes"],
@@ -183,20 +213,50 @@ def table(found: list[Measured]) -> str:
     text += "\n" + rows(
         [
             *("processes on two cores", "groups", "one agreement (wall-clock)"),
-            *("left after a step of 100 ms", "sockets per rank (most)"),
+            *("CPU time of all ranks", "left after a step of 100 ms", "sockets per rank (most)"),
         ],
         [
             [
-                str(a.case["count"]),
-                "three levels" if a.case.get("tree") else "one",
-                timed(a, "agree_s"),
-                timed(a, "exposed_s"),
+                *(str(a.case["count"]), _groups(a), timed(a, "agree_s")),
+                *(timed(a, "all_cpu_s"), timed(a, "exposed_s")),
                 f"{a['sockets']:.0f}",
             ]
             for a in agreed
         ],
     )
-    return text + "\n" + _modelled(agreed)
+    if slowly:
+        text += "\n" + _model_error(slowly, hop_s(agreed))
+    return text + "\n" + _modelled(hop_s(agreed))
+
+
+def _groups(one: Measured) -> str:
+    return "three levels" if one.case.get("tree") else "one"
+
+
+def hop_s(agreed: list[Measured]) -> float:
+    """Time of a hop between two processes, which do not wait for a core."""
+    (two,) = (a for a in agreed if a.case["count"] == 2)
+    return two["agree_s"] / ring_hops(2)
+
+
+def _model_error(slowly: list[Measured], hop: float) -> str:
+    """Compare the number of hops with agreements in which each hop takes long."""
+    body = []
+    for one in slowly:
+        ranks, latency_s = one.case["count"], one.case["latency_ms"] / 1e3
+        hops = tree_hops(ranks) if one.case.get("tree") else ring_hops(ranks)
+        predicted = hops * (latency_s + hop)
+        body.append([
+            *(str(ranks), _groups(one), str(hops), seconds(predicted), timed(one, "agree_s")),
+            f"{one['agree_s'] / predicted - 1:+.0%}".replace("%", " %"),
+        ])  # fmt: skip
+    return rows(
+        [
+            *(f"processes, {LATENCY_MS} ms per hop", "groups", "hops", "predicted"),
+            *("measured", "measured against predicted"),
+        ],
+        body,
+    )
 
 
 def ring_hops(ranks: int) -> int:
@@ -205,22 +265,22 @@ def ring_hops(ranks: int) -> int:
 
 
 def tree_hops(ranks: int) -> int:
-    """The same of three levels: two reductions, each a ring and a message to the first rank; an
-    all-reduce at the top; two broadcasts, each a binary tree.
+    """The same of three levels: a gather and a broadcast in each.
+
+    In a gather, the first rank says that it is ready, and all others send: two hops. In a
+    broadcast, a binomial tree, all others wait already.
     """
     from shardwise.engine.rank_tree import level_width
 
     width = level_width(ranks)
     top = math.ceil(ranks / width**2)
-    return 2 * width + ring_hops(top) + 2 * math.ceil(math.log2(width))
+    return 3 * 2 + sum(math.floor(math.log2(size)) for size in (width, width, top))
 
 
-def _modelled(agreed: list[Measured]) -> str:
-    """Times for many ranks, from the hop time of two, which do not wait for a core."""
+def _modelled(hop: float) -> str:
+    """Times for many ranks."""
     from shardwise.engine.rank_tree import level_width
 
-    (two,) = (a for a in agreed if a.case["count"] == 2)
-    hop = two["agree_s"] / ring_hops(2)
     body = []
     for ranks in MODELLED:
         width = level_width(ranks)
@@ -242,16 +302,23 @@ def _modelled(agreed: list[Measured]) -> str:
     )
 
 
-def _cases(nodes: tuple[int, ...], ranks: tuple[int, ...]) -> list[Case]:
+def _cases(
+    nodes: tuple[int, ...], ranks: tuple[int, ...], slow_ranks: tuple[int, ...] = ()
+) -> list[Case]:
     found: list[Case] = [{"what": "rank"}]
     found += [{"what": "node", "count": n} for n in nodes]
     found += [{"what": "agree", "count": n} for n in ranks]
-    return found + [{"what": "agree", "count": n, "tree": True} for n in ranks if n > 2]
+    found += [{"what": "agree", "count": n, "tree": True} for n in ranks if n > 2]
+    return found + [
+        {"what": "agree", "count": n, "tree": tree, "latency_ms": LATENCY_MS}
+        for n in slow_ranks
+        for tree in (False, True)
+    ]
 
 
 PART = Part(
     "Trainer",
-    _cases((1, 8, 64), (2, 8, 64)),
+    _cases((1, 8, 64), (2, 8, 27, 64), (8, 27, 64)),
     _cases((8, 64), (2, 3)),
     measure,
     table,
