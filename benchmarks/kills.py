@@ -48,7 +48,7 @@ SETUPS = (
     (4, 'kind = "zero2"'),
 )
 # Longest wait for a recovery.
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 class Kill(NamedTuple):
