@@ -12,18 +12,10 @@ import sys
 from pathlib import Path
 
 from benchmarks.faults.cases import ROOT, Outcome, all_cases, run_cases
+from benchmarks.page import read_section, rows, write_section
 
-HEAD = """# The fault matrix
-
-Each fault was injected into a real run of two processes. `python -m benchmarks.faults --docs`
-writes this table. Every run trains 30 steps and saves every 10. Faults happen at step 15, or around
-the save of step 20. *Same result* means that every byte of the last checkpoint (parameters,
-optimizer, random numbers) and every loss equal those of a run without a fault. The exit code is
-that of the run with the fault; 143 means that SIGTERM stopped it, and it was then resumed.
-
-| Fault | Moment | Exit code | Resumed from step | Same result | Message |
-|---|---|---|---|---|---|
-"""
+HEAD = ("Fault", "Moment", "Exit code", "Resumed from step", "Same result", "Message")
+PAGE = ROOT / "docs" / "faults.md"
 
 
 def main() -> None:
@@ -39,7 +31,7 @@ def main() -> None:
         state = "; ".join(outcome.problems) or "as expected"
         print(f"{outcome.case}: {state}", file=sys.stderr, flush=True)
     if asked.docs:
-        _write_table(ROOT / "docs" / "faults.md", found)
+        _write_table(found)
     if asked.json:
         print(json.dumps([{**o._asdict(), "case": str(o.case)} for o in found], indent=1))
     failed = [outcome for outcome in found if outcome.problems]
@@ -47,23 +39,23 @@ def main() -> None:
     sys.exit(1 if failed else 0)
 
 
-def _write_table(page: Path, found: list[Outcome]) -> None:
-    rows = {}
-    for line in page.read_text().splitlines(keepends=True) if page.exists() else []:
-        cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) > 3:
-            rows[cells[1], cells[2]] = line
-    rows |= {(one.case.fault, one.case.moment): _row(one) for one in found}
-    page.write_text(HEAD + "".join(rows[case] for case in all_cases() if case in rows))
+def _write_table(found: list[Outcome]) -> None:
+    every = {}
+    for line in read_section(PAGE, "processes").splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+        if len(cells) == len(HEAD):
+            every[cells[0], cells[1]] = cells
+    every |= {(one.case.fault, one.case.moment): _row(one) for one in found}
+    body = [every[case] for case in all_cases() if case in every]
+    write_section(PAGE, "processes", rows(HEAD, body))
 
 
-def _row(one: Outcome) -> str:
+def _row(one: Outcome) -> list[str]:
     message = one.told.replace("|", "\\|").replace(str(Path.home()), "~")
     message = "".join(c for c in message if c.isprintable())[:180]
     loaded = "" if one.loaded_step is None else str(one.loaded_step)
     same = "yes" if one.equal and not one.problems else "**no**: " + "; ".join(one.problems)
-    cells = (one.case.fault, one.case.moment, str(one.exit_code), loaded, same, message)
-    return f"| {' | '.join(cells)} |\n"
+    return [one.case.fault, one.case.moment, str(one.exit_code), loaded, same, message]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Break hosts of real runs and count what was survived.
 
-`python -m benchmarks.hosts [--json] [--faults rank-kill,shrink] [--hosts 2,3] [--strategies zero3]
-[--moments 25,40] [--lanes 2]` starts runs on network namespaces, injects one fault into each, and
-compares the end with a run that was left alone: every byte of the last checkpoint where the same
-number of hosts trained, the losses to 1e-6 elsewhere. It needs root. A case takes about a minute.
+`python -m benchmarks.hosts [--json] [--docs] [--faults rank-kill,shrink] [--hosts 2,3]
+[--strategies zero3] [--moments 15,30] [--lanes 2]` starts runs on network namespaces, injects one
+fault into each, and compares the end with a run that was left alone: every byte of the last
+checkpoint where the same number of hosts trained, the losses to 1e-6 elsewhere. It needs root. A
+case takes about a minute. `--docs` writes the table of docs/faults.md.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import Any
 from benchmarks.hosts.cases import Case, Outcome, break_run, reference
 from benchmarks.hosts.cluster import STRATEGIES
 from benchmarks.hosts.faults import FAULTS
+from benchmarks.hosts.table import write_table
 from benchmarks.lab.network import available
 
 # Steps after which faults happen: between two saves, and while one is written.
-MOMENTS = (25, 40)
+MOMENTS = (15, 30)
 
 
 def cases(
@@ -70,6 +72,7 @@ def main() -> None:
     parser.add_argument("--moments", default=",".join(map(str, MOMENTS)))
     parser.add_argument("--lanes", type=int, default=1, help="runs at a time")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--docs", action="store_true", help="write the table to docs/faults.md")
     asked = parser.parse_args()
     if (reason := available()) is not None:
         sys.exit(reason)
@@ -90,6 +93,8 @@ def main() -> None:
         for one in lanes.map(break_run, folders, chosen, wanted):
             outcomes.append(one)
             print(one._replace(problem=""), one.problem, file=sys.stderr, flush=True)
+    if asked.docs:
+        write_table(outcomes)
     found = summary(outcomes)
     if asked.json:
         print(json.dumps(found, indent=1))

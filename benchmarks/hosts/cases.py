@@ -10,7 +10,7 @@ from typing import NamedTuple
 from benchmarks.hosts.cluster import Cluster, cluster, wait_until
 from benchmarks.hosts.faults import FAULTS, Fault
 
-STEPS = 60
+STEPS = 40
 TOLERANCE = 1e-6
 
 

@@ -37,7 +37,7 @@ learning_rate = 1e-3
 log_every = 1
 trackers = []
 measure = false
-checkpoint = {{ every = 20 }}
+checkpoint = {{ every = 10 }}
 restart = {{ attempts = 100 }}
 """
 _PLAIN = '"benchmarks.faults.plant:plain"'

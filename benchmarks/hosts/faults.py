@@ -16,6 +16,8 @@ class Fault(NamedTuple):
     """
 
     name: str
+    # What happens, in a table.
+    what: str
     inject: Callable[[Cluster, int], None]
     restarts: bool = True
     elastic: bool = False
@@ -89,17 +91,52 @@ def _grow(run: Cluster, victim: int) -> None:
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault("rank-kill", _kill_rank),
-        Fault("host-back", _kill_host),
-        Fault("power-loss", _power_loss),
-        Fault("link-5s", _link_down(5), restarts=False),
-        Fault("link-60s", _link_down(60), is_long=True),
-        Fault("slow-link", _slow_link, restarts=False, is_long=True),
-        Fault("server-back", _kill_server, restarts=False, of_server=True),
-        Fault("server-host-back", _kill_host, of_server=True),
-        Fault("spare", _never_back, spare=True),
-        Fault("shrink", _never_back, elastic=True, same_size=False),
-        Fault("link-gone", _cut_for_ever, elastic=True, same_size=False),
-        Fault("grow", _grow, elastic=True, same_size=False),
+        Fault("rank-kill", "a rank is killed", _kill_rank),
+        Fault("host-back", "all processes of a host are killed; it is back after 5 s", _kill_host),
+        Fault(
+            "power-loss",
+            "a host loses its link and its processes; it is back after 20 s",
+            _power_loss,
+        ),
+        Fault("link-5s", "a link is down for 5 s", _link_down(5), restarts=False),
+        Fault("link-60s", "a link is down for 60 s", _link_down(60), is_long=True),
+        Fault(
+            "slow-link", "a link has 1 Mbit/s for 30 s", _slow_link, restarts=False, is_long=True
+        ),
+        Fault(
+            "server-back",
+            "the rendezvous server is killed; it is back after 10 s",
+            _kill_server,
+            restarts=False,
+            of_server=True,
+        ),
+        Fault(
+            "server-host-back",
+            "a host that trains and serves the rendezvous is killed; it is back after 5 s",
+            _kill_host,
+            of_server=True,
+        ),
+        Fault("spare", "a host is killed; a spare host takes its place", _never_back, spare=True),
+        Fault(
+            "shrink",
+            "a host is killed and does not return; the others continue",
+            _never_back,
+            elastic=True,
+            same_size=False,
+        ),
+        Fault(
+            "link-gone",
+            "a link is down for ever; the others continue",
+            _cut_for_ever,
+            elastic=True,
+            same_size=False,
+        ),
+        Fault(
+            "grow",
+            "a host is killed, the others continue, and it joins again",
+            _grow,
+            elastic=True,
+            same_size=False,
+        ),
     )
 }

@@ -11,8 +11,8 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
+from benchmarks.page import write_section
 from benchmarks.scale.cost import ROOT, Part, child, run_part
 
 
@@ -55,18 +55,9 @@ def main() -> None:
         print(f"\n{part.title}\n\n{table}", flush=True)
         if asked.docs:
             # Write each table as soon as it is ready: all parts together take long.
-            _write(ROOT / "docs" / "scale.md", name, table)
+            write_section(ROOT / "docs" / "scale.md", name, table)
     if asked.json:
         print(json.dumps({name: [asdict(one) for one in each] for name, each in found.items()}))
-
-
-def _write(page: Path, name: str, table: str) -> None:
-    """Replace the text between `<!-- measured: NAME -->` and `<!-- end -->`."""
-    before, begin, after = page.read_text().partition(f"<!-- measured: {name} -->\n")
-    _, end, rest = after.partition("<!-- end -->")
-    if not end:
-        sys.exit(f"{page.name} has no `<!-- measured: {name} -->` section")
-    page.write_text(f"{before}{begin}\n{table}\n{end}{rest}")
 
 
 if __name__ == "__main__":

@@ -13,16 +13,8 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from benchmarks.scale.cost import (
-    Measured,
-    Part,
-    in_subprocess,
-    memory_mb,
-    reset_peak,
-    rows,
-    size,
-    timed,
-)
+from benchmarks.page import rows
+from benchmarks.scale.cost import Measured, Part, in_subprocess, memory_mb, reset_peak, size, timed
 from shardwise.checkpoint.format.folder import LocalFolder
 
 SHORT = {"llama-3-70b": "70B", "llama-3.1-405b": "405B"}

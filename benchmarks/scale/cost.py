@@ -165,8 +165,3 @@ def size(value: float) -> str:
         if value >= factor:
             return f"{_two_digits(value / factor)} {unit}"
     return f"{value:.0f} B"
-
-
-def rows(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *body]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -5,17 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from benchmarks.scale.cost import (
-    Case,
-    Measured,
-    Part,
-    exponent,
-    memory_mb,
-    reset_peak,
-    rows,
-    size,
-    timed,
-)
+from benchmarks.page import rows
+from benchmarks.scale.cost import Case, Measured, Part, exponent, memory_mb, reset_peak, size, timed
 
 if TYPE_CHECKING:
     from shardwise.observe.rank.calls import Calls

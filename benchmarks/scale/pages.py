@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scale.cost import Case, Measured, Part, cpu_s, in_subprocess, rows, size, timed
+from benchmarks.page import rows
+from benchmarks.scale.cost import Case, Measured, Part, cpu_s, in_subprocess, size, timed
 
 STREAMS = {7: "gemm_{}", 20: "ncclDevKernel_AllGather_{}", 24: "ncclDevKernel_ReduceScatter_{}"}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 
-from benchmarks.scale.cost import Case, Measured, Part, exponent, rows, seconds, timed
+from benchmarks.page import rows
+from benchmarks.scale.cost import Case, Measured, Part, exponent, seconds, timed
 
 MODELS = {"8B": "llama-3-8b", "70B": "llama-3-70b", "405B": "llama-3.1-405b"}
 DEVICES = (1, 8, 64, 512, 4096, 32_768, 100_000)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from benchmarks.scale.cost import Measured, Part, rows, timed
+from benchmarks.page import rows
+from benchmarks.scale.cost import Measured, Part, timed
 
 LAYERS, ACCUMULATE = (16, 32, 64, 126, 512), (1, 4, 16, 64)
 

@@ -6,6 +6,7 @@ import gzip
 import tempfile
 from pathlib import Path
 
+from benchmarks.page import rows
 from benchmarks.scale.cost import (
     Case,
     Measured,
@@ -16,7 +17,6 @@ from benchmarks.scale.cost import (
     in_subprocess,
     memory_mb,
     reset_peak,
-    rows,
     seconds,
     size,
     timed,

@@ -13,7 +13,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scale.cost import Case, Measured, Part, rows, seconds, timed
+from benchmarks.page import rows
+from benchmarks.scale.cost import Case, Measured, Part, seconds, timed
 from benchmarks.scale.latency import INTERFACE, slow_network
 
 REPEATS, POLLS = 2000, 100

@@ -33,11 +33,12 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     "fault", ["rank-kill", "power-loss", "server-back", "server-host-back", "spare", "grow"]
 )
 def test_a_fault_of_a_host_is_survived(fault: str, tmp_path: Path, expected: Reference) -> None:
-    outcome = break_run(tmp_path / "it", Case(fault, 2, "zero3", 25), expected)
+    outcome = break_run(tmp_path / "it", Case(fault, 2, "zero3", 15), expected)
     assert outcome.survived, outcome.problem
     assert outcome.same_end, outcome.problem
     assert outcome.blamed_right is not False, outcome.problem
     assert outcome.left_over == 0
+    assert outcome.open_ports == 0, outcome.problem
 
 
 @needs_lab

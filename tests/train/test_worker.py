@@ -21,9 +21,10 @@ def refuse(*_):
     raise AssertionError("a device was looked for")
 
 torch.cuda.is_available = torch.cuda.device_count = torch.cuda.init = refuse
-from shardwise.train.worker import IMPORTED_ONCE
+torch.cuda._lazy_init = refuse
+from shardwise.train.worker import IMPORTED_ONCE, OF_TRANSFORMERS
 
-for name in IMPORTED_ONCE:
+for name in IMPORTED_ONCE + OF_TRANSFORMERS:
     importlib.import_module(name)
 print(len(os.listdir("/proc/self/task")))
 """

@@ -118,6 +118,7 @@ def launch_or_join(
     Without a launcher this process launches others with `arguments`, and exits when they end.
     """
     from shardwise.cli.long import long_command, needs_torch
+    from shardwise.spec.lookup import ModuleRef
     from shardwise.spec.train import TrainSettings
     from shardwise.train import launch
     from shardwise.train.admit import admit
@@ -141,7 +142,12 @@ def launch_or_join(
         arguments = [*arguments, *(["--json"] if as_json else [])]
         settings = (described.train or TrainSettings()).restart
         sizes = _sizes(described, processes)
-        raise typer.Exit(launch.launch(arguments, processes, folder, settings, sizes))
+        from_transformers = not isinstance(described.model, ModuleRef)
+        raise typer.Exit(
+            launch.launch(
+                *(arguments, processes, folder, settings, sizes), transformers=from_transformers
+            )
+        )
     leads = os.environ.get("RANK", "0") == "0"
     launched = joined and launch.FOLDER in os.environ
     folder = Path(os.environ.get(launch.FOLDER, "."))

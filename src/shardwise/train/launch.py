@@ -91,19 +91,21 @@ def launch(
     folder: Path,
     settings: RestartSettings = NO_RESTARTS,
     sizes: tuple[int, ...] = (1,),
+    *,
+    transformers: bool = False,
 ) -> int:
     """Run `shardwise` with `arguments` as `processes` workers; return the exit code.
 
     The output of rank 0 is shown. The output of other ranks goes to logs in `folder`, and is shown
     if they fail. Several hosts join through the variables that torchrun reads (PET_NNODES,
     PET_RDZV_ENDPOINT, PET_RDZV_ID), which Kubernetes operators set. `sizes` are the numbers of
-    hosts on which the run can train.
+    hosts on which the run can train. With `transformers`, its model comes from there.
     """
     from shardwise.train.worker import import_once, variables_since, work
 
     # Workers of one machine share its cores; train.threads overrides this.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    imported_with = import_once()  # while this process imports torch, too
+    imported_with = import_once(transformers=transformers)  # while this process imports torch, too
 
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std

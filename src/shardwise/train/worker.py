@@ -23,14 +23,21 @@ from shardwise.train.launch import PARENT
 START_METHOD = "forkserver"
 # Torch imports its compiler when the first optimizer is created, compiled or not.
 IMPORTED_ONCE = ["shardwise.train.run", "shardwise.report.train", "torch._dynamo"]
+# For models of transformers. Its modeling_utils is not here: torchao, which it imports, looks at
+# the properties of GPUs.
+OF_TRANSFORMERS = ["transformers.masking_utils", "transformers.loss.loss_utils"]
 
 
 @cache
-def import_once() -> dict[str, str]:
+def import_once(*, transformers: bool) -> dict[str, str]:
     """Start the process from which ranks are forked; return its environment, which stays."""
     # Torch then counts GPUs without a context, which could not be used after a fork.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
+    if transformers:
+        # It reads this when it is imported, see shardwise.units.build.
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    imported = [*IMPORTED_ONCE, *(OF_TRANSFORMERS if transformers else [])]
+    multiprocessing.set_forkserver_preload(imported)
     forkserver.ensure_running()
     return dict(os.environ)
 
