@@ -340,13 +340,14 @@ def describe_run(
     precision: str | None = None,
     adapter: str | Adapter | None = None,
     planned: bool = False,
+    resolved: bool = True,
     **settings: object,
 ) -> RunSpec:
     """Combine names, a run.toml and single settings into a resolved run.
 
     `settings` are fields of Strategy; values may be text, as a command line gives them. With
-    `planned` the strategy is only what a plan starts from. Raises one SpecError that lists every
-    problem.
+    `planned` the strategy is only what a plan starts from. Without `resolved`, degrees that nobody
+    set stay open, for clusters of several sizes. Raises one SpecError that lists every problem.
     """
     named = {"model": model, "cluster": cluster}
     # Paths are relative to the caller's folder, not to that of the run.toml.
@@ -400,14 +401,15 @@ def describe_run(
     problems.raise_if_any()
     assert chosen_model is not None
     assert chosen_cluster is not None
-    return RunSpec(
+    described = RunSpec(
         model=chosen_model,
         cluster=chosen_cluster,
         job=job,
         strategy=chosen_strategy,
         train=base.train if base else None,
         data=base.data if base else None,
-    ).resolved(planned=planned)
+    )
+    return described.resolved(planned=planned) if resolved else described
 
 
 def _strategy_fields(

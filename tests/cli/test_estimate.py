@@ -323,3 +323,32 @@ def test_a_terminal_without_unicode() -> None:
     done = run("estimate", *BASIC, PYTHONIOENCODING="ascii")
     assert done.returncode in (0, 1)
     assert "Traceback" not in done.stderr
+
+
+HOSTS = [
+    *("--model", "llama-3-70b", "--cluster", "4x8xH100-SXM@400Gbps", "--seq-len", "4096"),
+    *("--recompute", "full", "--global-batch", str(96 * 4096)),
+]
+
+
+def test_screen_of_each_number_of_hosts() -> None:
+    done = run("estimate", *HOSTS, "--nnodes", "1:5")
+    assert_screen("estimate-hosts", done.stdout)
+
+
+def test_each_number_of_hosts_is_predicted_like_a_cluster_of_that_size() -> None:
+    """The degrees of the strategy follow each size; 96 sequences are 3 for each of 32 devices."""
+    sizes = {
+        one["hosts"]: one
+        for one in json.loads(run("estimate", *HOSTS, "--nnodes", "1:5", "--json").stdout)
+    }
+    assert {hosts: one["accumulate"] for hosts, one in sizes.items() if not one["problem"]} == {
+        4: 3,
+        3: 4,
+    }
+    for hosts in (3, 4):
+        alone = estimate_json(*HOSTS, "--cluster", f"{hosts}x8xH100-SXM@400Gbps")
+        assert sizes[hosts]["step_s"] == alone["time"]["step_s"]
+        assert sizes[hosts]["memory_bytes"] == alone["memory"]["needed_bytes"]
+    assert "does not fit" in sizes[1]["problem"]
+    assert "job.global_batch" in sizes[5]["problem"]

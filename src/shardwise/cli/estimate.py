@@ -76,6 +76,14 @@ def estimate(
         bool | None, typer.Option("--offload", help="Keep parameters and states on the CPU.")
     ] = None,
     compile_: CompileOption = None,
+    nnodes: Annotated[
+        str | None,
+        typer.Option(
+            "--nnodes",
+            help="Show what each number of hosts costs, such as 1:4, with the same global batch.",
+            show_default=False,
+        ),
+    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(help="Write the simulated step for Perfetto: step.json or step.json.gz."),
@@ -110,7 +118,11 @@ def estimate(
         loss=lowered(loss),
         offload=offload,
         compile=compile_,
+        resolved=nnodes is None,
     )
+    if nnodes is not None:
+        _show_sizes(described, nnodes, as_json)
+        return
     profile = estimate_run(described)
     if trace is not None:
         _write_trace(described, trace)
@@ -121,6 +133,18 @@ def estimate(
         print_estimate(described, profile, [] if fits else ways_for(described))
     if not profile.known_memory.fits:
         raise typer.Exit(1)
+
+
+def _show_sizes(run: RunSpec, nnodes: str, as_json: bool) -> None:
+    from shardwise.report.sizes import print_sizes, sizes_record
+    from shardwise.train.launch import host_range
+    from shardwise.train.sizes import sizes_of
+
+    sizes = sizes_of(run, run.cluster.devices_per_node, host_range(nnodes))
+    if as_json:
+        print_json(sizes_record(sizes))
+    else:
+        print_sizes(run, sizes)
 
 
 def _write_trace(run: RunSpec, path: Path) -> None:

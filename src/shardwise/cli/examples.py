@@ -17,6 +17,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "One configuration": "shardwise estimate --model llama-3-8b --cluster 8xA100-80GB "
         "--strategy zero3 --micro-batch 2 --recompute full",
         "Simulated step for ui.perfetto.dev": "shardwise estimate run.toml --trace step.json.gz",
+        "Each number of hosts": "shardwise estimate run.toml --nnodes 1:4",
     },
     "whatif": {
         "Other networks": "shardwise whatif run.toml --vary network=100,200,400",

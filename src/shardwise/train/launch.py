@@ -48,13 +48,14 @@ class HostRange(NamedTuple):
         return self.least < self.most
 
 
-def host_range() -> HostRange:
-    """The number of hosts of the run, from the variable that torchrun reads: `4` or `1:4`."""
-    text = os.environ.get(HOSTS, "1")
+def host_range(text: str | None = None) -> HostRange:
+    """A number of hosts, `4` or `1:4`; by default from the variable that torchrun reads."""
+    name = HOSTS if text is None else "--nnodes"
+    text = os.environ.get(HOSTS, "1") if text is None else text
     found = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", text)
     least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 0 < least <= most:
-        raise SpecError(f"{HOSTS}: {text!r} is neither a number of hosts nor a range such as 1:4")
+        raise SpecError(f"{name}: {text!r} is neither a number of hosts nor a range such as 1:4")
     return HostRange(least, most)
 
 

@@ -48,7 +48,7 @@ def sizes_of(run: RunSpec, per_host: int, hosts: HostRange) -> list[Size]:
     _check_global_batch(run, per_host, hosts)
     sizes = [_size(run, per_host, n) for n in range(hosts.most, hosts.least - 1, -1)]
     if all(size.problem for size in sizes):
-        raise SpecError(f"PET_NNODES: the run can use none of these sizes; {sizes[0]}")
+        raise SpecError(f"--nnodes: the run can use none of these sizes; {sizes[0]}")
     return sizes
 
 

@@ -1,0 +1,64 @@
+"""What each number of hosts costs an elastic run: a row for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+
+from shardwise.report.screen import bullet, screen
+from shardwise.report.table import Column, Table, terminal_table
+from shardwise.spec.quantity import show_count, show_gib, show_seconds
+from shardwise.spec.run import RunSpec
+from shardwise.train.sizes import Size
+
+_COLUMNS = (
+    Column("hosts", "hosts"),
+    Column("accumulate", "micro-batches per rank"),
+    Column("memory_bytes", "memory per rank", show_gib),
+    Column("step_s", "step time", show_seconds),
+    Column("tokens_per_s", "tokens/s", show_count),
+)
+
+
+def sizes_record(sizes: Sequence[Size]) -> list[dict[str, Any]]:
+    """The rows for `--json`."""
+    keys = [column.key for column in _COLUMNS]
+    return [
+        {**dict(zip(keys, _values(size), strict=True)), "problem": size.problem or None}
+        for size in sizes
+    ]
+
+
+def print_sizes(run: RunSpec, sizes: Sequence[Size]) -> None:
+    out = screen()
+    heading = Text(run.model.name, style="bold")
+    out.print(
+        heading
+        + f", {run.job.global_batch or 0:,} tokens per step on {sizes[-1].hosts} to "
+        + f"{sizes[0].hosts} hosts, predicted\n"
+    )
+    table = Table(_COLUMNS)
+    for size in sizes:
+        if not size.problem:
+            table.add(*_values(size))
+    out.print(terminal_table(table))
+    refused = [size for size in sizes if size.problem]
+    if refused:
+        out.print()
+    for size in refused:
+        bullet(out, str(size))
+
+
+def _values(size: Size) -> list[int | float | None]:
+    if size.predicted is None:
+        return [size.hosts, None, None, None, None]
+    memory, time, rate = size.predicted.memory, size.predicted.time, size.predicted.throughput
+    return [
+        size.hosts,
+        size.accumulate,
+        (memory.needed_bytes or memory.peak_allocated_bytes) if memory is not None else None,
+        time.step_s if time is not None else None,
+        rate.tokens_per_s if rate is not None else None,
+    ]
