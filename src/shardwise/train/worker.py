@@ -37,7 +37,7 @@ def import_once(*, transformers: bool) -> dict[str, str]:
         # It reads this when it is imported, see shardwise.units.build.
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     imported = [*IMPORTED_ONCE, *(OF_TRANSFORMERS if transformers else [])]
-    multiprocessing.set_forkserver_preload(imported)
+    multiprocessing.set_forkserver_preload([*imported, "shardwise.train.fork_server"])
     forkserver.ensure_running()
     return dict(os.environ)
 
