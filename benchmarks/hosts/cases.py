@@ -63,23 +63,19 @@ def break_run(folder: Path, case: Case, expected: Reference) -> Outcome:
     serves = not (fault.of_server and fault.restarts)
     count = case.hosts + fault.spare
     with cluster(folder, count, case.strategy, nodes, STEPS, serves) as run:
-        for number in range(case.hosts):
+        for number in range(count):
             run.start(number)
-        started = run.reaches(1)
-        if fault.spare:
-            run.start(case.hosts)
-            # Only a host that waits can take the place of another.
-            started = started and wait_until(lambda: "is a spare" in run.said(case.hosts))
-        if not started or not run.reaches(case.moment):
+        if not run.reaches(case.moment):
             return _failed(case, fault, f"did not start: {run.said(0)[-500:]}")
         ports = run.unexpected_ports()
-        victim = 0 if fault.of_server else case.hosts - 1
-        noticed_s, recovery_s = _follow(run, fault, victim)
+        trains = [number for number in range(count) if run.ranks(number)]
+        victim, survivor = (0, 1) if fault.of_server else (trains[-1], trains[0])
+        noticed_s, recovery_s = _follow(run, fault, victim, survivor)
         survived = run.ends() and run.step() == STEPS
         said = {n: run.said(n) for n in range(count)}
         if not survived:
             return _failed(case, fault, "\n".join(f"{n}: {s[-800:]}" for n, s in said.items()))
-        blamed = _is_blamed(run, fault, victim)
+        blamed = _is_blamed(run, fault, victim, survivor)
         same_end = _same_end(run, fault, expected)
         left = run.left_over()
         ports += run.unexpected_ports()
@@ -103,13 +99,14 @@ def _failed(case: Case, fault: Fault, problem: str) -> Outcome:
     return Outcome(str(case), False, False, fault.same_size, blamed, None, None, 0, 0, problem)
 
 
-def _follow(run: Cluster, fault: Fault, victim: int) -> tuple[float | None, float | None]:
+def _follow(
+    run: Cluster, fault: Fault, victim: int, survivor: int
+) -> tuple[float | None, float | None]:
     """Inject a fault; return the seconds until it was noticed, and those of the recovery.
 
     The recovery ends when the step of the fault is complete. It begins when the fault is noticed,
     or is over if the run needs that host.
     """
-    survivor = 1 if victim == 0 else 0
     step, begin = run.step(), time.monotonic()
     over: list[float] = []
 
@@ -132,9 +129,8 @@ def _follow(run: Cluster, fault: Fault, victim: int) -> tuple[float | None, floa
     return noticed_s, recovered - can_begin
 
 
-def _is_blamed(run: Cluster, fault: Fault, victim: int) -> bool | None:
-    """Whether the survivors blame the host of the fault, or nobody where none failed."""
-    survivor = 1 if victim == 0 else 0
+def _is_blamed(run: Cluster, fault: Fault, victim: int, survivor: int) -> bool | None:
+    """Whether a survivor blames the host of the fault, or nobody where none failed."""
     lines = [one for one in run.said(survivor).splitlines() if "Blamed: host" in one]
     if not fault.restarts:
         return None if not lines else False

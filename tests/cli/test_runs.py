@@ -17,7 +17,7 @@ from shardwise.report.runs import print_comparison, print_runs
 from shardwise.runs.compare import compare_runs
 from shardwise.runs.find import find_runs
 from shardwise.runs.query import read_conditions, sort_runs
-from shardwise.runs.record import LOST_AFTER_S, NAME, RunRecord
+from shardwise.runs.record import LOST_AFTER_S, NAME, RunRecord, is_done
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import write_run
 from tests.command import refusal, shardwise
@@ -125,6 +125,25 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     write(tmp_path, [BASE, FASTER])
     assert find_runs(str(tmp_path), now=3.0).runs == [FASTER, BASE]
     assert find_runs(str(tmp_path / "base"), now=3.0).runs == [BASE]
+
+
+def test_replica_groups_are_named_after_their_run(tmp_path: Path) -> None:
+    for run in ("first", "second"):
+        write(tmp_path / run, [record("replica-0", started=1.0)])
+    assert sorted(run.name for run in find_runs(str(tmp_path), now=3.0).runs) == [
+        *("first/replica-0", "second/replica-0"),
+    ]
+    [alone] = find_runs(str(tmp_path / "first"), now=3.0).runs
+    assert alone.name == "first/replica-0"
+
+
+def test_a_run_is_done_after_the_steps_it_was_asked_for() -> None:
+    done = record("it", started=1.0, state="done", step=40, planned_steps=40)
+    assert is_done(msgspec.json.encode(done), 40)
+    assert not is_done(msgspec.json.encode(done), 80)  # it is resumed for more
+    trains = record("it", started=1.0, state="training", step=40, planned_steps=40)
+    assert not is_done(msgspec.json.encode(trains), 40)
+    assert not is_done(b"{", 40)
 
 
 def test_a_run_that_is_not_updated_is_lost(tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.hosts.cases import STEPS, Case, Reference, break_run, reference
-from benchmarks.hosts.cluster import cluster
+from benchmarks.hosts.cluster import RUN, STRATEGIES, cluster, wait_until
 from benchmarks.lab.network import available
 from tests.command import COMMAND, PATIENCE_S, environment
 from tests.distributed.launch import free_port
@@ -44,9 +47,6 @@ def test_a_fault_of_a_host_is_survived(fault: str, tmp_path: Path, expected: Ref
 @needs_lab
 def test_a_stopped_launcher_disturbs_nobody(tmp_path: Path, expected: Reference) -> None:
     """For longer than a silent host is lost; ranks train on, and nobody is blamed."""
-    import signal
-    import time
-
     with cluster(tmp_path / "it", 2, "zero3", "2", STEPS, serves=True) as run:
         for number in range(2):
             run.start(number)
@@ -60,43 +60,77 @@ def test_a_stopped_launcher_disturbs_nobody(tmp_path: Path, expected: Reference)
         assert run.state() == expected.state
 
 
-def test_two_launchers_of_one_machine_shrink_and_grow(tmp_path: Path) -> None:
-    """On the loopback, without namespaces: one launcher is killed and comes back."""
-    from benchmarks.hosts.cluster import RUN, STRATEGIES, wait_until
+class Launchers:
+    """Launchers of one machine that meet on the loopback, without namespaces."""
 
-    setup = STRATEGIES["zero3"]
-    text = RUN.format(
-        hosts=2, processes=1, batch=192, strategy=setup.strategy, model=setup.model, steps=200
-    )
-    (tmp_path / "run.toml").write_text(text)
-    shared = {
-        "PET_NNODES": "1:2",
-        "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}",
-        "PET_RDZV_ID": "two",
-        "SHARDWISE_PLANTED_STEP_S": "0.1",
-    }
+    def __init__(self, folder: Path, nodes: str, steps: int) -> None:
+        setup = STRATEGIES["zero3"]
+        text = RUN.format(
+            hosts=2, processes=1, batch=192, strategy=setup.strategy, model=setup.model, steps=steps
+        )
+        (folder / "run.toml").write_text(text)
+        self._folder = folder
+        self._variables = {
+            "PET_NNODES": nodes,
+            "PET_RDZV_ENDPOINT": f"127.0.0.1:{free_port()}",
+            "PET_RDZV_ID": "two",
+            "SHARDWISE_PLANTED_STEP_S": "0.1",
+        }
 
-    def start() -> subprocess.Popen[str]:
+    def start(self) -> subprocess.Popen[str]:
+        return self._run("train", "run.toml", "--name", "it", "--nproc", "1", "--resume")
+
+    def serve(self) -> subprocess.Popen[str]:
+        return self._run("rendezvous", self._variables["PET_RDZV_ENDPOINT"])
+
+    def _run(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*COMMAND, "train", "run.toml", "--name", "it", "--nproc", "1", "--resume"],
-            cwd=tmp_path, env=environment(**shared), text=True,
+            [*COMMAND, *words], cwd=self._folder, env=environment(**self._variables), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def steps() -> list[int]:
-        path = tmp_path / "runs/it/metrics.jsonl"
+    def steps(self) -> list[int]:
+        path = self._folder / "runs/it/metrics.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         return [json.loads(line)["step"] for line in lines if line.endswith("}")]
 
-    first = start()
-    second = start()
-    assert wait_until(lambda: len(steps()) > 25, PATIENCE_S)
+
+def test_two_launchers_of_one_machine_shrink_and_grow(tmp_path: Path) -> None:
+    """One launcher is killed and comes back."""
+    hosts = Launchers(tmp_path, "1:2", steps=200)
+    first, second = hosts.start(), hosts.start()
+    assert wait_until(lambda: len(hosts.steps()) > 25, PATIENCE_S)
     second.kill()
     second.communicate()
-    assert wait_until(lambda: len(steps()) > 50, PATIENCE_S)
-    second = start()
+    assert wait_until(lambda: len(hosts.steps()) > 50, PATIENCE_S)
+    second = hosts.start()
     said = [one.communicate(timeout=PATIENCE_S)[1] for one in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], said
     assert "Hosts join or leave after a checkpoint" in said[0]
     assert "0 steps replayed" in said[0]
-    assert steps() == list(range(1, 201))
+    assert hosts.steps() == list(range(1, 201))
+
+
+def test_a_spare_waits_for_a_run_that_a_signal_stopped(tmp_path: Path) -> None:
+    """A scheduler takes one host: all save and stop, and the run continues with the spare."""
+    hosts = Launchers(tmp_path, "2", steps=100)
+    server = hosts.serve()
+    launchers = [hosts.start() for _ in range(3)]
+    assert wait_until(lambda: len(hosts.steps()) > 5, PATIENCE_S)
+    children = {one: psutil.Process(one.pid).children(recursive=True) for one in launchers}
+    [spare] = [
+        one for one, found in children.items() if not any(c.name()[:4] == "rank" for c in found)
+    ]
+    stopped = [one for one in launchers if one is not spare]
+    stopped[0].send_signal(signal.SIGTERM)
+    said = [one.communicate(timeout=PATIENCE_S)[1] for one in stopped]
+    assert [one.returncode for one in stopped] == [143, 143], said
+    replaced = hosts.start()
+    said = [one.communicate(timeout=PATIENCE_S)[1] for one in (spare, replaced)]
+    assert [spare.returncode, replaced.returncode] == [0, 0], said
+    assert hosts.steps() == list(range(1, 101))
+    late = hosts.start()
+    assert "the run is done" in late.communicate(timeout=PATIENCE_S)[1]
+    assert late.returncode == 0
+    server.terminate()
+    server.communicate()

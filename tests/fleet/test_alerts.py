@@ -62,7 +62,7 @@ HEALTHY = {
 }
 STEPS_STOP = "0+10x680 6800x40"
 # What Prometheus stores when a target is gone.
-GONE = "stale _x45"
+GONE = "stale _x1600"
 # What differs, minutes after the start, and the alerts that fire then.
 CASES: dict[str, tuple[dict[str, str], int, set[str]]] = {
     "a healthy run": ({}, 720, set()),
@@ -78,6 +78,10 @@ CASES: dict[str, tuple[dict[str, str], int, set[str]]] = {
     ),
     "gone for 40 minutes": (
         {name: f"{series} {GONE}" for name, series in HEALTHY.items()}, 760,
+        {"ShardwiseRunGone"},
+    ),
+    "gone for 23 hours": (
+        {name: f"{series} {GONE}" for name, series in HEALTHY.items()}, 720 + 23 * 60,
         {"ShardwiseRunGone"},
     ),
     "gone, and back on another host": (

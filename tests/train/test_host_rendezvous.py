@@ -108,12 +108,17 @@ def test_nonsense_closes_its_own_connection_only(
     assert list(server.runs) == ["run"]
 
 
-def meet(port: int, sizes: tuple[int, ...], found: list[Any]) -> threading.Thread:
+def meet(
+    port: int,
+    sizes: tuple[int, ...],
+    found: list[Any],
+    is_done: Callable[[], bool] = lambda: False,
+) -> threading.Thread:
     """A launcher's rendezvous in a thread; what comes of it is added to `found`."""
     from shardwise.train.host_rendezvous import HostRendezvous
 
     def run() -> None:
-        hosts = HostRendezvous("run", 1, sizes, SETTINGS)
+        hosts = HostRendezvous("run", 1, sizes, SETTINGS, is_done)
         try:
             found.append((hosts, hosts.next_rendezvous()))
         except Exception as error:
@@ -163,6 +168,27 @@ def test_waiting_ends_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "waiting for hosts: 1 of 2 here" in str(error)
     assert "train.restart.join_s" in str(error)
     hosts.shutdown()
+
+
+def test_a_host_that_comes_after_the_end_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody of the run is there any more; its folder says that it is done."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("PET_RDZV_ENDPOINT", "")
+    found: list[Any] = []
+    meet(free_port(), (2,), found, is_done=lambda: True).join(PATIENCE_S)
+    [(hosts, error)] = found
+    exits = torch.distributed.elastic.rendezvous.RendezvousGracefulExitError
+    assert isinstance(error, exits)
+    hosts.shutdown()
+
+
+def test_hosts_need_a_name_of_their_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a name of its own, each host would wait for others for ever."""
+    from shardwise.train.launch import _join_hosts
+
+    monkeypatch.delenv("PET_RDZV_ID", raising=False)
+    with pytest.raises(SpecError, match="PET_RDZV_ID"):
+        _join_hosts(1, (2,), SETTINGS, lambda: False)
 
 
 def test_the_command_serves_without_torch() -> None:

@@ -60,8 +60,10 @@ class Watched:
         self.supervisor = Supervisor(self.beats, folder, 1, settings, self.others)
         self.supervisor.start_attempt()
 
-    def beat(self, ago: float, stack: str = "", step: int = 7, section: str = "step") -> None:
-        write_heartbeat(self.beats, 0, step, section, ago, allowed=30, pid=self.rank.pid)
+    def beat(
+        self, ago: float, stack: str = "", step: int = 7, section: str = "step", rank: int = 0
+    ) -> None:
+        write_heartbeat(self.beats, rank, step, section, ago, allowed=30, pid=self.rank.pid)
         (self.beats / "stacks-0").write_text(stack)
 
     def is_killed(self) -> bool:
@@ -152,3 +154,20 @@ def test_the_blamed_host_is_recorded(watched: Watched) -> None:
     watched.supervisor.finish()
     [recovery] = map(json.loads, (watched.folder / "recoveries.jsonl").read_text().splitlines())
     assert (recovery["blamed_host"], recovery["host"]) == ("there", "here")
+
+
+def test_one_host_records_a_fault_of_all(watched: Watched) -> None:
+    """The one with rank 0: in a folder that all share, the others would count it again."""
+    watched.beat(ago=1, rank=3)
+    watched.supervisor.add_failures({3: PEER_LOST})
+    assert watched.supervisor.should_restart()
+    watched.supervisor.finish()
+    assert not (watched.folder / "recoveries.jsonl").exists()
+
+
+def test_hosts_that_join_are_no_fault(watched: Watched) -> None:
+    watched.beat(ago=1)
+    watched.supervisor.add_failures({0: RESIZED})
+    assert watched.supervisor.should_restart()
+    watched.supervisor.finish()
+    assert not (watched.folder / "recoveries.jsonl").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -145,7 +146,9 @@ def launch_or_join(
         from_transformers = not isinstance(described.model, ModuleRef)
         raise typer.Exit(
             launch.launch(
-                *(arguments, processes, folder, settings, sizes), transformers=from_transformers
+                *(arguments, processes, folder, settings, sizes),
+                transformers=from_transformers,
+                is_done=partial(_is_done, folder, described),
             )
         )
     leads = os.environ.get("RANK", "0") == "0"
@@ -155,6 +158,15 @@ def launch_or_join(
         folder = _folder(described, file, name, resume)
         os.environ[launch.RESUME_COMMAND] = _resume_command(arguments, nproc, folder)
     return _work(described, folder, as_json, launched)
+
+
+def _is_done(folder: Path, described: RunSpec) -> bool:
+    from shardwise.runs.record import NAME, is_done
+    from shardwise.spec.train import TrainSettings
+
+    file = folder / NAME
+    steps = (described.train or TrainSettings()).steps
+    return file.is_file() and is_done(file.read_bytes(), steps)
 
 
 def _sizes(described: RunSpec, per_host: int) -> tuple[int, ...]:

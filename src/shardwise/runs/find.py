@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import msgspec
 
 from shardwise.checkpoint.format.folder import find_store, is_remote
-from shardwise.runs.record import NAME, SCHEMA, RunRecord
+from shardwise.runs.record import NAME, SCHEMA, RunRecord, name_of
 from shardwise.spec.record import SpecError
+
+# In a folder of runs: those of runs, and of their replica groups.
+_INSIDE = (f"*/{NAME}", f"*/replica-*/{NAME}")
 
 
 class FoundRuns(NamedTuple):
@@ -33,7 +36,7 @@ def find_runs(place: str, now: float | None = None) -> FoundRuns:
             continue
         if record.schema == SCHEMA:
             # The folder may have been renamed.
-            name = url.rpartition("/")[0].rpartition("/")[2] or record.name
+            name = name_of(PurePath(url).parent) or record.name
             runs.append(msgspec.structs.replace(record.seen_at(now), name=name))
         else:
             problems.append(f"{url}: written by a newer version of Shardwise ({record.version})")
@@ -50,7 +53,8 @@ def _local_files(place: str) -> Iterator[tuple[str, bytes]]:
     if not folder.is_dir():
         raise SpecError(f"runs: folder {place} does not exist; give the folder of train.folder")
     # One run, or a folder of runs.
-    for path in [folder / NAME] if (folder / NAME).is_file() else sorted(folder.glob(f"*/{NAME}")):
+    is_run = (folder / NAME).is_file()
+    for path in [folder / NAME] if is_run else sorted(set().union(*map(folder.glob, _INSIDE))):
         yield path.resolve().as_posix(), path.read_bytes()
 
 
@@ -58,7 +62,8 @@ def _remote_files(place: str) -> Iterator[tuple[str, bytes]]:
     store, prefix = find_store(place)
     store.invalidate_cache()
     try:
-        paths = store.glob(f"{prefix}/*/{NAME}") or store.glob(f"{prefix}/{NAME}")
+        paths = [path for one in _INSIDE for path in store.glob(f"{prefix}/{one}")]
+        paths = paths or store.glob(f"{prefix}/{NAME}")
         # All at once: a store answers many requests in the time of one.
         contents = store.cat(paths) if paths else {}
     except OSError as error:

@@ -6,7 +6,9 @@ folder and, with `train.checkpoint.to`, beside the checkpoints too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +17,9 @@ NAME = "run.json"
 SCHEMA = 1
 # Seconds between two writes, and without one after which the process must be gone.
 WRITE_EVERY_S, LOST_AFTER_S = 30.0, 300.0
+
+# The folder of a replica group, in that of its run.
+_GROUP = re.compile(r"replica-\d+")
 
 State = Literal["training", "done", "stopped", "data ended", "failed", "lost"]
 Value = str | int | float | bool
@@ -74,3 +79,18 @@ def _flattened(settings: Mapping[str, Any], at: str = "") -> dict[str, Value]:
         else:
             flat[f"{at}{key}"] = value if isinstance(value, Value) else str(value)
     return flat
+
+
+def name_of(folder: PurePath) -> str:
+    """The name of the run in a folder; that of a replica group begins with its run."""
+    is_group = _GROUP.fullmatch(folder.name) and folder.parent.name
+    return f"{folder.parent.name}/{folder.name}" if is_group else folder.name
+
+
+def is_done(data: bytes, steps: int) -> bool:
+    """Whether a run.json says that a run of so many steps has ended by itself."""
+    try:
+        record = msgspec.json.decode(data, type=RunRecord)
+    except msgspec.MsgspecError:
+        return False
+    return record.state in ("done", "data ended") and record.planned_steps == steps

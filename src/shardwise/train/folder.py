@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Mapping
 from importlib import metadata
@@ -17,6 +18,9 @@ from shardwise.version import __version__
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 _SETTINGS = ("OMP_NUM_THREADS", "SLURM_JOB_ID", "SLURM_NNODES")
+# How long to wait for the lock of a process of this host, and of another: NFS keeps the locks of a
+# host that was lost for 90 seconds by default.
+_LOCKED_S, _LOCKED_BY_HOST_S = 5.0, 180.0
 
 
 def make_folder(parent: Path, name: str) -> Path:
@@ -35,20 +39,40 @@ def make_folder(parent: Path, name: str) -> Path:
 def lock_folder(folder: Path) -> IO[str]:
     """Lock a folder against other training processes while the returned file is open.
 
-    The kernel releases the lock when the process ends.
+    The kernel releases the lock when the process ends. That of a process that was just killed may
+    take a moment; a file server keeps that of a host that was lost for longer.
     """
     import fcntl
 
-    file = (folder / ".lock").open("w")
-    for _ in range(50):
+    file = (folder / ".lock").open("a+")
+    here, began = platform.node(), time.monotonic()
+    while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            # A process that was just killed may not have ended yet.
+        except (BlockingIOError, PermissionError):
+            file.seek(0)
+            holder = file.read(200).strip()
+            is_here = not holder or holder.endswith(f" of {here}")
+            if time.monotonic() - began > (_LOCKED_S if is_here else _LOCKED_BY_HOST_S):
+                break
             time.sleep(0.1)
-        else:
+        except OSError as error:
+            _say(
+                f"{folder} cannot be locked ({error.strerror}): its file system has no locks, so "
+                "nothing prevents two runs in it"
+            )
             return file
-    raise SpecError(f"{folder}: another process trains in this folder; wait for it or stop it")
+        else:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} of {here}\n")
+            file.flush()
+            return file
+    who = holder or "another process"
+    raise SpecError(f"{folder}: {who} trains in this folder; wait for it or stop it")
+
+
+def _say(message: str) -> None:
+    print(f"shardwise: {message}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def default_name(run_file: Path) -> str:

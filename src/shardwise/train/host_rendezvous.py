@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 import uuid
+from collections.abc import Callable
 
 from torch.distributed import HashStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
@@ -39,6 +40,8 @@ from shardwise.train.rendezvous_server import serve_if_local
 
 # Seconds from one message about waiting to the next.
 _SAY_EVERY_S = 30.0
+# Seconds from one look at the run folder to the next.
+_LOOK_EVERY_S = 5.0
 # Seconds that hosts whose ranks are done wait for the others.
 _EXIT_S = 60.0
 # Seconds in which waiting hosts learn that the run has ended.
@@ -49,9 +52,14 @@ class HostRendezvous(RendezvousHandler):
     """One host of several; `sizes` are the numbers of hosts on which the run can train."""
 
     def __init__(
-        self, run_id: str, processes: int, sizes: tuple[int, ...], settings: RestartSettings
+        self,
+        run_id: str,
+        processes: int,
+        sizes: tuple[int, ...],
+        settings: RestartSettings,
+        is_done: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._run_id, self._settings = run_id, settings
+        self._run_id, self._settings, self._is_done = run_id, settings, is_done
         self._endpoint = endpoint()
         self._served = serve_if_local(self._endpoint, settings.lost_after_s)
         self.address = own_address(self._endpoint, settings.join_s)
@@ -103,6 +111,7 @@ class HostRendezvous(RendezvousHandler):
         self._store = None
         self._client.update(state=WAITING, port=0)
         began, said_at = time.monotonic(), time.monotonic() - _SAY_EVERY_S + 5
+        looked_at = 0.0
         while True:
             contact = self._client.contact()
             view, now = contact.view, time.monotonic()
@@ -114,6 +123,9 @@ class HostRendezvous(RendezvousHandler):
                     continue
                 if view.ready and view.training:
                     began = now  # a spare waits as long as the others train
+                elif now - looked_at > _LOOK_EVERY_S:
+                    looked_at = now
+                    self._check_unfinished()
             if now - began > self._settings.join_s:
                 raise RendezvousTimeoutError(
                     f"{self._reason(contact)}; gave up after {now - began:.0f} s "
@@ -186,6 +198,12 @@ class HostRendezvous(RendezvousHandler):
             raise RendezvousClosedError(view.failure)
         if view.ended:
             raise RendezvousGracefulExitError("the run has ended on the other hosts")
+
+    def _check_unfinished(self) -> None:
+        """A host that comes after the end finds nobody: only the run folder tells."""
+        if self._is_done():
+            _say("the run is done")
+            raise RendezvousGracefulExitError("the run is done")
 
     def _accept(self, view: View) -> RendezvousInfo | None:
         """Take part in a round; None if one of its hosts does not."""

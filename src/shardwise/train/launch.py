@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,8 +59,16 @@ def host_range(text: str | None = None) -> HostRange:
     return HostRange(least, most)
 
 
+def signal_of_end() -> signal.Signals:
+    """The signal by which ranks end with their launcher: they save and stop, if they are all.
+
+    Ranks of other hosts would stop with them. Without this signal those lose a host, and continue.
+    """
+    return signal.SIGTERM if host_range().most == 1 else signal.SIGKILL
+
+
 def end_with_launcher() -> None:
-    """Ask the kernel to send SIGTERM to this process when its launcher dies, however it dies.
+    """Ask the kernel to send a signal to this process when its launcher dies, however it dies.
 
     PARENT names the launcher: in a container it may be process 1.
     """
@@ -69,10 +77,10 @@ def end_with_launcher() -> None:
     import ctypes
 
     set_parent_death_signal = 1
-    ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGTERM)
+    ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal_of_end())
     parent = int(os.environ.get(PARENT, os.getppid()))
     if os.getppid() != parent:  # the launcher died before the request
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal_of_end())
 
 
 def kill_tree(pid: int) -> None:
@@ -94,13 +102,15 @@ def launch(
     sizes: tuple[int, ...] = (1,),
     *,
     transformers: bool = False,
+    is_done: Callable[[], bool] = lambda: False,
 ) -> int:
     """Run `shardwise` with `arguments` as `processes` workers; return the exit code.
 
     The output of rank 0 is shown. The output of other ranks goes to logs in `folder`, and is shown
     if they fail. Several hosts join through the variables that torchrun reads (PET_NNODES,
     PET_RDZV_ENDPOINT, PET_RDZV_ID), which Kubernetes operators set. `sizes` are the numbers of
-    hosts on which the run can train. With `transformers`, its model comes from there.
+    hosts on which the run can train. With `transformers`, its model comes from there. `is_done`
+    tells a host that comes late that the run is done.
     """
     from shardwise.train.worker import import_once, variables_since, work
 
@@ -119,7 +129,7 @@ def launch(
     logs = folder / "logs"
     redirected: dict[int, Std] = dict.fromkeys(range(1, processes), Std.ALL)
     run_id = os.environ.get("PET_RDZV_ID", uuid.uuid4().hex)
-    hosts = _join_hosts(run_id, processes, sizes, settings)
+    hosts = _join_hosts(processes, sizes, settings, is_done)
     with tempfile.TemporaryDirectory(prefix="shardwise-") as heartbeats:
         os.environ[HEARTBEATS] = heartbeats
         spec = WorkerSpec(
@@ -137,15 +147,16 @@ def launch(
         logs_specs = DefaultLogsSpecs(log_dir=str(logs), redirects=redirected)
         with Agent(spec, logs_specs, supervisor) as agent:
             succeeded = agent.run_to_completion()
+            supervisor.finish()
             if hosts is not None:
                 failed = FAILED if supervisor.gave_up else LEFT
-                hosts.leave(DONE if succeeded else failed, supervisor.gave_up)
-        supervisor.finish()
-    return _exit_code(succeeded, supervisor, logs)
+                done = succeeded and supervisor.stopped_by is None
+                hosts.leave(DONE if done else failed, supervisor.gave_up)
+    return _exit_code(succeeded, supervisor, logs, processes)
 
 
 def _join_hosts(
-    run_id: str, processes: int, sizes: tuple[int, ...], settings: RestartSettings
+    processes: int, sizes: tuple[int, ...], settings: RestartSettings, is_done: Callable[[], bool]
 ) -> HostRendezvous | None:
     """The rendezvous with other hosts; None for a run of one host."""
     from shardwise.engine.device import connect_from, connect_on_loopback
@@ -159,14 +170,16 @@ def _join_hosts(
             # Other replica groups may be on other hosts.
             connect_from(replica_address(settings))
         return None
-    hosts = HostRendezvous(run_id, processes, sizes, settings)
+    if not os.environ.get("PET_RDZV_ID"):
+        raise SpecError("PET_RDZV_ID: must be set, to the same word on all hosts of the run")
+    hosts = HostRendezvous(os.environ["PET_RDZV_ID"], processes, sizes, settings, is_done)
     connect_from(hosts.address)
     # Ranks follow from the place of the host, without asking the others.
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
     return hosts
 
 
-def _exit_code(succeeded: bool, supervisor: Supervisor, logs: Path) -> int:
+def _exit_code(succeeded: bool, supervisor: Supervisor, logs: Path, processes: int) -> int:
     """The exit code of the launcher; shows the log of the rank that failed first."""
     from shardwise.train.supervisor import PEER_LOST, RESIZED
 
@@ -179,17 +192,19 @@ def _exit_code(succeeded: bool, supervisor: Supervisor, logs: Path) -> int:
     if failure is None:
         return 1
     rank, code = failure
-    _show_failure(rank, code, logs)
+    _show_failure(rank, code, logs, processes)
     return code if code > 0 and code not in (PEER_LOST, RESIZED) else 1
 
 
-def _show_failure(rank: int, code: int, logs: Path) -> None:
+def _show_failure(rank: int, code: int, logs: Path, processes: int) -> None:
     """Print the signal and the end of a rank's log; rank 0 has printed its error itself."""
     if code < 0:
         print(f"error: rank {rank} was killed by signal {-code}", file=sys.stderr)  # noqa: T201
     if rank == 0:
         return
-    files = sorted(logs.rglob(f"{rank}/stderr.log"), key=lambda file: file.stat().st_mtime)
+    # Torch names the folders of logs by the number of a rank on its host.
+    place = rank % processes
+    files = sorted(logs.rglob(f"{place}/stderr.log"), key=lambda file: file.stat().st_mtime)
     lines = files[-1].read_text(errors="replace").splitlines()[-20:] if files else []
     if lines:
         print(f"Last lines of rank {rank}:", *lines, sep="\n  ", file=sys.stderr)  # noqa: T201

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from shardwise.engine.device import allocator_memory
+from shardwise.runs.record import name_of
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import Tracker as TrackerName
 
@@ -91,7 +92,7 @@ class Wandb:
         if not known.exists():
             known.write_text(uuid.uuid4().hex)
         self._run: Any = wandb.init(
-            dir=str(folder), name=folder.name, id=known.read_text(), resume="allow"
+            dir=str(folder), name=name_of(folder), id=known.read_text(), resume="allow"
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -108,7 +109,7 @@ class Mlflow:
         import mlflow
 
         self._mlflow: Any = mlflow
-        mlflow.start_run(run_name=folder.name)
+        mlflow.start_run(run_name=name_of(folder))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._mlflow.log_metrics(dict(values), step=step)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardwise.runs.record import name_of
 from shardwise.spec.record import SpecError, SpecWarning
 from shardwise.spec.train import MetricsSettings
 from shardwise.train import metric_names as names
@@ -89,7 +90,7 @@ class RunCollector:
         kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
         family = kind(metric.name, metric.help, labels=("run", *metric.labels))
         for labels, value in samples.items():
-            family.add_metric((self._run.folder.name, *labels), value)
+            family.add_metric((name_of(self._run.folder), *labels), value)
         return family
 
 
@@ -105,7 +106,7 @@ class Exporter:
             self._endpoint = _serve(self._registry, settings.address, settings.port)
         self._textfile: Periodic | None = None
         if settings.textfile is not None:
-            self._textfile = _textfile(settings, run.folder.name, self._registry)
+            self._textfile = _textfile(settings, name_of(run.folder), self._registry)
 
     def close(self) -> None:
         """Close the endpoint, and write the textfile a last time: it says that the run ended."""
@@ -126,7 +127,7 @@ def _textfile(settings: MetricsSettings, run: str, registry: CollectorRegistry) 
             f"train.metrics.textfile: folder {folder} does not exist; create it, or name the "
             "folder that node_exporter reads"
         )
-    path = str(folder / f"shardwise-{run}.prom")
+    path = str(folder / f"shardwise-{run.replace('/', '-')}.prom")
     every_s = settings.textfile_every_s
     return Periodic(lambda: write_to_textfile(path, registry), every_s, f"write {path}")
 

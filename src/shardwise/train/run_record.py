@@ -11,8 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from shardwise.checkpoint.format.folder import find_store, is_remote
-from shardwise.checkpoint.format.run_folder import place_in
-from shardwise.runs.record import NAME, SCHEMA, WRITE_EVERY_S, RunRecord, State
+from shardwise.checkpoint.format.place import find_place
+from shardwise.runs.record import NAME, SCHEMA, WRITE_EVERY_S, RunRecord, State, name_of
 from shardwise.spec.run import RunSpec, run_table
 from shardwise.step import StepProfile
 from shardwise.train.periodic import Periodic
@@ -35,7 +35,7 @@ def first_record(run: RunSpec, predicted: StepProfile, folder: Path) -> RunRecor
     now = time.time()
     return RunRecord(
         schema=SCHEMA,
-        name=folder.name,
+        name=name_of(folder),
         state="training",
         started=_started(folder / NAME, now),
         updated=now,
@@ -60,7 +60,8 @@ class RecordWriter:
         self._record, self._folder, self._progress = first, folder, progress
         self._urls = [str(folder / NAME)]
         if to is not None:
-            self._urls.append(f"{place_in(folder, to).url}/{NAME}")
+            place = find_place("/".join([to.rstrip("/"), name_of(folder)]))
+            self._urls.append(f"{place.url}/{NAME}")
         _write(self._urls[0], first)
         self._periodic = Periodic(self._write, WRITE_EVERY_S, f"write {NAME}")
 

@@ -82,6 +82,8 @@ class Supervisor:
         self._killed = False
         self._failures: dict[int, int] = {}
         self._recovery: dict[str, Any] | None = None
+        # Whether rank 0 is on this host, which records what all hosts recover from.
+        self._leads = hosts is None
         # When all ranks were last seen alive, and when the failure was detected.
         self._alive_at = self._detected_at = 0.0
         self.stopped_by: int | None = None
@@ -243,8 +245,14 @@ class Supervisor:
             "failed_step": max([before, *(one.step for one in heartbeats)]),
             **({} if detect_s is None else {"detect_s": detect_s}),
             **({} if self._hosts is None else {"host": self._hosts.name}),
+            **({"planned": True} if self._is_resizing() else {}),
         }
+        self._follow_rank_0(heartbeats)
         self.log(f"{cause}. Restarting")
+
+    def _follow_rank_0(self, heartbeats: list[Heartbeat]) -> None:
+        if heartbeats and self._hosts is not None:
+            self._leads = any(one.rank == 0 for one in heartbeats)
 
     def _detection_time(self, heartbeats: list[Heartbeat]) -> float | None:
         """Seconds until the failure was detected, measured; None where nothing tells.
@@ -312,6 +320,7 @@ class Supervisor:
         heartbeats = self._detector.heartbeats()
         if len(heartbeats) < self._processes:
             return
+        self._follow_rank_0(heartbeats)
         recovery.setdefault("restart_s", time.monotonic() - self._detected_at)
         if any(not one.ready_at for one in heartbeats):
             return
@@ -336,6 +345,9 @@ class Supervisor:
         )
 
     def _record(self, recovery: Mapping[str, Any]) -> None:
+        """Add a line, on one of the hosts; hosts that join or leave as planned are no fault."""
+        if not self._leads or recovery.get("planned"):
+            return
         with (self._folder / RECOVERIES).open("a") as file:
             file.write(json.dumps(recovery) + "\n")
 

@@ -11,14 +11,13 @@ import contextlib
 import multiprocessing
 import os
 import runpy
-import signal
 import sys
 import threading
 from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 
-from shardwise.train.launch import PARENT
+from shardwise.train.launch import PARENT, signal_of_end
 
 START_METHOD = "forkserver"
 # Torch imports its compiler when the first optimizer is created, compiled or not.
@@ -66,9 +65,9 @@ def work(variables: dict[str, str], *arguments: str) -> None:
 
 
 def _end_with(launcher: multiprocessing.process.BaseProcess) -> None:
-    """Save and stop when the launcher dies; the kernel tells only of the death of the parent."""
+    """End when the launcher dies; the kernel tells only of the death of the parent."""
     launcher.join()
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal_of_end())
 
 
 def _name_process(name: str) -> None:

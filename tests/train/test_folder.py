@@ -1,0 +1,75 @@
+"""The lock of a run folder: one process trains in it, whatever its file system can do."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardwise.spec.record import SpecError
+from shardwise.train import folder as run_folder
+from shardwise.train.folder import lock_folder
+from tests.command import environment
+
+HOLD = """
+import pathlib, sys
+from shardwise.train.folder import lock_folder
+held = lock_folder(pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_told_who_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "_LOCKED_S", 0.3)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], env=environment(), text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as other:  # fmt: skip
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(SpecError, match=f"process {other.pid} of .* trains in this folder"):
+            lock_folder(tmp_path)
+        other.kill()
+    with lock_folder(tmp_path) as mine:
+        mine.seek(0)
+        assert f"process {os.getpid()} of " in mine.read()
+
+
+def test_the_lock_of_another_host_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file server keeps it for a while after that host was lost."""
+    monkeypatch.setattr(run_folder, "_LOCKED_S", 0.0)
+    with lock_folder(tmp_path) as theirs:
+        theirs.truncate(0)
+        theirs.write("process 7 of another-host\n")
+        theirs.flush()
+        tried = []
+
+        def released(seconds: float) -> None:
+            tried.append(seconds)
+            if len(tried) == 20:
+                fcntl.flock(theirs, fcntl.LOCK_UN)
+
+        monkeypatch.setattr("shardwise.train.folder.time.sleep", released)
+        lock_folder(tmp_path).close()
+    assert len(tried) == 20
+
+
+def test_a_file_system_without_locks_is_told_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    lock_folder(tmp_path).close()
+    assert "has no locks" in capsys.readouterr().err
