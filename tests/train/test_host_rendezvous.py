@@ -62,9 +62,9 @@ def test_a_closed_connection_is_a_lost_host(
     server: RendezvousServer, clients: Callable[..., RendezvousClient]
 ) -> None:
     """At once: nobody waits for a silence."""
-    trains = {"state": TRAINING, "round": 1, "members": ("a", "b")}
-    first = clients(server.server_address, "a", 2, **trains)
-    second = clients(server.server_address, "b", 2, **trains)
+    trains = {"state": TRAINING, "round": 1, "size": 2}
+    first = clients(server.server_address, "a", 2, place=0, **trains)
+    second = clients(server.server_address, "b", 2, place=1, **trains)
     wait_for(lambda: (view := first.contact().view) and view.training == 1)
     second.close()
     view = wait_for(lambda: (view := first.contact().view) and view.faults and view)
@@ -77,7 +77,7 @@ def test_clients_find_a_server_that_was_restarted(clients: Callable[..., Rendezv
     serving = RendezvousServer(("127.0.0.1", 0), lost_after_s=5)
     serving.serve_in_background()
     address = serving.server_address
-    client = clients(address, "a", 1, state=TRAINING, round=7, members=("a",))
+    client = clients(address, "a", 1, state=TRAINING, round=7, place=0, size=1)
     before = wait_for(lambda: client.contact().view)
     serving.shutdown()
     serving.server_close()

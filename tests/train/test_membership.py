@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from shardwise.train.membership import DONE, FAILED, STARTING, TRAINING, WAITING, Membership, Post
+from shardwise.train.membership import (
+    DONE,
+    FAILED,
+    STARTING,
+    TRAINING,
+    WAITING,
+    Membership,
+    Post,
+    View,
+)
 
 LAST_CALL_S = 10.0
 
@@ -42,17 +51,21 @@ class Hosts:
         """Let these hosts wait; those of the new round train in it."""
         for host in hosts:
             self.post(host, state=WAITING)
-        view = self.views[hosts[0]]
+        places = {host: view for host, view in self.views.items() if view.place >= 0}
+        members = sorted(places, key=lambda host: places[host].place)
         for state in (STARTING, TRAINING):
-            for host in view.members:
-                self.post(host, state=state, round=view.round, members=view.members, failure="")
-        return view.members
+            for host in members:
+                self.accept(host, places[host], state=state, failure="")
+        return tuple(members)
+
+    def accept(self, host: str, view: View, **fields: Any) -> None:
+        self.post(host, round=view.round, place=view.place, size=view.size, **fields)
 
 
 def test_a_round_begins_when_all_hosts_are_there() -> None:
     hosts = Hosts(2)
     hosts.post("a")
-    assert hosts.views["a"].members == ()
+    assert hosts.views["a"].place == -1
     assert hosts.meet("a", "b") == ("a", "b")
     assert hosts.views["b"].round == 1
     assert hosts.views["b"].ready
@@ -62,18 +75,18 @@ def test_a_round_is_ready_once_every_host_has_accepted_it() -> None:
     hosts = Hosts(2)
     hosts.post("a")
     hosts.post("b")
-    view = hosts.views["a"]
-    hosts.post("a", state=STARTING, round=1, members=view.members, port=7)
+    views = hosts.views
+    hosts.accept("a", views["a"], state=STARTING, port=7)
     assert not hosts.views["a"].ready
     assert hosts.views["b"].meets_at == ("a", 7)
-    hosts.post("b", state=STARTING, round=1, members=view.members)
+    hosts.accept("b", views["b"], state=STARTING)
     assert hosts.views["a"].ready
 
 
 def test_fewer_hosts_wait_for_a_last_call() -> None:
     hosts = Hosts(1, 2)
     hosts.post("a")
-    assert hosts.views["a"].members == ()
+    assert hosts.views["a"].place == -1
     hosts.clock.now += LAST_CALL_S
     assert hosts.meet("a") == ("a",)
 
@@ -85,7 +98,7 @@ def test_sizes_that_the_run_cannot_use_leave_a_spare() -> None:
         hosts.post(host)
     hosts.clock.now += LAST_CALL_S
     assert hosts.meet("a", "b", "c") == ("a", "b")
-    assert hosts.views["a"].waiting == ("c",)
+    assert hosts.views["a"].waiting_names == ("c",)
     assert not hosts.views["a"].can_grow
     hosts.post("d")
     assert hosts.views["a"].can_grow
@@ -155,14 +168,40 @@ def test_a_restarted_server_learns_the_round_from_the_hosts() -> None:
     hosts.membership = Membership("another server", hosts.clock)
     # A newcomer that asks first must not begin a round of its own.
     newcomer = Post("c", "c", "c", 1, (1, 2), 0.0)
-    assert hosts.membership.post(newcomer).members == ()
+    assert hosts.membership.post(newcomer).place == -1
     hosts.clock.now += 2
     hosts.post("a")
     hosts.post("b")
     hosts.clock.now += 60
     hosts.post("a")
     view = hosts.membership.post(newcomer)
-    assert (view.round, view.members) == (1, ("a", "b"))
+    assert (view.round, view.size, view.place) == (1, 2, -1)
+    assert view.training == 2
+
+
+def test_a_restarted_server_gives_no_number_of_a_round_twice() -> None:
+    """Spares that it knows first begin a round; those who trained before learn of it."""
+    hosts = Hosts(2)
+    hosts.meet("a", "b")
+    before = dict(hosts.posts)
+    hosts.posts, hosts.membership = {}, Membership("another server", hosts.clock, first_round=7)
+    hosts.clock.now += 5
+    assert hosts.meet("c", "d") == ("c", "d")
+    assert hosts.views["c"].round == 7
+    assert hosts.membership.post(before["a"]).round == 7
+    assert not hosts.membership.post(before["a"]).ended
+    assert hosts.membership.post(before["a"]).place == -1
+
+
+def test_posts_of_many_hosts_are_rarer() -> None:
+    hosts = Hosts(4000)
+    views = [
+        hosts.membership.post(Post(f"{n}", f"{n}", "", 1, (4000,), LAST_CALL_S))
+        for n in range(3000)
+    ]
+    assert views[0].post_after_s < 0.01
+    assert views[-1].post_after_s == 1.5
+    assert len(views[-1].waiting_names) < 10
 
 
 def test_hosts_with_other_numbers_of_processes_are_refused() -> None:

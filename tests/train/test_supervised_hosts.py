@@ -69,7 +69,7 @@ class Watched:
     def is_killed(self) -> bool:
         self.supervisor.poll()
         try:
-            return self.rank.wait(1.0) == -9
+            return self.rank.wait(3.0) == -9
         except subprocess.TimeoutExpired:
             return False
 

@@ -117,7 +117,7 @@ class HostRendezvous(RendezvousHandler):
             view, now = contact.view, time.monotonic()
             if view is not None:
                 self._check_open(view)
-                if view.round > self._client.post.round and self._client.post.host in view.members:
+                if view.round > self._client.post.round and view.place >= 0:
                     if (info := self._accept(view)) is not None:
                         return info
                     continue
@@ -167,7 +167,7 @@ class HostRendezvous(RendezvousHandler):
     def can_leave(self) -> bool:
         """Whether the other hosts of this round can go on without this one."""
         view, sizes = self._client.contact().view, self._client.post.sizes
-        return view is not None and largest_size(sizes, len(view.members) - 1) > 0
+        return view is not None and largest_size(sizes, view.size - 1) > 0
 
     def leave(self, state: str, failure: str = "") -> None:
         """Tell the others that this host has left, or the run is done or has failed.
@@ -207,13 +207,14 @@ class HostRendezvous(RendezvousHandler):
 
     def _accept(self, view: View) -> RendezvousInfo | None:
         """Take part in a round; None if one of its hosts does not."""
-        me, number, members = self._client.post.host, view.round, view.members
-        if members[0] == me:
+        number = view.round
+        if view.place == 0:
             self._store = new_store(bind_address((self.address, 0))[0])
         self._client.update(
             state=STARTING,
             round=number,
-            members=members,
+            place=view.place,
+            size=view.size,
             port=self._store.port if self._store is not None else 0,
             step=0,
             failure="",
@@ -229,7 +230,7 @@ class HostRendezvous(RendezvousHandler):
                 self._client.update(state=TRAINING)
                 at = RendezvousStoreInfo(*now.meets_at)
                 # Torch's agent needs no store: all hosts have the same number of processes.
-                return RendezvousInfo(HashStore(), members.index(me), len(members), at)
+                return RendezvousInfo(HashStore(), view.place, view.size, at)
             time.sleep(0.02)
         self._client.update(state=WAITING, port=0)
         return None
@@ -241,12 +242,13 @@ class HostRendezvous(RendezvousHandler):
                 f"the rendezvous server at {host}:{port} has not answered for "
                 f"{contact.unreachable_s:.0f} s ({contact.problem or 'no connection'})"
             )
-        here = [self.name, *contact.view.waiting]
+        here = [self.name, *contact.view.waiting_names]
         sizes = self._client.post.sizes
         if contact.view.ready and contact.view.training:
-            return f"this host is a spare: {len(contact.view.members)} hosts train"
+            return f"this host is a spare: {contact.view.size} hosts train"
         needed = f"{min(sizes)} to {max(sizes)}" if len(sizes) > 1 else str(sizes[0])
-        return f"waiting for hosts: {len(here)} of {needed} here ({', '.join(here[:8])})"
+        count = contact.view.waiting + 1
+        return f"waiting for hosts: {count} of {needed} here ({', '.join(here[:8])})"
 
 
 def _say(message: str) -> None:

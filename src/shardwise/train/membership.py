@@ -15,6 +15,13 @@ from typing import Any, NamedTuple
 _RECONNECT_S = 3.0
 # Hosts accept a round within this time.
 _ACCEPT_S = 10.0
+# Up to so many hosts a post is answered from the current state of all, beyond from one that is so
+# old: the cost of an answer then does not grow with the hosts.
+_FEW, _SUMMARY_S = 64, 0.2
+# Posts that a server answers in a second, with time left for others.
+_POSTS_PER_S = 2000
+# Hosts that wait are named up to this number.
+_NAMED = 9
 # States of a host. "starting": it accepted a round that others have not accepted yet. "left": the
 # run goes on without it. "done" and "failed": so is the run.
 WAITING, STARTING, TRAINING = "waiting", "starting", "training"
@@ -34,9 +41,10 @@ class Post(NamedTuple):
     sizes: tuple[int, ...]
     last_call_s: float
     state: str = WAITING
-    # The last round that this host took part in, and its hosts.
+    # The last round that this host took part in, its place there, and the hosts of that round.
     round: int = 0
-    members: tuple[str, ...] = ()
+    place: int = -1
+    size: int = 0
     # Where the ranks of this round meet; set by the first host.
     port: int = 0
     step: int = 0
@@ -51,8 +59,9 @@ class Post(NamedTuple):
     def from_json(cls, values: dict[str, Any]) -> Post:
         """Raises ValueError or TypeError if it is not a post."""
         post = cls(**values)
-        post = post._replace(sizes=tuple(post.sizes), members=tuple(post.members))
-        numbers = (*post.sizes, post.processes, post.round, post.port, post.step, post.last_call_s)
+        post = post._replace(sizes=tuple(post.sizes))
+        numbers = (*post.sizes, post.processes, post.port, post.step, post.last_call_s)
+        numbers += (post.round, post.place, post.size)
         if not post.sizes or not all(isinstance(one, int | float) for one in numbers):
             raise ValueError("a post needs sizes and numbers")
         return post
@@ -73,16 +82,19 @@ class View(NamedTuple):
     # The number of the post that this answers, and the server process that answers.
     answers: int
     server: str
+    # The current round, the number of its hosts, and the place of this one; -1 if it has none.
     round: int
-    members: tuple[str, ...]
+    size: int
+    place: int
     # Whether all hosts of the round have accepted it, and where their ranks meet.
     ready: bool
     meets_at: tuple[str, int]
     # Faults of this round; who is to blame for the end of the round before.
     faults: tuple[Fault, ...]
     blamed: Fault | None
-    # Names of hosts that wait, and whether the run would be larger with them.
-    waiting: tuple[str, ...]
+    # How many other hosts wait, names of some, and whether the run would be larger with them.
+    waiting: int
+    waiting_names: tuple[str, ...]
     can_grow: bool
     # Hosts of this round that still train; the furthest behind of those whose ranks do not wait.
     training: int
@@ -90,16 +102,17 @@ class View(NamedTuple):
     # Whether the run has ended, and why if it failed.
     ended: bool
     failure: str
+    # Seconds to the next post, unless the state of the host changes: a server has time for so many.
+    post_after_s: float
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> View:
         view = cls(**values)
         return view._replace(
-            members=tuple(view.members),
             meets_at=(view.meets_at[0], view.meets_at[1]),
             faults=tuple(Fault(*one) for one in view.faults),
             blamed=Fault(*view.blamed) if view.blamed else None,
-            waiting=tuple(view.waiting),
+            waiting_names=tuple(view.waiting_names),
         )
 
 
@@ -109,15 +122,34 @@ class _Host:
     arrived: float
 
 
+class _Summary(NamedTuple):
+    """What all views of the hosts have in common; made anew when it may have changed."""
+
+    at: float
+    ready: bool
+    # The first host of the round, if it has accepted it.
+    first: Post | None
+    # Hosts of the round that train, and those whose ranks do not wait, the furthest behind first.
+    training: frozenset[str]
+    behind: tuple[Post, ...]
+    waiting: tuple[_Host, ...]
+    in_use: bool
+
+
 class Membership:
     """The hosts of one run."""
 
-    def __init__(self, server: str, clock: Callable[[], float]) -> None:
+    def __init__(self, server: str, clock: Callable[[], float], first_round: int = 1) -> None:
+        """`first_round` is larger than any of a server before this one."""
         self._server, self._clock = server, clock
         self._opened = self._begun_at = clock()
         self._hosts: dict[str, _Host] = {}
-        self._round = 0
-        self._members: tuple[str, ...] = ()
+        self._round, self._next_round = 0, first_round
+        # The hosts of the round with their places, and how many there are: a server that was
+        # restarted learns them one by one.
+        self._members: dict[str, int] = {}
+        self._size = 0
+        self._summary: _Summary | None = None
         self._faults: dict[str, Fault] = {}
         self._blamed: Fault | None = None
         self._ended, self._failure = False, ""
@@ -134,7 +166,9 @@ class Membership:
         self._hosts[post.host] = _Host(post, known.arrived if known else self._clock())
         if post.round > self._round:
             # This server was started after that round.
-            self._begin(post.round, post.members)
+            self._begin(post.round, {}, post.size)
+        if post.round == self._round and post.place >= 0:
+            self._members[post.host] = post.place
         self._note_fault(post)
         if post.state == DONE:
             self._ended = True
@@ -144,18 +178,18 @@ class Membership:
         return self._view_of(post, number)
 
     def _mismatch(self, post: Post) -> str | None:
-        """Why a host cannot train with the others."""
-        for one in self._hosts.values():
-            if one.post.processes != post.processes:
-                return (
-                    f"host {post.name} starts {post.processes} processes, {one.post.name} starts "
-                    f"{one.post.processes}; use the same --nproc on all hosts"
-                )
-        return None
+        """Why a host cannot train with the others, of which all are like the first."""
+        one = next(iter(self._hosts.values()), None)
+        if one is None or one.post.processes == post.processes:
+            return None
+        return (
+            f"host {post.name} starts {post.processes} processes, {one.post.name} starts "
+            f"{one.post.processes}; use the same --nproc on all hosts"
+        )
 
     def lose(self, host: str, cause: str, sure: bool) -> None:
         """Forget a host whose connection is closed or silent; it may come back."""
-        lost = self._hosts.pop(host, None)
+        lost, self._summary = self._hosts.pop(host, None), None
         if lost is None or host not in self._members:
             return
         accepted = lost.post.round == self._round
@@ -175,32 +209,57 @@ class Membership:
             # Its connection to this server had failed, not the host.
             self._faults.pop(post.host, None)
 
-    def _begin(self, number: int, members: tuple[str, ...]) -> None:
+    def _begin(self, number: int, members: dict[str, int], size: int) -> None:
         # A host whose ranks only lost others is not to blame.
         faults = [fault for fault in self._faults.values() if not fault.lost_peer]
         self._blamed = min(faults, key=lambda fault: not fault.sure, default=None)
-        self._round, self._members, self._faults = number, members, {}
-        self._begun_at = self._clock()
+        self._round, self._members, self._size, self._faults = number, members, size, {}
+        self._next_round = max(self._next_round, number + 1)
+        self._begun_at, self._summary = self._clock(), None
 
     def _decide(self) -> None:
         """Begin a round with as many waiting hosts as the run can use, once it is time."""
-        now = self._clock()
-        if self._ended or self._is_in_use(now) or now - self._opened < _RECONNECT_S:
+        now, known, summary = self._clock(), self._summary, self._summarise()
+        if summary is known:
+            return  # nothing has changed
+        if self._ended or summary.in_use or now - self._opened < _RECONNECT_S:
             return
-        waiting = [one for one in self._hosts.values() if one.post.state == WAITING]
-        size = self._next_size(waiting, 0)
+        size = self._next_size(summary.waiting, 0)
         if not size:
             return
         # Hosts keep their ranks where they can; spares come after them.
-        place = {host: number for number, host in enumerate(self._members)}
-        waiting.sort(key=lambda one: (place.get(one.post.host, len(place)), one.arrived))
-        self._begin(self._round + 1, tuple(one.post.host for one in waiting[:size]))
+        last = self._size
+        order = sorted(
+            summary.waiting,
+            key=lambda one: (self._members.get(one.post.host, last), one.arrived),
+        )
+        members = {one.post.host: place for place, one in enumerate(order[:size])}
+        self._begin(self._next_round, members, size)
 
-    def _is_in_use(self, now: float) -> bool:
-        """Whether a host trains in the current round, or is about to accept it."""
-        members = [one.post for one in self._hosts.values() if one.post.host in self._members]
-        is_new = now - self._begun_at < _ACCEPT_S
-        return any(one.state in _TRAINS if one.round == self._round else is_new for one in members)
+    def _summarise(self) -> _Summary:
+        """Of a few hosts the current state, of many one that is a moment old."""
+        now, known = self._clock(), self._summary
+        oldest_s = _SUMMARY_S if len(self._hosts) > _FEW else 0.0
+        if known is not None and now - known.at < oldest_s:
+            return known
+        is_new = now - self._begun_at < max(_ACCEPT_S, 3 * self._post_after_s)
+        present = [one.post for one in self._hosts.values() if one.post.host in self._members]
+        mates = [one for one in present if one.round == self._round]
+        trains = [one for one in mates if one.state == TRAINING]
+        busy = sorted((one for one in trains if not one.waits), key=lambda one: one.step)
+        self._summary = _Summary(
+            at=now,
+            ready=0 < self._size == sum(one.state != WAITING for one in mates),
+            first=next((one for one in mates if self._members[one.host] == 0), None),
+            training=frozenset(one.host for one in trains),
+            behind=tuple(busy[:2]),
+            waiting=tuple(one for one in self._hosts.values() if one.post.state == WAITING),
+            # A host trains in the current round, or is about to accept it.
+            in_use=any(
+                one.state in _TRAINS if one.round == self._round else is_new for one in present
+            ),
+        )
+        return self._summary
 
     def _next_size(self, waiting: Sequence[_Host], training: int) -> int:
         """How many hosts the next round would have; 0 if it is too early or they are too few."""
@@ -212,34 +271,39 @@ class Membership:
         return 0 if is_last_call and size < max(post.sizes) else size
 
     def _view_of(self, post: Post, number: int) -> View:
-        others = [one.post for one in self._hosts.values() if one.post.host != post.host]
-        mates = [one for one in others if one.host in self._members and one.round == self._round]
-        present = [one for one in (*mates, post) if one.host in self._members]
-        accepted = [one for one in present if one.round == self._round and one.state != WAITING]
-        waiting = [one for one in self._hosts.values()
-                   if one.post.state == WAITING and one.post.host != post.host]  # fmt: skip
-        ready = len(accepted) == len(self._members)
-        first = self._hosts.get(self._members[0]) if self._members else None
-        leads = first is not None and first.post.round == self._round
-        trains = [one for one in mates if one.state == TRAINING]
-        busy = (one for one in trains if not one.waits)
-        behind = min(busy, key=lambda one: one.step, default=None)
+        summary = self._summarise()
+        others = [one for one in summary.waiting[:_NAMED] if one.post.host != post.host]
+        is_waiting = post.state == WAITING and post.host in self._hosts
+        behind = next((one for one in summary.behind if one.host != post.host), None)
+        first = summary.first
+        can_grow = summary.ready and self._can_grow(summary, post)
         return View(
             answers=number,
             server=self._server,
             round=self._round,
-            members=self._members,
-            ready=ready,
-            meets_at=(first.post.address, first.post.port) if first and leads else ("", 0),
+            size=self._size,
+            place=self._members.get(post.host, -1),
+            ready=summary.ready,
+            meets_at=(first.address, first.port) if first else ("", 0),
             faults=tuple(fault for host, fault in self._faults.items() if host != post.host),
             blamed=self._blamed,
-            waiting=tuple(one.post.name for one in waiting),
-            can_grow=ready and self._next_size(waiting, len(accepted)) > len(self._members),
-            training=len(trains),
+            waiting=len(summary.waiting) - is_waiting,
+            waiting_names=tuple(one.post.name for one in others),
+            can_grow=can_grow,
+            training=len(summary.training) - (post.host in summary.training),
             behind=f"{behind.name} in step {behind.step}" if behind else "",
             ended=self._ended,
             failure=self._failure,
+            post_after_s=self._post_after_s,
         )
+
+    @property
+    def _post_after_s(self) -> float:
+        return len(self._hosts) / _POSTS_PER_S
+
+    def _can_grow(self, summary: _Summary, post: Post) -> bool:
+        waiting = [one for one in summary.waiting if one.post.host != post.host]
+        return self._next_size(waiting, self._size) > self._size
 
 
 def largest_size(sizes: Sequence[int], hosts: int) -> int:

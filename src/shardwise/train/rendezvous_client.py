@@ -101,5 +101,6 @@ class RendezvousClient:
             view = View.from_json(json.loads(line))
             with self._lock:
                 self._view, self._answered_at, self._problem = view, time.monotonic(), ""
-            self._changed.wait(_TRAINING_S if post.state == TRAINING else _WAITING_S)
+            every_s = _TRAINING_S if post.state == TRAINING else _WAITING_S
+            self._changed.wait(max(every_s, view.post_after_s))
             self._changed.clear()

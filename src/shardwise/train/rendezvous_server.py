@@ -37,6 +37,8 @@ class RendezvousServer(socketserver.ThreadingTCPServer):
         self.lock = threading.Lock()
         self.runs: dict[str, Membership] = {}
         self.name = uuid.uuid4().hex
+        # A server that is restarted knows no rounds, and must not give the same number twice.
+        self.first_round = int(time.time())
         # The connection over which each host posted last.
         self.newest: dict[str, _Connection] = {}
 
@@ -87,7 +89,7 @@ class _Connection(socketserver.StreamRequestHandler):
         with server.lock:
             server.newest[post.host] = self
             if run not in server.runs:
-                server.runs[run] = Membership(server.name, time.monotonic)
+                server.runs[run] = Membership(server.name, time.monotonic, server.first_round)
             view = server.runs[run].post(post, number)
         return json.dumps(view._asdict()).encode() + b"\n"
 
