@@ -69,7 +69,7 @@ class Watched:
     def is_killed(self) -> bool:
         self.supervisor.poll()
         try:
-            return self.rank.wait(3.0) == -9
+            return self.rank.wait(1.0) == -9
         except subprocess.TimeoutExpired:
             return False
 
@@ -143,6 +143,22 @@ def test_only_a_host_whose_ranks_failed_by_themselves_says_so(watched: Watched) 
     watched.supervisor.add_failures({0: -9})
     assert watched.supervisor.should_restart()
     assert [lost_peer for _, lost_peer in watched.others.failures] == [True, False]
+
+
+@pytest.mark.parametrize(("code", "attempts"), [(-9, 3), (PEER_LOST, 6)])
+def test_a_host_that_only_lost_others_outlasts_them(
+    watched: Watched, code: int, attempts: int
+) -> None:
+    """Of a host that cannot train and one that can, the first gives up."""
+    watched.beat(ago=1)
+    restarts = 0
+    while True:
+        watched.supervisor.add_failures({0: code})
+        if not watched.supervisor.should_restart():
+            break
+        restarts += 1
+        watched.supervisor.start_attempt()
+    assert restarts == attempts
 
 
 def test_the_blamed_host_is_recorded(watched: Watched) -> None:

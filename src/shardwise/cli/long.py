@@ -50,6 +50,7 @@ def speak_for_all(
     """
     from shardwise.checkpoint.dcp.load import NoIntactCheckpointError, UnreachableError
     from shardwise.checkpoint.dcp.save import SaveError
+    from shardwise.engine.device import PeerFailedError, is_lost_peer
     from shardwise.engine.replicas import HealingError
     from shardwise.train.agree import UnequalDataError
     from shardwise.train.loop import NonFiniteError
@@ -64,6 +65,9 @@ def speak_for_all(
         yield
     except (SpecError, *lasting, *passing) as error:
         on_error()
+        cause = error.__cause__
+        if launched and isinstance(cause, RuntimeError) and is_lost_peer(cause):
+            os._exit(PEER_LOST)  # a save that failed because a rank was lost
         if os.environ.get("RANK", "0") != "0":
             time.sleep(2)
         if wants_traceback():
@@ -75,12 +79,12 @@ def speak_for_all(
         # Leave at once: peers may be waiting in a collective that will never complete.
         os._exit(2 if isinstance(error, SpecError) else 3 if isinstance(error, lasting) else 1)
     except RuntimeError as error:
-        from shardwise.engine.device import is_lost_peer
-
         if not is_lost_peer(error):
             raise
         on_error()
         # The launcher reports which rank is lost.
         if launched:
+            if isinstance(error, PeerFailedError) and os.environ.get("LOCAL_RANK") == "0":
+                typer.echo(f"error: {error}", err=True)
             os._exit(PEER_LOST)
         raise

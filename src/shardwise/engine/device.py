@@ -26,7 +26,9 @@ _PROFILED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 _LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
+    "Connection refused",
     "Connection timed out",
+    "Connection was likely closed",
     "No route to host",
     "Network is unreachable",
     "Broken pipe",
@@ -223,9 +225,13 @@ def host_group(ranks: list[int] | None = None) -> dist.ProcessGroup:
     return group
 
 
+class PeerFailedError(RuntimeError):
+    """Another rank cannot go on, for a reason of its own."""
+
+
 def is_lost_peer(error: BaseException) -> bool:
     """Whether a collective failed because its peer died; torch has no exception type for it."""
-    return any(words in str(error) for words in _LOST_PEER)
+    return isinstance(error, PeerFailedError) or any(words in str(error) for words in _LOST_PEER)
 
 
 # ---- environment ---------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.place import Place, name_of
 from shardwise.checkpoint.format.run_folder import place_in
 from shardwise.engine.adapter import base_digest
+from shardwise.engine.device import PeerFailedError
 from shardwise.engine.mesh import world
 from shardwise.engine.rank_tree import shared_tree
 from shardwise.spec.optimizer import LOW_BIT
@@ -38,7 +39,10 @@ _ORDER = {
 
 
 def _check_shared(place: Place, writer: str) -> None:
-    """Raise SpecError unless every rank can write to `place`, where rank 0 commits for all."""
+    """Raise SpecError on ranks that cannot write to `place`, where rank 0 commits for all.
+
+    Others raise PeerFailedError: they can go on without a host that does not see the folder.
+    """
     if is_remote(place.url):
         return
     tree, probe = shared_tree(), Path(place.url, f".shared-{writer}")
@@ -51,15 +55,17 @@ def _check_shared(place: Place, writer: str) -> None:
             problem = f"cannot write to {place.url}: {error.strerror or error}"
     failed = tree.first_failure(problem)
     if failed is None:
-        unseen = "" if probe.exists() else f"cannot see {place.url} of rank 0"
-        failed = tree.first_failure(unseen and f"rank {tree.rank} {unseen}")
+        if not probe.exists():
+            problem = f"rank {tree.rank} cannot see {place.url} of rank 0"
+        failed = tree.first_failure(problem)
     if tree.rank == 0:
         probe.unlink(missing_ok=True)
     if failed is not None:
-        raise SpecError(
+        message = (
             f"train.checkpoint: {failed.why}; set train.checkpoint.to to a folder that all "
             "machines can write to, or to an object store"
         )
+        raise SpecError(message) if problem else PeerFailedError(message)
 
 
 def _shards(run: Mapping[str, Any]) -> int:

@@ -122,7 +122,6 @@ def launch(
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
     from shardwise.train.agent import Agent
-    from shardwise.train.membership import DONE, FAILED, LEFT
     from shardwise.train.rendezvous import LoopbackRendezvous
     from shardwise.train.supervisor import Supervisor
 
@@ -149,10 +148,19 @@ def launch(
             succeeded = agent.run_to_completion()
             supervisor.finish()
             if hosts is not None:
-                failed = FAILED if supervisor.gave_up else LEFT
-                done = succeeded and supervisor.stopped_by is None
-                hosts.leave(DONE if done else failed, supervisor.gave_up)
+                hosts.leave(_last_state(succeeded, supervisor, hosts), supervisor.gave_up)
     return _exit_code(succeeded, supervisor, logs, processes)
+
+
+def _last_state(succeeded: bool, supervisor: Supervisor, hosts: HostRendezvous) -> str:
+    """What the other hosts are told: the run is over, or goes on without this host."""
+    from shardwise.train.membership import DONE, FAILED, LEFT
+
+    # Ctrl-C stops the run. Other signals come from a scheduler, which takes a host or restarts it.
+    if succeeded and supervisor.stopped_by in (None, signal.SIGINT):
+        return DONE
+    # A host that cannot train ends the run only if the others are too few.
+    return FAILED if supervisor.gave_up and not hosts.can_leave() else LEFT
 
 
 def _join_hosts(

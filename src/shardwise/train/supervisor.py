@@ -216,7 +216,7 @@ class Supervisor:
             self.gave_up = cause
             return False
         if not self._is_resizing():
-            if self._attempts_without_save >= self._settings.attempts:
+            if self._attempts_without_save >= self._most_attempts():
                 count = self._attempts_without_save
                 attempts = f"{count} restart{'s' if count != 1 else ''}"
                 self.gave_up = f"{cause}. Giving up: {attempts} without a new checkpoint"
@@ -227,6 +227,11 @@ class Supervisor:
                 self._hosts.report_failure(cause, self._only_lost_peers())
         self._begin_recovery(cause, heartbeats)
         return True
+
+    def _most_attempts(self) -> int:
+        """A host whose ranks only lost others outlasts the one that is to blame."""
+        outlasts = self._hosts is not None and self._only_lost_peers()
+        return self._settings.attempts * (2 if outlasts else 1)
 
     def _only_lost_peers(self) -> bool:
         """Whether the ranks of this host failed only because they lost those of another."""
