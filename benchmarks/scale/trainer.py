@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import multiprocessing
 import os
@@ -33,7 +34,7 @@ def measure(
     if what == "agree":
         with slow_network(latency_ms / 1e3) if latency_ms else nullcontext():
             return _agree(count, tree, slowly=latency_ms > 0)
-    measures: dict[str, Any] = {"rank": _rank, "node": _node}
+    measures: dict[str, Any] = {"rank": _rank, "node": _node, "hosts": _hosts}
     found: dict[str, float] = measures[what](count)
     return found
 
@@ -93,6 +94,44 @@ def _node(ranks: int) -> dict[str, float]:
         took = time.process_time() - start
         assert len(detector.heartbeats()) == ranks
     return {"look_s": took / POLLS}
+
+
+def _hosts(count: int) -> dict[str, float]:
+    """CPU time of the rendezvous server per message of a host, while all of them train."""
+    from shardwise.train.membership import TRAINING, Membership, Post
+
+    now = [0.0]
+    membership = Membership("server", lambda: now[0])
+    now[0] += 100
+    posts = [
+        Post(f"{n:012d}", f"node-{n} (10.0.0.1)", "10.0.0.1", 8, (count,), 10.0)
+        for n in range(count)
+    ]
+    for post in posts:
+        membership.post(post)
+    now[0] += 1
+    for number, post in enumerate(posts):
+        view = membership.post(post)
+        posts[number] = post._replace(
+            state=TRAINING, round=view.round, place=view.place, size=view.size
+        )
+        membership.post(posts[number])
+    start = time.process_time()
+    for post in posts:
+        # As many of them in a second as hosts send.
+        now[0] += max(1.0, view.post_after_s) / count
+        line = json.dumps({"run": "it", "number": 1, "post": post._asdict()})
+        read = Post.from_json(json.loads(line)["post"])
+        view = membership.post(read, 1)
+        answer = json.dumps(view._asdict())
+    took = time.process_time() - start
+    assert view.ready
+    assert view.training == count - 1
+    return {
+        "post_s": took / count,
+        "bytes": len(line) + len(answer),
+        "every_s": max(1.0, view.post_after_s),
+    }
 
 
 def _agree(ranks: int, tree: bool, *, slowly: bool) -> dict[str, float]:
@@ -186,7 +225,8 @@ def _sockets() -> int:
 
 
 def table(found: list[Measured]) -> str:
-    of = {what: [one for one in found if one.case["what"] == what] for what in ("rank", "node")}
+    kinds = ("rank", "node", "hosts")
+    of = {what: [one for one in found if one.case["what"] == what] for what in kinds}
     every = [one for one in found if one.case["what"] == "agree"]
     agreed = [one for one in every if not one.case.get("latency_ms")]
     slowly = [one for one in every if one.case.get("latency_ms")]
@@ -209,6 +249,20 @@ def table(found: list[Measured]) -> str:
         [
             [str(n.case["count"]), timed(n, "look_s"), f"{n['look_s'] * 1000:.1f} %"]
             for n in of["node"]
+        ],
+    )
+    text += "\n" + rows(
+        [
+            *("hosts", "one message to the rendezvous server", "bytes", "sent every"),
+            "share of a core of the server",
+        ],
+        [
+            [
+                *(f"{m.case['count']:,}", seconds(m["post_s"]), f"{m['bytes']:.0f}"),
+                seconds(m["every_s"]),
+                f"{m.case['count'] * m['post_s'] / m['every_s']:.1%}".replace("%", " %"),
+            ]
+            for m in of["hosts"]
         ],
     )
     text += "\n" + rows(
@@ -304,10 +358,14 @@ def _modelled(hop: float) -> str:
 
 
 def _cases(
-    nodes: tuple[int, ...], ranks: tuple[int, ...], slow_ranks: tuple[int, ...] = ()
+    nodes: tuple[int, ...],
+    hosts: tuple[int, ...],
+    ranks: tuple[int, ...],
+    slow_ranks: tuple[int, ...] = (),
 ) -> list[Case]:
     found: list[Case] = [{"what": "rank"}]
     found += [{"what": "node", "count": n} for n in nodes]
+    found += [{"what": "hosts", "count": n} for n in hosts]
     found += [{"what": "agree", "count": n} for n in ranks]
     found += [{"what": "agree", "count": n, "tree": True} for n in ranks if n > 2]
     return found + [
@@ -319,8 +377,8 @@ def _cases(
 
 PART = Part(
     "Trainer",
-    _cases((1, 8, 64), (2, 8, 27, 64), (8, 27, 64)),
-    _cases((8, 64), (2, 3)),
+    _cases((1, 8, 64), (8, 1000, 12_500), (2, 8, 27, 64), (8, 27, 64)),
+    _cases((8, 64), (8, 1000), (2, 3)),
     measure,
     table,
 )

@@ -95,7 +95,7 @@ def test_a_rank_that_waits_for_another_host_is_not_killed(
     watched: Watched, stack: str, behind: str | None, killed: bool
 ) -> None:
     watched.others.is_behind = behind
-    watched.beat(ago=31, stack=stack)
+    watched.beat(ago=90, stack=stack)
     assert watched.is_killed() == killed
     assert watched.others.progress == (7, "step", stack == WAITS)
 
@@ -105,7 +105,7 @@ def test_a_silent_host_alone_is_no_reason_to_kill(watched: Watched) -> None:
     watched.others.fault = Fault("there", "no sign of life", sure=False)
     watched.beat(ago=1)
     assert not watched.is_killed()
-    watched.beat(ago=12, stack=WAITS)
+    watched.beat(ago=25, stack=WAITS)
     assert watched.is_killed()
     watched.supervisor.add_failures({0: -9})
     assert watched.supervisor.should_restart()
