@@ -77,16 +77,17 @@ class Launchers:
             "SHARDWISE_PLANTED_STEP_S": "0.1",
         }
 
-    def start(self, folder: Path | None = None) -> subprocess.Popen[str]:
+    def start(self, *before: str) -> subprocess.Popen[str]:
+        """Start a launcher; `before` are words in front of its command."""
         words = ("train", "run.toml", "--name", "it", "--nproc", "1", "--resume")
-        return self._run(folder or self._folder, *words)
+        return self._run(*before, *COMMAND, *words)
 
     def serve(self) -> subprocess.Popen[str]:
-        return self._run(self._folder, "rendezvous", self._variables["PET_RDZV_ENDPOINT"])
+        return self._run(*COMMAND, "rendezvous", self._variables["PET_RDZV_ENDPOINT"])
 
-    def _run(self, folder: Path, *words: str) -> subprocess.Popen[str]:
+    def _run(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*COMMAND, *words], cwd=folder, env=environment(**self._variables), text=True,
+            words, cwd=self._folder, env=environment(**self._variables), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -137,15 +138,22 @@ def test_a_spare_waits_for_a_run_that_a_signal_stopped(tmp_path: Path) -> None:
     server.communicate()
 
 
+# A mount of its own over the run folder, with the run.toml only.
+ALONE = (
+    *("unshare", "--mount", "sh", "-c"),
+    'cp run.toml /tmp/$$.toml && mount -t tmpfs none "$PWD" && cd "$PWD" && '
+    'mv /tmp/$$.toml run.toml && exec "$@"',
+    "sh",
+)
+
+
+@needs_lab
 def test_a_host_that_cannot_train_does_not_end_the_run(tmp_path: Path) -> None:
     """It does not see the folder of the others: it is told, and they go on without it."""
     hosts = Launchers(tmp_path, "1:2", steps=150)
     first = hosts.start()
     assert wait_until(lambda: len(hosts.steps()) > 5, PATIENCE_S)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "run.toml").write_bytes((tmp_path / "run.toml").read_bytes())
-    second = hosts.start(elsewhere)
+    second = hosts.start(*ALONE)
     said = second.communicate(timeout=PATIENCE_S)[1]
     assert second.returncode == 2, said
     assert "set train.checkpoint.to to a folder that all machines can write to" in said

@@ -9,6 +9,7 @@ import pytest
 from shardwise.train.membership import (
     DONE,
     FAILED,
+    LEFT,
     STARTING,
     TRAINING,
     WAITING,
@@ -232,3 +233,16 @@ def test_the_host_that_others_wait_for_is_named() -> None:
     assert hosts.views["a"].behind == "c in step 7"
     hosts.post("c", step=7, waits=True)
     assert hosts.views["a"].behind == ""
+
+
+def test_a_host_that_gave_up_is_blamed_and_the_others_continue() -> None:
+    hosts = Hosts(1, 2)
+    hosts.meet("a", "b")
+    hosts.post("b", state=LEFT, failure="rank 1 failed with exit code 2")
+    assert [fault.name for fault in hosts.views["a"].faults] == ["b"]
+    hosts.clock.now += 60
+    assert hosts.meet("a") == ("a",)
+    blamed = hosts.views["a"].blamed
+    assert blamed is not None
+    assert blamed.cause == "rank 1 failed with exit code 2"
+    assert not hosts.views["a"].ended

@@ -203,7 +203,7 @@ class Membership:
             return
         # A host that was cut off lost the others, who blame it.
         known = post.lost_peer and post.host in self._faults
-        if post.state in (WAITING, FAILED) and post.failure and not known:
+        if post.state in (WAITING, LEFT, FAILED) and post.failure and not known:
             self._faults[post.host] = Fault(post.name, post.failure, True, post.lost_peer)
         elif post.state == TRAINING:
             # Its connection to this server had failed, not the host.
