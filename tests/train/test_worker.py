@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
+import threading
+import time
+from typing import Any
 
 import pytest
 
-from tests.command import environment
+from tests.command import PATIENCE_S, environment
 
 pytest.importorskip("torch")
 
@@ -51,3 +55,21 @@ def test_variables_set_after_the_imports_are_given_to_ranks(
     monkeypatch.setenv("CHANGED", "after")
     monkeypatch.setenv("NEW", "yes")
     assert variables_since(before) == {"CHANGED": "after", "NEW": "yes"}
+
+
+def test_a_rank_that_is_killed_after_its_end_does_not_block_the_launcher() -> None:
+    """Ranks that are done wait for an event, and one is killed before it is set."""
+    from shardwise.engine.torch_private import UnblockedEvent
+
+    context = multiprocessing.get_context("spawn")
+    event: Any = context.Event()
+    rank = context.Process(target=event.wait)
+    rank.start()
+    while event._cond._sleeping_count.get_value() < 1:
+        time.sleep(0.01)
+    rank.kill()
+    rank.join()
+    setting = threading.Thread(target=UnblockedEvent(event).set, daemon=True)
+    setting.start()
+    setting.join(PATIENCE_S)
+    assert not setting.is_alive()

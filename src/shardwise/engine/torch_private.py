@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,6 +30,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
+    from multiprocessing import synchronize
+
     from torch.distributed.elastic.agent.server.api import (
         RunResult,
         SimpleElasticAgent,
@@ -195,6 +198,20 @@ class AgentHooks(Protocol):
         """Raise an exception to end instead; the workers are stopped in either case."""
 
 
+class UnblockedEvent:
+    """An event of several processes, set without waiting for those that were killed meanwhile.
+
+    Torch lets workers that are done wait for this event. To set it waits until each of them has
+    woken up: for ever, if one was killed while it waited.
+    """
+
+    def __init__(self, event: synchronize.Event) -> None:
+        self._event = event
+
+    def set(self) -> None:
+        threading.Thread(target=self._event.set, daemon=True).start()
+
+
 def elastic_agent(
     spec: WorkerSpec, logs: LogsSpecs, hooks: AgentHooks, start_method: str
 ) -> SimpleElasticAgent:
@@ -213,6 +230,8 @@ def elastic_agent(
         def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
             hooks.before_start()
             started: dict[int, Any] = super()._start_workers(worker_group)
+            context: Any = self._pcontext
+            context._worker_finished_event = UnblockedEvent(context._worker_finished_event)
             hooks.after_start(started.values())
             return started
 
