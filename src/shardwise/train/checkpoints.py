@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from shardwise.checkpoint.dcp import state
-from shardwise.checkpoint.dcp.load import Loaded, load_last
+from shardwise.checkpoint.dcp.load import Loaded, UnreachableError, load_last
 from shardwise.checkpoint.dcp.save import SaveError, Saver
 from shardwise.checkpoint.format.folder import is_remote
 from shardwise.checkpoint.format.manifest import Manifest
@@ -21,6 +23,7 @@ from shardwise.checkpoint.format.run_folder import place_in
 from shardwise.engine.adapter import base_digest
 from shardwise.engine.mesh import world
 from shardwise.engine.rank_tree import shared_tree
+from shardwise.spec.file_errors import is_wrong_name
 from shardwise.spec.optimizer import LOW_BIT
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, run_table
@@ -42,24 +45,38 @@ def _check_shared(place: Place, writer: str) -> None:
     if is_remote(place.url):
         return
     tree, probe = shared_tree(), Path(place.url, f".shared-{writer}")
-    problem = ""
-    if tree.rank == 0:
-        try:
-            probe.parent.mkdir(parents=True, exist_ok=True)
-            probe.touch()
-        except OSError as error:
-            problem = f"cannot write to {place.url}: {error.strerror or error}"
-    failed = tree.first_failure(problem)
+    try:
+        create = partial(_create, probe) if tree.rank == 0 else lambda: None
+        _check_on_all_ranks(create, f"cannot write to {place.url}")
+        _check_on_all_ranks(probe.stat, f"rank {tree.rank} cannot see {place.url} of rank 0")
+    finally:
+        if tree.rank == 0:
+            with suppress(OSError):
+                probe.unlink()
+
+
+def _create(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+
+
+def _check_on_all_ranks(action: Callable[[], object], problem: str) -> None:
+    """Run an action; if it fails on a rank, raise on all: SpecError, if another folder helps."""
+    tree, error = shared_tree(), None
+    try:
+        action()
+    except OSError as raised:
+        error = raised
+    why = f"{problem}: {error.strerror or error}" if error is not None else ""
+    failed = tree.first_failure(why)
     if failed is None:
-        unseen = "" if probe.exists() else f"cannot see {place.url} of rank 0"
-        failed = tree.first_failure(unseen and f"rank {tree.rank} {unseen}")
-    if tree.rank == 0:
-        probe.unlink(missing_ok=True)
-    if failed is not None:
-        raise SpecError(
-            f"train.checkpoint: {failed.why}; set train.checkpoint.to to a folder that all "
-            "machines can write to, or to an object store"
-        )
+        return
+    if lost := tree.first_failure("" if error is None or is_wrong_name(error) else why):
+        raise UnreachableError(f"train.checkpoint: {lost.why}")
+    raise SpecError(
+        f"train.checkpoint: {failed.why}; set train.checkpoint.to to a folder that all "
+        "machines can write to, or to an object store"
+    )
 
 
 def _shards(run: Mapping[str, Any]) -> int:
