@@ -104,6 +104,7 @@ class Matrix:
         # An I/O error of one rank while it loads ends all ranks: they say whose it was.
         reads = case == Case("EIO", "during load")
         told = _line(done.stderr, "error:") if reads else _sentence(done.stderr)
+        told = told.replace(str(folder / "ckpt" / "it"), "…")
         loaded = recoveries[-1].get("loaded_step") if recoveries else None
         expected = 20 if case.moment in ("after commit", "during load") else 10
         stops = case.fault == "SIGTERM" and case.moment != "during load"

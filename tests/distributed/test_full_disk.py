@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -24,7 +25,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system in memory for the folders of runs."""
     folder = tmp_path / "runs"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "full", folder]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "full", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
         pytest.skip("needs the right to mount a small disk")
     yield folder
@@ -68,14 +69,14 @@ def used(disk: Path) -> int:
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
-def fill(disk: Path) -> None:
-    """Leave no block free."""
+def fill(disk: Path) -> bool:
+    """Leave no block free; True, as soon as that is so."""
     with (disk / "filler").open("ab", buffering=0) as file:
         try:
             while True:
                 file.write(bytes(4096))
-        except OSError:
-            pass
+        except OSError as error:
+            return error.errno == errno.ENOSPC
 
 
 @pytest.mark.nightly
@@ -87,14 +88,17 @@ def test_a_run_outlives_a_full_disk(disk: Path, tmp_path: Path) -> None:
     def saved() -> list[str]:
         return sorted(path.name for path in places.glob("step-" + "[0-9]" * 8))
 
+    def unfinished() -> list[Path]:
+        return list(places.glob("*.unfinished"))
+
     try:
-        run.wait_until(lambda: len(saved()) == 1)
+        run.wait_until(lambda: len(saved()) == 1 and not unfinished())
         (first,) = saved()
         size = sum(path.stat().st_blocks * 512 for path in (places / first).iterdir())
         resize(disk, used(disk) + size // 2)
         run.wait_until(lambda: "not saved" in run.said())
-        run.wait_until(lambda: not list(places.glob("*.unfinished")))
-        run.wait_until(lambda: fill(disk) or "metrics.jsonl" in run.said())
+        run.wait_until(lambda: not unfinished())
+        run.wait_until(lambda: fill(disk) and "metrics.jsonl" in run.said())
         resize(disk, 64 * 2**20)
         run.wait_until(lambda: saved() not in ([], [first]))
         assert run.process.wait(PATIENCE_S) == 0, run.said()
@@ -106,7 +110,7 @@ def test_a_run_outlives_a_full_disk(disk: Path, tmp_path: Path) -> None:
     assert said.count("metrics.jsonl") == 1
     assert "Restarting" not in said
     assert saved() == [f"step-{STEPS:08d}"]
-    assert not list(places.glob("*.unfinished"))
+    assert not unfinished()
     steps = [
         json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
     ]
