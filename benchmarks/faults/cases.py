@@ -58,7 +58,8 @@ def all_cases() -> list[Case]:
     # Only a step or a load can be slow.
     found = [c for c in found if c.fault != "slow" or c.moment in ("mid-step", "during load")]
     found.append(Case("NaN gradient", "mid-step"))
-    found += [Case("EIO", "during shard write"), Case("EIO", "before commit")]
+    io_moments = ("during shard write", "before commit", "during load", "mid-step")
+    found += [Case("EIO", moment) for moment in io_moments]
     found += [Case("ENOSPC", "during shard write")]
     return [*found, *(Case(damage, "after commit") for damage in DAMAGES)]
 
@@ -100,7 +101,10 @@ class Matrix:
         done = self._train(folder, resume=resume, **fault)
         problems = [] if mark.exists() else ["the fault did not happen"]
         recoveries = _recoveries(folder)
-        told = _sentence(done.stderr)
+        # An I/O error of one rank while it loads ends all ranks: they say whose it was.
+        reads = case == Case("EIO", "during load")
+        told = _line(done.stderr, "error:") if reads else _sentence(done.stderr)
+        told = told.replace(str(folder / "ckpt" / "it"), "…")
         loaded = recoveries[-1].get("loaded_step") if recoveries else None
         expected = 20 if case.moment in ("after commit", "during load") else 10
         stops = case.fault == "SIGTERM" and case.moment != "during load"

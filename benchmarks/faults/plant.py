@@ -196,8 +196,8 @@ def _segfault() -> None:
     ctypes.string_at(0)
 
 
-def _fail_to_write() -> None:
-    raise OSError(errno.EIO, os.strerror(errno.EIO))
+def _fail_io() -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO), "a-planted-file")
 
 
 _FAULTS: dict[str, Callable[[], None]] = {
@@ -208,5 +208,5 @@ _FAULTS: dict[str, Callable[[], None]] = {
     "segfault": _segfault,
     "sleep": lambda: time.sleep(3600),
     "pause": lambda: time.sleep(3),
-    "EIO": _fail_to_write,
+    "EIO": _fail_io,
 }

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
-from collections.abc import Mapping
+import resource
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 pytest.importorskip("torch")
 import torch
 
-from shardwise.checkpoint.dcp.load import Loaded, NoIntactCheckpointError, load_last
+from shardwise.checkpoint.dcp.load import (
+    Loaded,
+    NoIntactCheckpointError,
+    UnreachableError,
+    load_last,
+)
 from shardwise.checkpoint.dcp.save import SaveError, Saver
+from shardwise.checkpoint.format.folder import LocalFolder
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.place import LocalPlace
@@ -120,6 +131,103 @@ def test_a_save_that_cannot_begin_costs_only_itself(tmp_path: Path) -> None:
     (tmp_path / "file").unlink()
     attempt(3)
     assert same(load(place)[1], 3)
+
+
+@contextmanager
+def limited(what: int, most: int) -> Iterator[None]:
+    """Limit a resource of this process."""
+    soft, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, (soft, hard))
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_save_that_fails_leaves_nothing(tmp_path: Path, background: bool) -> None:
+    """What it wrote would keep a full disk full."""
+    place = LocalPlace(tmp_path)
+    save(place, 1)
+    saver = Saver(place, 0, background)
+    about = Manifest(step=2, world=1, sequences=0, run={}, versions={})
+    # Every file may have so many bytes: the tensors do not fit.
+    with limited(resource.RLIMIT_FSIZE, 1024):
+        saver.save(state(2), {}, {}, about)
+        with pytest.raises(SaveError, match="rank 0"):
+            saver.wait()
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000001", "latest"}
+    assert same(load(place)[1], 1)
+
+
+NAMES = ("manifest.json", "layout.json", "ranks.bin", "rank-00000.index", "rank-00000.safetensors")
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("broken", NAMES)
+def test_an_error_of_the_file_system_is_no_corruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, code: int
+) -> None:
+    """Loading is tried again, and the newest checkpoint stays the newest."""
+    place = LocalPlace(tmp_path)
+    save(place, 1, 2)
+    assert {path.name for path in (tmp_path / "step-00000002").iterdir()} == set(NAMES)
+    inner = LocalFolder.open
+
+    def fail(folder: LocalFolder, name: str) -> BinaryIO:
+        if name == broken:
+            raise OSError(code, os.strerror(code), name)
+        return inner(folder, name)
+
+    monkeypatch.setattr(LocalFolder, "open", fail)
+    with pytest.raises(UnreachableError, match=f"step-00000002: rank 0: .*{os.strerror(code)}"):
+        load(place)
+    monkeypatch.undo()
+    loaded, found = load(place)
+    assert loaded is not None
+    assert loaded.skipped == []
+    assert same(found, 2)
+
+
+def test_too_many_open_files_are_no_corruption(tmp_path: Path) -> None:
+    """An error of the real file system, after the checkpoint was opened."""
+    place = LocalPlace(tmp_path)
+    save(place, 1, 2)
+    load(place)  # imports and opens what torch needs
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = {name: torch.zeros_like(tensor) for name, tensor in state(0).items()}
+
+    def into(told: Manifest, saved: Mapping[str, Tensor]) -> Mapping[str, torch.Tensor]:
+        free = os.open(os.devnull, os.O_RDONLY)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        return room
+
+    try:
+        with pytest.raises(UnreachableError, match=os.strerror(errno.EMFILE)):
+            load_last(place, into)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert same(load(place)[1], 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("damage", ["missing", "short", "folder"])
+def test_a_damaged_file_is_corruption(tmp_path: Path, name: str, damage: str) -> None:
+    place = LocalPlace(tmp_path)
+    save(place, 1, 2)
+    file = tmp_path / "step-00000002" / name
+    data = file.read_bytes()
+    file.unlink()
+    if damage == "short":
+        file.write_bytes(data[:-1])
+    elif damage == "folder":
+        file.mkdir()
+    loaded, found = load(place)
+    assert loaded is not None
+    assert len(loaded.skipped) == 1
+    assert name in loaded.skipped[0]
+    assert same(found, 1)
 
 
 def test_retention_looks_only_at_what_is_older(tmp_path: Path) -> None:

@@ -49,6 +49,13 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         (SpecError(["one", "two"]), True, ["one", "two"]),
         (FileNotFoundError(2, "No such file or directory", "a.toml"), True, ["a.toml"]),
         (PermissionError(13, "Permission denied", "b.toml"), True, ["b.toml"]),
+        (IsADirectoryError(21, "Is a directory", "c.toml"), True, ["c.toml"]),
+        (NotADirectoryError(20, "Not a directory", "d.toml"), True, ["d.toml"]),
+        # May pass, although a file has a name: a rank that meets it is started again.
+        (OSError(5, "Input/output error", "e.bin"), False, ["e.bin"]),
+        (OSError(116, "Stale file handle", "f.bin"), False, ["f.bin"]),
+        (OSError(24, "Too many open files", "g.bin"), False, ["g.bin"]),
+        (OSError(28, "No space left on device", "h.bin"), False, ["h.bin"]),
         # No file of the user's: a full socket, a lost connection, a bug.
         (ConnectionResetError(104, "Connection reset by peer"), False, ["--debug"]),
         (OSError(24, "Too many open files"), False, ["--debug"]),

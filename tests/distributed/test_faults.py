@@ -17,6 +17,8 @@ SLICE = (
     Case("segfault", "after commit"),
     Case("exception", "before commit"),
     Case("NaN gradient", "mid-step"),
+    Case("EIO", "during load"),
+    Case("EIO", "mid-step"),
     Case("ENOSPC", "during shard write"),
     Case("bit flip", "after commit"),
     Case("stale shard", "after commit"),

@@ -1,10 +1,11 @@
-"""The lock of a run folder: one process trains in it, whatever its file system can do."""
+"""The folder of a run: one process trains in it, whatever its file system can do."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,12 @@ import pytest
 
 from shardwise.spec.record import SpecError
 from shardwise.train import folder as run_folder
-from shardwise.train.folder import lock_folder
+from shardwise.train.folder import lock_folder, replace_text
 from tests.command import environment
 
 HOLD = """
 import pathlib, sys
-from shardwise.train.folder import lock_folder
+from shardwise.train.folder import lock_folder, replace_text
 held = lock_folder(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -73,3 +74,18 @@ def test_a_file_system_without_locks_is_told_and_used(
     monkeypatch.setattr(fcntl, "flock", no_locks)
     lock_folder(tmp_path).close()
     assert "has no locks" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("steps = 1\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5, hard))
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            replace_text(file, "steps = 2\n")
+        lock_folder(tmp_path).close()  # whose name does not fit either
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert file.read_text() == "steps = 1\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "run.toml"]

@@ -157,3 +157,26 @@ def test_the_messages_of_a_recovery(
     assert not supervisor.should_restart()
     text = capsys.readouterr().err.replace(str(tmp_path), "runs/it")
     assert_screen("train-recoveries", re.sub(r"pid \d+", "pid 4242", text))
+
+
+def test_a_folder_that_cannot_be_written_costs_the_records_only(
+    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A hang and two deaths: all are told, and the supervisor goes on."""
+    supervisor, beats = supervise(tmp_path)
+    # A name that cannot be opened, and one that is no folder: refused for root too.
+    (tmp_path / "recoveries.jsonl").mkdir()
+    (tmp_path / "hangs").write_text("in the way")
+    beat(beats, clock.now, 1, 16, "data")
+    beat(beats, clock.now + 1, 0, 16, "step")
+    for _ in range(31):
+        clock.now += 1
+        supervisor.all_alive()
+        supervisor.poll()
+    supervisor.add_failures({0: -9, 1: -9})
+    assert supervisor.should_restart()
+    supervisor.finish()
+    supervisor.finish()
+    said = capsys.readouterr().err
+    assert said.count("Stacks: not written") == 1
+    assert said.count("recoveries.jsonl") == 1

@@ -17,6 +17,7 @@ import typer.core
 from shardwise.cli.examples import epilog
 from shardwise.cli.long import DEBUG, wants_traceback
 from shardwise.cli.usage import UsageError, usage_problem
+from shardwise.spec.file_errors import is_wrong_name
 from shardwise.spec.record import SpecError, SpecWarning
 from shardwise.version import __version__
 
@@ -171,8 +172,12 @@ def print_warning(
 
 
 def is_bad_input(error: Exception) -> bool:
-    """Whether the user can mend it: a SpecError, or a file of theirs that cannot be used."""
-    return isinstance(error, SpecError) or (isinstance(error, OSError) and bool(error.filename))
+    """Whether the user can mend it: a SpecError, or the wrong name of a file.
+
+    A rank that fails in another way is started again: an I/O error may pass.
+    """
+    named = isinstance(error, OSError) and bool(error.filename)
+    return isinstance(error, SpecError) or (named and is_wrong_name(error))
 
 
 def sentences(error: Exception) -> list[str]:

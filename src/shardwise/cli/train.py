@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-from functools import partial
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -148,7 +149,7 @@ def launch_or_join(
             launch.launch(
                 *(arguments, processes, folder, settings, sizes),
                 transformers=from_transformers,
-                is_done=partial(_is_done, folder, described),
+                is_done=_done_check(folder, described),
             )
         )
     leads = os.environ.get("RANK", "0") == "0"
@@ -160,13 +161,22 @@ def launch_or_join(
     return _work(described, folder, as_json, launched)
 
 
-def _is_done(folder: Path, described: RunSpec) -> bool:
+def _done_check(folder: Path, described: RunSpec) -> Callable[[], bool]:
+    """A function that says whether the run in `folder` is done; no, if its record is unreadable."""
     from shardwise.runs.record import NAME, is_done
     from shardwise.spec.train import TrainSettings
+    from shardwise.train.best_effort import BestEffort
 
     file = folder / NAME
     steps = (described.train or TrainSettings()).steps
-    return file.is_file() and is_done(file.read_bytes(), steps)
+    reading = BestEffort(f"read {file}", lambda why: typer.echo(f"shardwise: {why}", err=True))
+
+    def check() -> bool:
+        with reading, suppress(FileNotFoundError):
+            return is_done(file.read_bytes(), steps)
+        return False
+
+    return check
 
 
 def _sizes(described: RunSpec, per_host: int) -> tuple[int, ...]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from shardwise.checkpoint.dcp import state
-from shardwise.checkpoint.dcp.load import Loaded, load_last
+from shardwise.checkpoint.dcp.load import Loaded, UnreachableError, load_last
 from shardwise.checkpoint.dcp.save import SaveError, Saver
 from shardwise.checkpoint.format.folder import is_remote
 from shardwise.checkpoint.format.manifest import Manifest
@@ -22,6 +24,7 @@ from shardwise.engine.adapter import base_digest
 from shardwise.engine.device import PeerFailedError
 from shardwise.engine.mesh import world
 from shardwise.engine.rank_tree import shared_tree
+from shardwise.spec.file_errors import is_wrong_name
 from shardwise.spec.optimizer import LOW_BIT
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, run_table
@@ -39,33 +42,47 @@ _ORDER = {
 
 
 def _check_shared(place: Place, writer: str) -> None:
-    """Raise SpecError on ranks that cannot write to `place`, where rank 0 commits for all.
-
-    Others raise PeerFailedError: they can go on without a host that does not see the folder.
-    """
+    """Raise on every rank unless each can write to `place`, where rank 0 commits for all."""
     if is_remote(place.url):
         return
     tree, probe = shared_tree(), Path(place.url, f".shared-{writer}")
-    problem = ""
-    if tree.rank == 0:
-        try:
-            probe.parent.mkdir(parents=True, exist_ok=True)
-            probe.touch()
-        except OSError as error:
-            problem = f"cannot write to {place.url}: {error.strerror or error}"
-    failed = tree.first_failure(problem)
+    try:
+        create = partial(_create, probe) if tree.rank == 0 else lambda: None
+        _check_on_all_ranks(create, f"cannot write to {place.url}")
+        _check_on_all_ranks(probe.stat, f"rank {tree.rank} cannot see {place.url} of rank 0")
+    finally:
+        if tree.rank == 0:
+            with suppress(OSError):
+                probe.unlink()
+
+
+def _create(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+
+
+def _check_on_all_ranks(action: Callable[[], object], problem: str) -> None:
+    """Run an action. If it fails on a rank, that one raises SpecError, if another folder helps.
+
+    Others raise PeerFailedError: they can go on without a host that does not see the folder.
+    """
+    tree, error = shared_tree(), None
+    try:
+        action()
+    except OSError as raised:
+        error = raised
+    why = f"{problem}: {error.strerror or error}" if error is not None else ""
+    failed = tree.first_failure(why)
     if failed is None:
-        if not probe.exists():
-            problem = f"rank {tree.rank} cannot see {place.url} of rank 0"
-        failed = tree.first_failure(problem)
-    if tree.rank == 0:
-        probe.unlink(missing_ok=True)
-    if failed is not None:
-        message = (
-            f"train.checkpoint: {failed.why}; set train.checkpoint.to to a folder that all "
-            "machines can write to, or to an object store"
-        )
-        raise SpecError(message) if problem else PeerFailedError(message)
+        return
+    if lost := tree.first_failure("" if error is None or is_wrong_name(error) else why):
+        message = f"train.checkpoint: {lost.why}"
+        raise UnreachableError(message) if error is not None else PeerFailedError(message)
+    message = (
+        f"train.checkpoint: {failed.why}; set train.checkpoint.to to a folder that all machines "
+        "can write to, or to an object store"
+    )
+    raise SpecError(message) if error is not None else PeerFailedError(message)
 
 
 def _shards(run: Mapping[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -63,9 +64,10 @@ def lock_folder(folder: Path) -> IO[str]:
             )
             return file
         else:
-            file.truncate(0)
-            file.write(f"process {os.getpid()} of {here}\n")
-            file.flush()
+            # On a full disk, others are told less.
+            with contextlib.suppress(OSError):
+                os.truncate(file.fileno(), 0)
+                os.write(file.fileno(), f"process {os.getpid()} of {here}\n".encode())
             return file
     who = holder or "another process"
     raise SpecError(f"{folder}: {who} trains in this folder; wait for it or stop it")
@@ -80,7 +82,7 @@ def default_name(run_file: Path) -> str:
 
 
 def write_setup(folder: Path, run: RunSpec) -> None:
-    (folder / "run.toml").write_text(write_run(run))
+    replace_text(folder / "run.toml", write_run(run))
     write_json(folder / "environment.json", environment())
 
 
@@ -126,7 +128,15 @@ def folder_of_rank_0(folder: Path) -> Path:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file atomically: a reader never sees part of it."""
-    text = json.dumps(value, indent=2, allow_nan=False)
+    replace_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file atomically; if that fails, the file stays as it was."""
     unfinished = path.with_suffix(".part")
-    unfinished.write_text(text + "\n")
-    unfinished.replace(path)
+    try:
+        unfinished.write_text(text)
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise

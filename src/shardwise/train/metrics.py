@@ -7,6 +7,7 @@ import json
 import math
 import uuid
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from shardwise.engine.device import allocator_memory
 from shardwise.runs.record import name_of
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import Tracker as TrackerName
+from shardwise.train.best_effort import BestEffort, append_line
+from shardwise.train.folder import replace_text
 
 
 class Tracker(Protocol):
@@ -26,8 +29,23 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
+class Tolerant:
+    """A tracker whose I/O errors do not stop training; the first one is logged."""
+
+    def __init__(self, tracker: Tracker, name: str) -> None:
+        self._tracker, self._effort = tracker, BestEffort(f"write a log line to {name}")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        with self._effort:
+            self._tracker.log(step, values)
+
+    def close(self) -> None:
+        with self._effort:
+            self._tracker.close()
+
+
 class JsonLines:
-    """metrics.jsonl: one JSON object per line, each written in one piece.
+    """metrics.jsonl: one JSON object per line, each written as a whole or not at all.
 
     `completed` is the number of steps before this process; lines of later steps are removed. A file
     that begins with step 0 was written by version 0.1.0, which counted from 0: it is renumbered.
@@ -36,12 +54,12 @@ class JsonLines:
     def __init__(self, path: Path, completed: int = 0) -> None:
         if path.exists():
             _rewrite(path, completed)
-        self._file = path.open("a", buffering=1, encoding="utf-8")
+        self._file = FileIO(path, "a")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         # JSON has no infinity: values that are not finite are left out.
         kept = {key: value for key, value in values.items() if math.isfinite(value)}
-        self._file.write(json.dumps({"step": step, **kept}, allow_nan=False) + "\n")
+        append_line(self._file, json.dumps({"step": step, **kept}, allow_nan=False))
 
     def close(self) -> None:
         self._file.close()
@@ -58,9 +76,7 @@ def _rewrite(path: Path, completed: int) -> None:
             continue
     offset = 1 if any(step == 0 for step, _ in rows) else 0
     kept = [{**row, "step": step + offset} for step, row in rows if step + offset <= completed]
-    part = path.with_suffix(".part")
-    part.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-    part.replace(path)
+    replace_text(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 class TensorBoard:
@@ -129,12 +145,13 @@ def open_trackers(
     names: tuple[TrackerName, ...] | None, folder: Path, completed: int = 0
 ) -> list[Tracker]:
     """Open metrics.jsonl and the configured trackers for a run that has `completed` steps."""
-    trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl", completed)]
+    lines = folder / "metrics.jsonl"
+    trackers: list[Tracker] = [Tolerant(JsonLines(lines, completed), str(lines))]
     available = importlib.util.find_spec("tensorboard") is not None
     default: tuple[TrackerName, ...] = ("tensorboard",) if available else ()
     for name in default if names is None else names:
         try:
-            trackers.append(_TRACKERS[name](folder, completed))
+            trackers.append(Tolerant(_TRACKERS[name](folder, completed), name))
         except ModuleNotFoundError as error:
             raise SpecError(
                 f"train.trackers: {name} needs the package {error.name}; install it with "

@@ -16,6 +16,7 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
 from shardwise.step import StepProfile
 from shardwise.train.agree import Reason
+from shardwise.train.best_effort import BestEffort
 from shardwise.train.checkpoints import RunCheckpoints
 from shardwise.train.folder import folder_of_rank_0, lock_folder, write_json, write_setup
 from shardwise.train.heartbeat import section, start_heartbeat
@@ -131,9 +132,10 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
         checkpoint=checkpoints.last_url if checkpoints is not None else None,
     )
     if is_main and result.measured is not None:
-        write_json(folder / "measurement.json", result.measured.to_dict())
-        if (curve := recorder.memory_curve()) is not None:
-            write_json(folder / "memory.json", curve)
+        with BestEffort(f"write the measurement to {folder}"):
+            write_json(folder / "measurement.json", result.measured.to_dict())
+            if (curve := recorder.memory_curve()) is not None:
+                write_json(folder / "memory.json", curve)
     if shown is not None:
         shown.ended(result)
     if lock is not None:
@@ -216,6 +218,7 @@ class _Recorder:
         checkpoints: RunCheckpoints | None = None,
     ) -> None:
         self._training, self._predicted, self._display = training, predicted, display
+        self._showing = BestEffort("print a log line")
         settings: TrainSettings = training.settings
         self._meter = _meter(run, training)
         self._measures = settings.measure
@@ -266,7 +269,9 @@ class _Recorder:
         for tracker in self._trackers:
             tracker.log(line.step, self.last)
         if self._display is not None:
-            self._display.logged(line.step, self.last)
+            # The output may be a file on a full disk.
+            with self._showing:
+                self._display.logged(line.step, self.last)
 
     def _is_settled(self, step: int) -> bool:
         """Whether a step's time is representative of the run."""

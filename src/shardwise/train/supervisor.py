@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
 from shardwise.spec.train import RestartSettings
+from shardwise.train.best_effort import BestEffort, append_line
 from shardwise.train.hang_detector import Hang, HangDetector, kill_processes
 from shardwise.train.heartbeat import Heartbeat, request_resize
 from shardwise.train.membership import Fault
@@ -82,6 +85,7 @@ class Supervisor:
         self._killed = False
         self._failures: dict[int, int] = {}
         self._recovery: dict[str, Any] | None = None
+        self._recording = BestEffort(f"write a recovery to {folder / RECOVERIES}", self.log)
         # Whether rank 0 is on this host, which records what all hosts recover from.
         self._leads = hosts is None
         # When all ranks were last seen alive, and when the failure was detected.
@@ -353,17 +357,23 @@ class Supervisor:
         """Add a line, on one of the hosts; hosts that join or leave as planned are no fault."""
         if not self._leads or recovery.get("planned"):
             return
-        with (self._folder / RECOVERIES).open("a") as file:
-            file.write(json.dumps(recovery) + "\n")
+        with self._recording, FileIO(self._folder / RECOVERIES, "a") as file:
+            append_line(file, json.dumps(recovery))
 
-    def _write_stacks(self, hang: Hang) -> Path:
+    def _write_stacks(self, hang: Hang) -> str:
+        """Write the stacks of a hang; return their folder, or why they were not written."""
         folder = self._folder / "hangs" / f"attempt-{self._attempt}"
-        folder.mkdir(parents=True, exist_ok=True)
-        for rank, stack in hang.stacks.items():
-            text = stack or "no stack: the process is stopped or gone\n"
-            (folder / f"rank-{rank}.txt").write_text(text)
-        (folder / "summary.txt").write_text(hang.message + "\n")
-        return folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for rank, stack in hang.stacks.items():
+                text = stack or "no stack: the process is stopped or gone\n"
+                (folder / f"rank-{rank}.txt").write_text(text)
+            (folder / "summary.txt").write_text(hang.message + "\n")
+        except OSError as error:
+            return f"not written: {error}"
+        return str(folder)
 
     def log(self, message: str) -> None:
-        print(f"shardwise: {message}", file=sys.stderr, flush=True)  # noqa: T201
+        # The output may be a file on a full disk.
+        with contextlib.suppress(OSError):
+            print(f"shardwise: {message}", file=sys.stderr, flush=True)  # noqa: T201

@@ -7,10 +7,16 @@ import warnings
 from torch.distributed.checkpoint.api import CheckpointException
 
 
-def sentence_of(error: BaseException) -> str:
-    """The cause as one sentence; torch wraps it, even on one rank."""
+def cause_of(error: BaseException) -> BaseException:
+    """The error itself; torch wraps it, even on one rank."""
     if isinstance(error, CheckpointException):
         error, _ = min(error.failures.items())[1]
+    return error
+
+
+def sentence_of(error: BaseException) -> str:
+    """The cause as one sentence."""
+    error = cause_of(error)
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:400]
 

@@ -11,9 +11,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from shardwise.checkpoint.dcp.failure import ignore_single_process_warning, sentence_of
+from shardwise.checkpoint.dcp.failure import (
+    cause_of,
+    ignore_single_process_warning,
+    sentence_of,
+)
 from shardwise.checkpoint.dcp.garbage import no_garbage_collection
-from shardwise.checkpoint.dcp.reader import CheckpointReader
+from shardwise.checkpoint.dcp.reader import CheckpointReader, CorruptError
+from shardwise.checkpoint.format.broken import UnreadableFileError
 from shardwise.checkpoint.format.folder import Folder, is_remote
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.paths import UntrustedError
@@ -21,7 +26,7 @@ from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.place import Place, name_of
 from shardwise.checkpoint.verify.opened import Checkpoint, open_checkpoint
 from shardwise.engine.mesh import world
-from shardwise.engine.rank_tree import RankTree, shared_tree
+from shardwise.engine.rank_tree import Failure, RankTree, shared_tree
 
 
 class Loaded(NamedTuple):
@@ -36,7 +41,7 @@ class NoIntactCheckpointError(Exception):
 
 
 class UnreachableError(Exception):
-    """The store does not answer; its checkpoints may be intact, so retry."""
+    """A file system or store fails; its checkpoints may be intact, so retry."""
 
 
 # Returns the tensors to load into.
@@ -65,25 +70,20 @@ def load_last(place: Place, allocate: Allocate) -> Loaded | None:
 
 def _open_on_all_ranks(folder: Folder, tree: RankTree) -> tuple[str, Checkpoint | None]:
     """Why it is corrupt, or the checkpoint; a problem of one rank counts for all."""
-    reason, unreachable, checkpoint = "", "", None
+    failure: Exception | None = None
+    checkpoint = None
     try:
         checkpoint = open_checkpoint(folder, tree.rank, tree.size)
     except Exception as error:  # stores raise errors of many types
-        reason = str(error)[:300] or type(error).__name__
-        known = isinstance(error, UntrustedError | FileNotFoundError)
-        unreachable = reason if is_remote(folder.url) and not known else ""
-    failed = tree.first_failure(reason)
-    if failed is None:
-        return "", checkpoint
-    if lost := tree.first_failure(unreachable):
-        raise UnreachableError(f"{folder.url}: {lost.why}")
-    return failed.why, None
+        failure = error
+    failed = _first_failure(failure, folder, tree)
+    return ("", checkpoint) if failed is None else (failed.why, None)
 
 
 def _load(checkpoint: Checkpoint, state: Mapping[str, torch.Tensor], tree: RankTree) -> str:
     """Load; return why it failed, the same on every rank, or an empty string."""
     ignore_single_process_warning()
-    why = ""
+    failure: BaseException | None = None
     try:
         # Each rank for itself: it knows which pieces it needs.
         load(
@@ -93,9 +93,30 @@ def _load(checkpoint: Checkpoint, state: Mapping[str, torch.Tensor], tree: RankT
             no_dist=True,
         )
     except (Exception, CheckpointException) as error:
-        why = sentence_of(error)
-    failed = tree.first_failure(why)
+        failure = cause_of(error)
+    failed = _first_failure(failure, checkpoint.folder, tree)
     return f"rank {failed.rank}: {failed.why}" if failed else ""
+
+
+def _first_failure(error: BaseException | None, folder: Folder, tree: RankTree) -> Failure | None:
+    """The first failure of any rank, on all ranks; raise UnreachableError if retrying may help."""
+    why = "" if error is None else sentence_of(error)
+    failed = tree.first_failure(why)
+    if failed is None:
+        return None
+    may_pass = error is not None and _may_pass(error, folder)
+    if lost := tree.first_failure(why if may_pass else ""):
+        raise UnreachableError(f"{folder.url}: rank {lost.rank}: {lost.why}")
+    return failed
+
+
+def _may_pass(error: BaseException, folder: Folder) -> bool:
+    """Whether the file system or the store failed, and not the checkpoint is corrupt."""
+    if isinstance(error, UnreadableFileError):
+        return True
+    if isinstance(error, UntrustedError | CorruptError | FileNotFoundError):
+        return False
+    return isinstance(error, OSError) or is_remote(folder.url)
 
 
 def _agreed_steps(place: Place) -> list[int]:

@@ -126,6 +126,9 @@ class Saver:
             self.last = manifest.step
         except Exception as error:
             self._failure = error
+            # After a SaveError no rank writes any more: all know of it.
+            if isinstance(error, SaveError) and self._tree.rank == 0:
+                self._discard(manifest.step)
 
     def _save(
         self,
@@ -198,6 +201,12 @@ class Saver:
     def _add(self, step: int, name: str, data: bytes) -> None:
         with self._place.create(step, name) as file:
             file.write(data)
+
+    def _discard(self, step: int) -> None:
+        """Free the space of a failed save: a full disk would stay full until the next one."""
+        # What cannot be removed now is removed by the next save; stores raise various errors.
+        with contextlib.suppress(Exception):
+            self._place.discard(step)
 
     def _remove_old(self, saved: int) -> None:
         """Remove checkpoints older than `saved`, so that `keep` remain with it.

@@ -17,9 +17,16 @@ class BrokenFileError(UntrustedError):
         super().__init__(f"{file} {why}")
 
 
+class UnreadableFileError(BrokenFileError):
+    """A file could not be read because its file system or store failed; it may be intact."""
+
+
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turn errors of the body into a BrokenFileError of the file `name`."""
+    """Turn errors of the body into a BrokenFileError of the file `name`.
+
+    An I/O error becomes an UnreadableFileError.
+    """
     try:
         yield
     except FileNotFoundError:
@@ -27,7 +34,8 @@ def reading(name: str) -> Iterator[None]:
     except UntrustedError as error:
         raise BrokenFileError(name, str(error)) from None
     except OSError as error:
-        raise BrokenFileError(name, f"cannot be read: {error.strerror or error}") from None
+        why = f"cannot be read: {error.strerror or error}"
+        raise UnreadableFileError(name, why) from error
 
 
 def check_bytes(data: bytes, size: int, checksum: int, what: str = "") -> None:

@@ -64,6 +64,10 @@ class Place(Protocol):
         """Complete a checkpoint with its manifest; it then survives a crash and is the latest."""
         ...
 
+    def discard(self, step: int) -> None:
+        """Remove a checkpoint that was started and not completed."""
+        ...
+
     def remove(self, step: int) -> None: ...
 
 
@@ -78,9 +82,12 @@ class LocalPlace:
         self.url, self._path = str(path), path
 
     def steps(self) -> list[int]:
-        if not self._path.is_dir():
+        try:
+            with os.scandir(self._path) as entries:
+                found = [step_of(entry.name) for entry in entries if entry.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
+            # Any other error is raised: without steps, a run would start anew.
             return []
-        found = (step_of(path.name) for path in self._path.iterdir() if path.is_dir())
         return sorted(step for step in found if step is not None)
 
     def folder(self, step: int) -> Folder:
@@ -115,6 +122,9 @@ class LocalPlace:
         part = self._path / f"{LATEST}.part"
         write_synced(part, f"{name_of(step)}\n".encode())
         part.replace(self._path / LATEST)
+
+    def discard(self, step: int) -> None:
+        shutil.rmtree(self._unfinished(step), ignore_errors=True)
 
     def remove(self, step: int) -> None:
         """Rename, then delete, so that a partly deleted checkpoint is never loaded."""
@@ -167,6 +177,10 @@ class RemotePlace:
         self._store.pipe_file(f"{self._prefix}/{name_of(step)}/{manifest.NAME}", data)
         self._store.pipe_file(f"{self._prefix}/{LATEST}", f"{name_of(step)}\n".encode())
         self._store.invalidate_cache()
+
+    def discard(self, step: int) -> None:
+        if step not in self.steps():
+            self._remove(name_of(step))
 
     def remove(self, step: int) -> None:
         self._remove(name_of(step))
