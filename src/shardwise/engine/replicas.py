@@ -24,6 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 from shardwise.engine.device import is_lost_peer
 from shardwise.engine.fresh_name import agree_on_name
 from shardwise.engine.mesh import world
+from shardwise.engine.rank_tree import shared_tree
 from shardwise.engine.store import new_store
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import RestartSettings
@@ -73,7 +74,7 @@ class Replicas:
         self._lost_after = timedelta(seconds=settings.lost_after_s)
         self._group = group = _process_group(device, timeout)
         group.configure = partial(self._configure, group.configure)
-        store, port = self._shared_store(address)
+        store, store_host, store_port = self._shared_store(address)
         # Kept: the other groups meet in the store of one of them.
         self._store = store
         with _listening_on(address):
@@ -91,8 +92,8 @@ class Replicas:
                 connect_timeout=timedelta(seconds=settings.join_s),
                 rank=self._rank,
                 world_size=self._size,
-                store_addr=address,
-                store_port=port,
+                store_addr=store_host,
+                store_port=store_port,
                 lighthouse_addr=f"http://{settings.lighthouse}",
                 replica_id=f"{number:05d}",
                 hostname=address,
@@ -101,13 +102,13 @@ class Replicas:
                 quorum_retries=_QUORUM_RETRIES,
             )
 
-    def _shared_store(self, address: str) -> tuple[Any, int]:
-        """A store of this group at `address`, and its port; rank 0 holds it."""
+    def _shared_store(self, address: str) -> tuple[Any, str, int]:
+        """A store of this group, and the address and port at which rank 0 holds it."""
         store = new_store(address) if self._rank == 0 else None
-        port = torch.tensor([store.port if store is not None else 0])
-        if self._size > 1:
-            dist.broadcast(port, 0)
-        return store, int(port)
+        # Other ranks may be on other hosts.
+        where = "" if store is None else f"{address} {store.port}"
+        host, port = shared_tree().text_of(0, where).split()
+        return store, host, int(port)
 
     def _configure(self, configure: Callable[..., None], *arguments: Any) -> None:
         """Connect the ranks of the groups that meet, under a name that was never used before."""
