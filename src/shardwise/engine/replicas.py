@@ -41,7 +41,7 @@ class Transport(Protocol):
 
 
 class HealingError(RuntimeError):
-    """This group is behind the others, and their state did not arrive."""
+    """This group is behind the others, and their state did not arrive on every rank."""
 
 
 class Replicas:
@@ -67,8 +67,9 @@ class Replicas:
         self._device, self._transport = device, transport
         # The last error after which connections were closed.
         self._reported: Exception | None = None
-        # The groups that take part in the current step.
+        # The groups that take part in the current step, and whether they were connected for it.
         self.present: tuple[int, ...] = ()
+        self._is_new = False
         timeout = timedelta(seconds=settings.replica_timeout_s)
         # Groups that meet have just spoken to the lighthouse.
         self._lost_after = timedelta(seconds=settings.lost_after_s)
@@ -112,6 +113,7 @@ class Replicas:
 
     def _configure(self, configure: Callable[..., None], *arguments: Any) -> None:
         """Connect the ranks of the groups that meet, under a name that was never used before."""
+        self._is_new = True
         address, replica, rank, size, *_, ranks = arguments
         # torchft counts ranks over all groups: these are the ranks of one number in each group.
         self.present = tuple(sorted(one // self._size for one in ranks))
@@ -148,20 +150,25 @@ class Replicas:
         gc.collect()
         return False
 
-    def meet(self) -> None:
+    def meet(self) -> bool:
         """Wait for the groups of the next step; load their state if this one is behind.
+
+        Return whether the groups were connected anew, which they are before any state is loaded. It
+        is the same on all ranks of a group. Whether the state arrived is not: torchft only notes an
+        error, and the rank stays at its step.
 
         Raises:
             SpecError: Their state is of another run.
             HealingError: Their state did not arrive. The group has to start again.
         """
-        self._transport.failure = None
+        self._transport.failure, self._is_new = None, False
         self._manager.start_quorum()
         failure = self._transport.failure
         if isinstance(failure, SpecError):
             raise failure
         if failure is not None:
             raise HealingError(f"The state of another replica group did not arrive: {failure}")
+        return self._is_new
 
     def sum(self, values: torch.Tensor) -> torch.Tensor | None:
         """The sum of integers over the groups; None if a group was lost."""
