@@ -1,4 +1,7 @@
-"""Replica groups of a real run on this machine and their lighthouse, in processes of their own."""
+"""Replica groups of a real run and their lighthouse, in processes of their own.
+
+They are on this machine, or on hosts that are network namespaces of it.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from benchmarks.lab.network import Host
 from benchmarks.replicas.recorded import DIGESTS
 from shardwise.engine.store import listen
 from shardwise.train.launch import kill_tree
@@ -50,7 +54,7 @@ checkpoint = {{ every = 20 }}
 
 [train.restart]
 engine = "torchft"
-lighthouse = "127.0.0.1:{port}"
+lighthouse = "{lighthouse}"
 {restart}
 """
 
@@ -81,39 +85,64 @@ def wait_until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> 
 
 
 class Groups:
-    """Replica groups that can be killed and started again."""
+    """Replica groups that can be killed and started again.
 
-    def __init__(self, folder: Path, groups: int, steps: int, restart: str, strategy: str) -> None:
-        self.folder, self.count, self.port = folder, groups, free_port()
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
+    A group is one launch, or several on hosts of its own; those are its parts.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        groups: int,
+        steps: int,
+        restart: str,
+        strategy: str,
+        server: Host | None = None,
+    ) -> None:
+        self.folder, self.count, self._server = folder, groups, server
+        address = server.address if server is not None else "127.0.0.1"
+        self.lighthouse = f"{address}:{free_port()}"
+        self._running: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
         self._lighthouse: subprocess.Popen[bytes] | None = None
         self._files: list[IO[Any]] = []
         self.digests = folder / "digests"
         self.digests.mkdir(parents=True)
         text = RUN.format(
-            groups=groups, steps=steps, port=self.port, restart=restart, strategy=strategy
+            groups=groups,
+            steps=steps,
+            lighthouse=self.lighthouse,
+            restart=restart,
+            strategy=strategy,
         )
         (folder / "run.toml").write_text(text)
 
     def start_lighthouse(self, min_replicas: int = 1) -> None:
         command = shutil.which("torchft_lighthouse", path=sysconfig.get_path("scripts"))
         assert command is not None, "needs torchft: pip install shardwise[torchft]"
+        words = [command, "--bind", self.lighthouse, "--min_replicas", str(min_replicas),
+                 "--heartbeat_timeout_ms", "3000"]  # fmt: skip
         self._lighthouse = subprocess.Popen(
-            [command, "--bind", f"127.0.0.1:{self.port}", "--min_replicas", str(min_replicas),
-             "--heartbeat_timeout_ms", "3000"],
-            stderr=self._log("lighthouse"),
-        )  # fmt: skip
+            _on(self._server, words), stderr=self._log("lighthouse")
+        )
 
     def kill_lighthouse(self) -> None:
         if self._lighthouse is not None:
             self._lighthouse.kill()
             self._lighthouse.wait()
 
-    def start(self, group: int, **variables: str) -> None:
-        """Start a group, or start it again."""
-        command = [sys.executable, "-m", "shardwise", "train", "run.toml", "--nproc", "2"]
-        self._running[group] = subprocess.Popen(
-            [*command, "--name", "it", "--resume"],
+    def start(
+        self,
+        group: int,
+        part: int = 0,
+        host: Host | None = None,
+        processes: int = 2,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start a group or a part of it, or start it again."""
+        words = [sys.executable, "-m", "shardwise", "train", "run.toml", "--nproc", str(processes),
+                 "--name", "it", "--resume"]  # fmt: skip
+        self._running[group, part] = subprocess.Popen(
+            _on(host, words),
             cwd=self.folder,
             env={
                 **os.environ,
@@ -121,29 +150,29 @@ class Groups:
                 "OMP_NUM_THREADS": "1",
                 REPLICA: str(group),
                 DIGESTS: str(self.digests),
-                **variables,
+                **(variables or {}),
             },
-            stdout=self._log(f"out-{group}"),
-            stderr=self._log(f"err-{group}"),
+            stdout=self._log(f"out-{group}-{part}"),
+            stderr=self._log(f"err-{group}-{part}"),
         )
 
     def _log(self, name: str) -> IO[Any]:
         self._files.append((self.folder / name).open("a"))
         return self._files[-1]
 
-    def kill(self, group: int) -> float:
-        """Kill all processes of a group at once; return when."""
+    def kill(self, group: int, part: int = 0) -> float:
+        """Kill all processes of a group or part at once; return when."""
         at = time.time()
-        kill_tree(self._running[group].pid)
-        self._running[group].wait()
+        kill_tree(self._running[group, part].pid)
+        self._running[group, part].wait()
         return at
 
-    def pid(self, group: int) -> int:
-        return self._running[group].pid
+    def pid(self, group: int, part: int = 0) -> int:
+        return self._running[group, part].pid
 
     def stop(self, number: int = signal.SIGTERM, only: int | None = None) -> list[int]:
         """Stop all groups, or only one, with a signal; return their exit codes."""
-        for group, process in self._running.items():
+        for (group, _), process in self._running.items():
             if only in (None, group):
                 process.send_signal(number)
         return self.ended(only)
@@ -152,12 +181,12 @@ class Groups:
         """Wait for all groups to end, or only one; return their exit codes."""
         return [
             process.wait(PATIENCE_S)
-            for group, process in self._running.items()
+            for (group, _), process in self._running.items()
             if only in (None, group)
         ]
 
-    def said(self, group: int) -> str:
-        return (self.folder / f"err-{group}").read_text()
+    def said(self, group: int, part: int = 0) -> str:
+        return (self.folder / f"err-{group}-{part}").read_text()
 
     def commits(self) -> list[Commit]:
         """All steps that ranks committed, in the order of time."""
@@ -184,6 +213,11 @@ class Groups:
             file.close()
 
 
+def _on(host: Host | None, words: list[str]) -> list[str]:
+    """The command line of a command on a host; None is this machine."""
+    return words if host is None else host.command(*words)
+
+
 def _lines(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a file that may be written at this moment."""
     text = path.read_text() if path.exists() else ""
@@ -192,10 +226,15 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def replica_groups(
-    folder: Path, groups: int = 3, steps: int = 100_000, restart: str = "", strategy: str = ""
+    folder: Path,
+    groups: int = 3,
+    steps: int = 100_000,
+    restart: str = "",
+    strategy: str = "",
+    server: Host | None = None,
 ) -> Iterator[Groups]:
     """Groups that are not started yet, and a lighthouse; everything ends with the body."""
-    made = Groups(folder, groups, steps, restart, strategy)
+    made = Groups(folder, groups, steps, restart, strategy, server)
     try:
         made.start_lighthouse()
         yield made

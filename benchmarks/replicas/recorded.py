@@ -1,7 +1,8 @@
 """A model whose process writes a digest of its state after every update.
 
 A run.toml names `model`. Each rank adds a line to a file in the folder of the variable DIGESTS: the
-step, a checksum of its parameters and optimizer states, and the time.
+step, a checksum of its parameters and optimizer states, and the time. The variable COMMIT_S makes
+checkpoints slow.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks.faults.plant import Small
+from shardwise.checkpoint.format.place import LocalPlace
 from shardwise.engine.torch_private import local_tensor
 
 DIGESTS = "SHARDWISE_DIGESTS"
+# Seconds that a disk takes to commit a checkpoint.
+COMMIT_S = "SHARDWISE_PLANTED_COMMIT_S"
 # Seconds that a step waits, so that a group that returns finds free cores.
 PAUSE_S = 0.1
 _registered: list[Path] = []
@@ -35,9 +39,20 @@ def model() -> nn.Module:
         path = Path(folder, f"{group}-{rank}-{os.getpid()}.jsonl")
         _registered.append(path)
         register_optimizer_step_post_hook(lambda optimizer, *_: write_digest(optimizer, path))
+        _slow_down_commits(float(os.environ.get(COMMIT_S, "0")))
     module = Small(poisonous=False)
     module.register_forward_pre_hook(lambda *_: time.sleep(PAUSE_S))
     return module
+
+
+def _slow_down_commits(seconds: float) -> None:
+    commit = LocalPlace.commit
+
+    def slow_commit(place: LocalPlace, step: int, data: bytes) -> None:
+        time.sleep(seconds)
+        commit(place, step, data)
+
+    LocalPlace.commit = slow_commit  # type: ignore[method-assign, assignment]
 
 
 def write_digest(optimizer: Any, path: Path) -> None:

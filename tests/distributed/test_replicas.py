@@ -14,6 +14,8 @@ import psutil
 import torch
 
 from benchmarks.replicas.groups import Groups, replica_groups, wait_until
+from benchmarks.replicas.recorded import COMMIT_S
+from shardwise.checkpoint.format.synced import UNFINISHED
 from tests.command import shardwise
 
 PLAIN = """
@@ -109,6 +111,52 @@ def test_a_group_that_comes_after_the_end_has_nothing_to_do(tmp_path: Path) -> N
         groups.start(1)
         assert groups.ended() == [0, 0], groups.said(1)
         assert len(groups.commits()) == before
+
+
+# A limit that the last save exceeds several times.
+SHORT = "replica_timeout_s = 4"
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "runs/it/checkpoints").glob("step-*"))
+
+
+def test_a_last_save_longer_than_the_timeout_is_made_once(tmp_path: Path) -> None:
+    """In place and not from a copy, by a group that answers the others meanwhile."""
+    with replica_groups(tmp_path, groups=2, steps=12, restart=SHORT) as groups:
+        run = tmp_path / "run.toml"
+        run.write_text(run.read_text().replace("every = 20", "background = false"))
+        for group in range(2):
+            groups.start(group, variables={COMMIT_S: "15"})
+        assert groups.ended() == [0, 0], groups.said(0) + groups.said(1)
+        assert checkpoints(tmp_path) == ["step-00000012"]
+        assert "Restarting" not in groups.said(0) + groups.said(1)
+        assert_same_bits(groups)
+
+
+def test_if_the_group_that_saves_last_is_lost_another_one_saves(tmp_path: Path) -> None:
+    with replica_groups(tmp_path, groups=2, steps=12, restart=SHORT) as groups:
+        groups.start(0, variables={COMMIT_S: "3600"})
+        groups.start(1)
+        unfinished = f"step-00000012{UNFINISHED}"
+        assert wait_until(lambda: checkpoints(tmp_path) == [unfinished]), groups.said(0)
+        groups.kill(0)
+        assert groups.ended(only=1) == [0], groups.said(1)
+        assert checkpoints(tmp_path) == ["step-00000012"]
+
+
+def test_a_last_checkpoint_that_is_corrupt_is_saved_again(tmp_path: Path) -> None:
+    with replica_groups(tmp_path, groups=2, steps=12, restart="last_call_s = 0.5") as groups:
+        run = tmp_path / "run.toml"
+        run.write_text(run.read_text().replace("every = 20", "every = 5"))
+        groups.start(0)
+        assert groups.ended() == [0], groups.said(0)
+        last = tmp_path / "runs/it/checkpoints/step-00000012"
+        (last / "rank-00001.safetensors").write_bytes(b"")
+        groups.start(0)
+        assert groups.ended() == [0], groups.said(0)
+        assert checkpoints(tmp_path) == ["step-00000010", last.name, f"{last.name}.broken-1"]
+        assert (last / "rank-00001.safetensors").stat().st_size > 0
 
 
 def test_a_lighthouse_that_restarts_is_survived(tmp_path: Path) -> None:

@@ -73,6 +73,13 @@ def test_only_if_all_stop_does_the_run_stop() -> None:
     assert RollCall({0: entry(stops=1), 1: entry(stops=1)}).all_stop
 
 
+def test_one_group_that_saves_or_has_saved_is_enough() -> None:
+    nobody = RollCall({1: entry(), 2: entry()})
+    assert (nobody.first, nobody.has_saver, nobody.is_saved) == (1, False, False)
+    assert RollCall({1: entry(), 2: entry()._replace(saves=1)}).has_saver
+    assert RollCall({1: entry(), 2: entry()._replace(saved=1)}).is_saved
+
+
 def test_groups_that_train_already_do_not_wait_for_others() -> None:
     assert RollCall({0: entry(tries=3), 1: entry(tries=1)}).tries == 3
     assert RollCall({0: entry(tries=3), 1: entry()}).tries == 0

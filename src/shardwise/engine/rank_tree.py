@@ -100,14 +100,16 @@ class RankTree:
         first = torch.tensor([self.rank if why else self.size])
         self.all_reduce(first, dist.ReduceOp.MIN)
         rank = int(first)
-        if rank == self.size:
-            return None
-        text = torch.zeros(_SENTENCE, dtype=torch.uint8)
+        return None if rank == self.size else Failure(rank, self.text_of(rank, why))
+
+    def text_of(self, rank: int, text: str) -> str:
+        """The text of one rank, on all ranks; longer ones are cut."""
+        values = torch.zeros(_SENTENCE, dtype=torch.uint8)
         if rank == self.rank:
-            data = why.encode()[:_SENTENCE]
-            text[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        self.all_reduce(text)
-        return Failure(rank, bytes(text.tolist()).rstrip(b"\0").decode(errors="ignore"))
+            data = text.encode()[:_SENTENCE]
+            values[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self.all_reduce(values)
+        return bytes(values.tolist()).rstrip(b"\0").decode(errors="ignore")
 
     def _steps(self, values: torch.Tensor, op: Any) -> list[_Step]:
         """What this rank takes part in: up to the last level it is in, and down again."""

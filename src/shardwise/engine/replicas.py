@@ -24,6 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 from shardwise.engine.device import is_lost_peer
 from shardwise.engine.fresh_name import agree_on_name
 from shardwise.engine.mesh import world
+from shardwise.engine.rank_tree import shared_tree
 from shardwise.engine.store import new_store
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import RestartSettings
@@ -40,7 +41,7 @@ class Transport(Protocol):
 
 
 class HealingError(RuntimeError):
-    """This group is behind the others, and their state did not arrive."""
+    """This group is behind the others, and their state did not arrive on every rank."""
 
 
 class Replicas:
@@ -66,14 +67,15 @@ class Replicas:
         self._device, self._transport = device, transport
         # The last error after which connections were closed.
         self._reported: Exception | None = None
-        # The groups that take part in the current step.
+        # The groups that take part in the current step, and whether they were connected for it.
         self.present: tuple[int, ...] = ()
+        self._is_new = False
         timeout = timedelta(seconds=settings.replica_timeout_s)
         # Groups that meet have just spoken to the lighthouse.
         self._lost_after = timedelta(seconds=settings.lost_after_s)
         self._group = group = _process_group(device, timeout)
         group.configure = partial(self._configure, group.configure)
-        store, port = self._shared_store(address)
+        store, store_host, store_port = self._shared_store(address)
         # Kept: the other groups meet in the store of one of them.
         self._store = store
         with _listening_on(address):
@@ -91,8 +93,8 @@ class Replicas:
                 connect_timeout=timedelta(seconds=settings.join_s),
                 rank=self._rank,
                 world_size=self._size,
-                store_addr=address,
-                store_port=port,
+                store_addr=store_host,
+                store_port=store_port,
                 lighthouse_addr=f"http://{settings.lighthouse}",
                 replica_id=f"{number:05d}",
                 hostname=address,
@@ -101,16 +103,17 @@ class Replicas:
                 quorum_retries=_QUORUM_RETRIES,
             )
 
-    def _shared_store(self, address: str) -> tuple[Any, int]:
-        """A store of this group at `address`, and its port; rank 0 holds it."""
+    def _shared_store(self, address: str) -> tuple[Any, str, int]:
+        """A store of this group, and the address and port at which rank 0 holds it."""
         store = new_store(address) if self._rank == 0 else None
-        port = torch.tensor([store.port if store is not None else 0])
-        if self._size > 1:
-            dist.broadcast(port, 0)
-        return store, int(port)
+        # Other ranks may be on other hosts.
+        where = "" if store is None else f"{address} {store.port}"
+        host, port = shared_tree().text_of(0, where).split()
+        return store, host, int(port)
 
     def _configure(self, configure: Callable[..., None], *arguments: Any) -> None:
         """Connect the ranks of the groups that meet, under a name that was never used before."""
+        self._is_new = True
         address, replica, rank, size, *_, ranks = arguments
         # torchft counts ranks over all groups: these are the ranks of one number in each group.
         self.present = tuple(sorted(one // self._size for one in ranks))
@@ -147,20 +150,25 @@ class Replicas:
         gc.collect()
         return False
 
-    def meet(self) -> None:
+    def meet(self) -> bool:
         """Wait for the groups of the next step; load their state if this one is behind.
+
+        Return whether the groups were connected anew, which they are before any state is loaded. It
+        is the same on all ranks of a group. Whether the state arrived is not: torchft only notes an
+        error, and the rank stays at its step.
 
         Raises:
             SpecError: Their state is of another run.
             HealingError: Their state did not arrive. The group has to start again.
         """
-        self._transport.failure = None
+        self._transport.failure, self._is_new = None, False
         self._manager.start_quorum()
         failure = self._transport.failure
         if isinstance(failure, SpecError):
             raise failure
         if failure is not None:
             raise HealingError(f"The state of another replica group did not arrive: {failure}")
+        return self._is_new
 
     def sum(self, values: torch.Tensor) -> torch.Tensor | None:
         """The sum of integers over the groups; None if a group was lost."""

@@ -113,6 +113,8 @@ class RunCheckpoints:
         self._saved_at = time.monotonic()
         self._saved: int | None = None
         self._loaded: int | None = None
+        # Steps of checkpoints that could not be loaded.
+        self._corrupt: frozenset[int] = frozenset()
         self._failure: SaveError | None = None
 
     @property
@@ -126,9 +128,20 @@ class RunCheckpoints:
         step = self.last_step
         return None if step is None else f"{self._place.url.rstrip('/')}/{name_of(step)}"
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save of this process is in progress."""
+        return self._saver.busy
+
     def is_saved(self, step: int) -> bool:
-        """Whether the checkpoint of a step is complete, whoever wrote it. All ranks call this."""
-        found = torch.tensor([self._rank == 0 and step in self._place.steps()], dtype=torch.int64)
+        """Whether the checkpoint of a step is complete, whoever wrote it. All ranks call this.
+
+        One that could not be loaded has to be saved again.
+        """
+        saved = False
+        if self._rank == 0:
+            saved = step not in self._corrupt and step in self._place.steps()
+        found = torch.tensor([saved or step == self._saver.last], dtype=torch.int64)
         shared_tree().all_reduce(found)
         return bool(found)
 
@@ -141,6 +154,7 @@ class RunCheckpoints:
         t, manifest = self._training, loaded.manifest
         state.restore_quantised(t.model, t.optimizer, self._updated)
         t.step = self._saved = self._loaded = manifest.step
+        self._corrupt = loaded.skipped_steps
         t.batches.seek(manifest.step, manifest.sequences)
         if manifest.world == self._world:
             prefix = f"{state.RANK}.{self._rank}."
@@ -233,7 +247,7 @@ class RunCheckpoints:
         due = settings.minutes and time.monotonic() - self._saved_at > 60 * settings.minutes
         return bool(self._rank == 0 and due and not self._saver.busy)
 
-    def save(self, rank_state: Mapping[str, torch.Tensor]) -> None:
+    def save(self, rank_state: Mapping[str, torch.Tensor], unchanged: bool = False) -> None:
         t = self._training
         if t.step == self._saved:
             return
@@ -248,10 +262,9 @@ class RunCheckpoints:
         own = state.rank_state(self._rank, t.device, rank_state)
         self._finish_save()
         self._saved_at, self._saved, self._failure = time.monotonic(), t.step, None
-        self._saver.save(
-            state.updated(t.model, t.optimizer), state.buffers_of(t.model), own, manifest
-        )
-        if not self._settings.background:
+        updated, buffers = state.updated(t.model, t.optimizer), state.buffers_of(t.model)
+        self._saver.save(updated, buffers, own, manifest, unchanged)
+        if not self._settings.background and not unchanged:
             self._finish_save()
 
     def leave_save(self) -> None:

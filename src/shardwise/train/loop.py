@@ -87,8 +87,11 @@ class Checkpoints(Protocol):
         """Whether this rank wants a checkpoint after `step` steps; one rank is enough."""
         ...
 
-    def save(self, rank_state: Mapping[str, torch.Tensor]) -> None:
-        """Save the training, with the state of this rank alone."""
+    def save(self, rank_state: Mapping[str, torch.Tensor], unchanged: bool = False) -> None:
+        """Save the training, with the state of this rank alone.
+
+        With `unchanged`, parameters do not change before `finish`: this does not wait for the save.
+        """
         ...
 
     def wait_until_copied(self) -> None:
@@ -183,11 +186,12 @@ class Saver:
             self.finish()
             raise
 
-    def save(self) -> None:
+    def save(self, unchanged: bool = False) -> None:
+        """Save; with `unchanged`, parameters do not change before `finish`."""
         if self._checkpoints is not None:
             self.check()
             with section("save", slow=True):
-                self._checkpoints.save(self._window.state())
+                self._checkpoints.save(self._window.state(), unchanged)
 
     def wait_until_copied(self) -> None:
         if self._checkpoints is not None:

@@ -34,6 +34,7 @@ class Loaded(NamedTuple):
 
     manifest: Manifest
     skipped: list[str]
+    skipped_steps: frozenset[int] = frozenset()
 
 
 class NoIntactCheckpointError(Exception):
@@ -50,7 +51,7 @@ Allocate = Callable[[Manifest, Mapping[str, Tensor]], Mapping[str, torch.Tensor]
 
 def load_last(place: Place, allocate: Allocate) -> Loaded | None:
     """Load the newest intact checkpoint; None if there is none at all. All ranks call this."""
-    skipped: list[str] = []
+    skipped: dict[int, str] = {}
     tree = shared_tree()
     for step in reversed(_agreed_steps(place)):
         folder = place.folder(step)
@@ -61,10 +62,11 @@ def load_last(place: Place, allocate: Allocate) -> Loaded | None:
                 tensors = allocate(checkpoint.manifest, checkpoint.tensors)
                 reason = _load(checkpoint, tensors, tree)
                 if not reason:
-                    return Loaded(checkpoint.manifest, skipped)
-        skipped.append(f"{name_of(step)}: {reason}")
+                    return Loaded(checkpoint.manifest, [*skipped.values()], frozenset(skipped))
+        skipped[step] = f"{name_of(step)}: {reason}"
     if skipped:
-        raise NoIntactCheckpointError("No intact checkpoint:\n  " + "\n  ".join(skipped))
+        reasons = "\n  ".join(skipped.values())
+        raise NoIntactCheckpointError(f"No intact checkpoint:\n  {reasons}")
     return None
 
 

@@ -55,15 +55,16 @@ class Saver:
         buffers: Mapping[str, torch.Tensor],
         own: Mapping[str, torch.Tensor],
         manifest: Manifest,
+        unchanged: bool = False,
     ) -> None:
         """Start a save after the last one has finished; `wait` raises its error.
 
         All ranks hold `updated` and `buffers`; `own` are tensors of this rank alone. In the
         background, `updated` is copied while training continues: call `wait_until_copied` before
-        changing it.
+        changing it. With `unchanged` it stays as it is until `wait`: this never waits for the save.
         """
         self.wait()
-        if not self._background:
+        if not self._background and not unchanged:
             self._write({**updated, **buffers}, own, manifest)
             return
         copies, own_copies = (
@@ -106,7 +107,7 @@ class Saver:
         state: dict[str, torch.Tensor] = {}
         failure: Exception | None = None
         try:
-            state = {**self._stage(updated), **copies}
+            state = {**(self._stage(updated) if self._background else updated), **copies}
         except Exception as error:
             failure = error
         finally:

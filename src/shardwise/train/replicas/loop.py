@@ -5,6 +5,9 @@ and commit it together after its gradients are averaged. If a group is lost in b
 repeat the step without it. A group that returns loads the last checkpoint and then receives the
 current state of another group.
 
+After the last step, groups go on with roll calls while one of them saves, however long that takes:
+a group that is lost is missed within seconds, and another one saves.
+
 Everything else stays inside a group: agreement, gradient norm, log lines. One group writes each
 checkpoint, the first of those present, because all hold the same bits.
 """
@@ -18,11 +21,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from shardwise.checkpoint.dcp.transport import TensorTransport
 from shardwise.engine.annotate import DATA, annotated
 from shardwise.engine.device import random_states, set_random_states
-from shardwise.engine.replicas import Replicas
+from shardwise.engine.rank_tree import shared_tree
+from shardwise.engine.replicas import HealingError, Replicas
 from shardwise.train.agree import Agreement, Reason
 from shardwise.train.batches import MicroBatch
 from shardwise.train.checkpoints import RunCheckpoints
@@ -107,7 +112,7 @@ class _Member:
         self._current: _Prepared | None = None
         self._ahead: _Prepared | None = None
         self._reason: Reason | None = None
-        self._is_closed = False
+        self._saves_last = self._is_closed = False
         self._state = HealingState(training, self._window, digest)
         address = replica_address(self._settings)
         with section("replicas", slow=True):
@@ -125,9 +130,8 @@ class _Member:
 
     def train(self) -> Reason:
         last = self._training.settings.steps
-        while not self._has_ended(last):
-            with section("replicas", slow=True):
-                self._replicas.meet()
+        while self._reason is None and not self._is_closed:
+            self._meet()
             if self._training.step < last:
                 self._train_step(last)
             else:
@@ -146,11 +150,28 @@ class _Member:
         self._state.load(received)
         self._changes.healed(before, self._training.step)
 
-    def _has_ended(self, last: int) -> bool:
-        """Whether this group stops, or the last step is saved."""
-        if self._reason is not None or self._is_closed:
-            return True
-        return self._training.step >= last and self._checkpoints.is_saved(last)
+    def _meet(self) -> None:
+        """Meet the other groups, and continue at the same step on all ranks of this one.
+
+        Raises:
+            HealingError: Some ranks received the state of another group, and others did not.
+        """
+        if self._ahead is not None:
+            # Started during the last step. Other collectives of the group begin after its end.
+            with section("agree", slow=True):
+                self._ahead.agreement.result()
+        with section("replicas", slow=True):
+            if not self._replicas.meet():
+                return
+            step = self._training.step
+            bounds = torch.tensor([-step, step])
+            shared_tree().all_reduce(bounds, dist.ReduceOp.MAX)
+        least, largest = -int(bounds[0]), int(bounds[1])
+        if least < largest:
+            raise HealingError(
+                "The state of another replica group did not arrive on every rank: some are at step "
+                f"{largest} and some at step {least}"
+            )
 
     # ---- a step ----------------------------------------------------------------------------------
 
@@ -171,7 +192,7 @@ class _Member:
         if call.is_left_by_some or self._waits_for_others(call):
             return
         if agreed.save:
-            self._save_if_first()
+            self._save_if_first(call)
         random = random_states(t.device)
         with section("step", slow), self._observer.step(number):
             if number < last and self._ahead is None:
@@ -208,7 +229,7 @@ class _Member:
         t.stopped_by = self._received_signal() or signal.SIGTERM
         report(stopped_by=t.stopped_by or 0)
         if call.all_stop and t.step > self._first:
-            self._save_if_first()
+            self._save_if_first(call)
 
     def _waits_for_others(self, call: RollCall) -> bool:
         """Whether to meet again, since all groups just start and not all are there."""
@@ -220,29 +241,49 @@ class _Member:
         time.sleep(_TRY_EVERY_S)
         return True
 
-    def _save_if_first(self) -> None:
-        """Save, if this is the first of the groups that are present; the others hold the same."""
-        if self._replicas.present[0] == self._group.number:
+    def _save_if_first(self, call: RollCall) -> None:
+        """Save, if this is the first of the groups that are present.
+
+        A step that is repeated may be saved already, by a group that was lost since.
+        """
+        if call.first == self._group.number and not self._is_saved():
             self._saver.save()
         else:
             self._checkpoints.leave_save()
         self._clock.skip()
 
-    def _close_run(self) -> None:
-        """Save the last step, and let no group leave before it is saved."""
-        call = self._call_roll()
-        if call is not None and call.is_left_by_some:
-            return
-        if call is not None:
-            self._save_if_first()
-            self._saver.finish()
-            # The group that saves answers only afterwards.
-            self._is_closed = self._call_roll() is not None
-        self._replicas.commit()
+    def _is_saved(self) -> bool:
+        with section("save", slow=True):
+            return self._checkpoints.is_saved(self._training.step)
 
-    def _call_roll(self, tokens: int = 0, stops: bool = False) -> RollCall | None:
+    def _close_run(self) -> None:
+        """Find whether the last step is saved; if no group saves, the first one begins."""
+        # In this order: a save that is over was either committed or has failed.
+        saves = self._checkpoints.is_saving
+        call = self._call_roll(saves=saves, saved=self._is_saved())
+        if call is None:
+            self._replicas.commit()
+            # The lost group may have left because the step is saved.
+            self._is_closed = self._is_saved()
+        elif call.is_left_by_some:
+            return
+        elif call.is_saved:
+            self._is_closed = True
+            if not self._saves_last:
+                self._checkpoints.leave_save()
+        elif self._saves_last and not call.entries[self._group.number].saves:
+            self._saver.finish()
+        elif not call.has_saver and call.first == self._group.number:
+            self._saver.save(unchanged=True)
+            self._saves_last = True
+        else:
+            time.sleep(_TRY_EVERY_S)
+
+    def _call_roll(
+        self, tokens: int = 0, stops: bool = False, saves: bool = False, saved: bool = False
+    ) -> RollCall | None:
         with section("replicas", slow=True):
-            entry = Entry(1, self._digest, tokens, int(stops), self._tries)
+            entry = Entry(1, self._digest, tokens, stops, self._tries, saves, saved)
             return call_roll(self._replicas, self._group, entry)
 
     # ---- batches ---------------------------------------------------------------------------------

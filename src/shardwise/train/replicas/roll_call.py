@@ -23,6 +23,9 @@ class Entry(NamedTuple):
     stops: int
     # At the start of a group: how often it has tried to meet all others; 0 once it trains.
     tries: int
+    # Whether a save of this group is in progress, and whether the last step is saved.
+    saves: int = 0
+    saved: int = 0
 
 
 class RollCall(NamedTuple):
@@ -42,6 +45,19 @@ class RollCall(NamedTuple):
     @property
     def all_stop(self) -> bool:
         return all(entry.stops for entry in self.entries.values())
+
+    @property
+    def is_saved(self) -> bool:
+        return any(entry.saved for entry in self.entries.values())
+
+    @property
+    def has_saver(self) -> bool:
+        return any(entry.saves for entry in self.entries.values())
+
+    @property
+    def first(self) -> int:
+        """The first group that is present, which saves for all: they hold the same bits."""
+        return min(self.entries)
 
     def refused(self) -> dict[int, str]:
         """Groups that cannot train with the others, and why: those that train already stay."""
