@@ -63,6 +63,7 @@ def break_run(folder: Path, case: Case, expected: Reference) -> Outcome:
     serves = not (fault.of_server and fault.restarts)
     count = case.hosts + fault.spare
     with cluster(folder, count, case.strategy, nodes, STEPS, serves) as run:
+        run.step_s = fault.step_s
         for number in range(count):
             run.start(number)
         if not run.reaches(case.moment):

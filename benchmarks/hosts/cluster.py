@@ -71,6 +71,7 @@ class Cluster:
         self, folder: Path, lab: Sequence[Host], server: Host, strategy: str, nodes: str, steps: int
     ) -> None:
         self.folder, self.hosts, self.server, self.nodes = folder, list(lab), server, nodes
+        self.step_s = STEP_S
         setup = STRATEGIES[strategy]
         self.processes = setup.processes
         folder.mkdir(parents=True)
@@ -107,7 +108,7 @@ class Cluster:
             "PET_RDZV_ID": RUN_ID,
             "NO_COLOR": "1",
             "OMP_NUM_THREADS": "1",
-            plant.STEP_S: str(STEP_S),
+            plant.STEP_S: str(self.step_s),
         }
         with output.open("ab") as file:
             return subprocess.Popen(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from benchmarks.hosts.cluster import Cluster, wait_until
+from benchmarks.hosts.cluster import STEP_S, Cluster, wait_until
 
 
 class Fault(NamedTuple):
@@ -26,6 +26,8 @@ class Fault(NamedTuple):
     spare: bool = False
     # Whether the same number of hosts trains at all times.
     same_size: bool = True
+    # Seconds of a step: a run must not end before a host is back.
+    step_s: float = STEP_S
     is_long: bool = False
 
 
@@ -137,6 +139,7 @@ FAULTS = {
             _grow,
             elastic=True,
             same_size=False,
+            step_s=1.0,
         ),
     )
 }
