@@ -26,7 +26,7 @@ class Fault(NamedTuple):
     spare: bool = False
     # Whether the same number of hosts trains at all times.
     same_size: bool = True
-    # Seconds of a step: a run must not end before a host is back.
+    # Seconds of a forward pass: a run must not end before a host is back.
     step_s: float = STEP_S
     is_long: bool = False
 
@@ -139,7 +139,7 @@ FAULTS = {
             _grow,
             elastic=True,
             same_size=False,
-            step_s=1.0,
+            step_s=0.2,
         ),
     )
 }
