@@ -203,18 +203,16 @@ class Cluster:
         of them on the address of their host. Only the rendezvous has a port of its own.
         """
         found, stores = [], []
-        for pid in processes_on(self.hosts):
-            with suppress(psutil.Error):
-                process = psutil.Process(pid)
-                is_rank = process.name().startswith("rank ")
-                for one in process.net_connections("tcp"):
-                    if one.status != psutil.CONN_LISTEN:
-                        continue
-                    own = one.laddr.ip in {host.address for host in (*self.hosts, self.server)}
-                    if own and not is_rank and one.laddr.port != PORT:
-                        stores.append(f"{one.laddr.ip}:{one.laddr.port}")
-                    elif not own:
-                        found.append(f"{process.name()} {one.laddr.ip}:{one.laddr.port}")
+        for host in {one.namespace: one for one in (*self.hosts, self.server)}.values():
+            command = host.command("ss", "-Hltnp")
+            listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            for line in listed.splitlines():
+                address, _, port = line.split()[3].rpartition(":")
+                is_rank = 'users:(("rank ' in line
+                if address != host.address:
+                    found.append(line)
+                elif not is_rank and int(port) != PORT:
+                    stores.append(line)
         return found + stores[1:]
 
     def state(self) -> dict[str, bytes]:
