@@ -77,6 +77,13 @@ def save(case: dict[str, Any]) -> str:
     saver = Saver(find_place(case["place"]), 0, case.get("background", False))
     own = {f"rank.{dist.get_rank()}.mark": torch.tensor([dist.get_rank()])}
     about = Manifest(step=1, world=4, sequences=0, run={}, versions={})
+    return said_by(saver, state, own, about)
+
+
+def said_by(
+    saver: Saver, state: dict[str, torch.Tensor], own: dict[str, torch.Tensor], about: Manifest
+) -> str:
+    """Save; what is said if it fails."""
     saver.save(state, {}, own, about)
     try:
         saver.wait()

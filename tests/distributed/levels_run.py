@@ -17,13 +17,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from shardwise.checkpoint.dcp.load import load_last
-from shardwise.checkpoint.dcp.save import SaveError, Saver
+from shardwise.checkpoint.dcp.save import Saver
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.place import find_place
 from shardwise.engine import rank_tree
 from shardwise.engine.device import is_lost_peer
 from shardwise.engine.rank_tree import shared_tree
+from tests.distributed.layout_run import said_by
 
 ROWS = 100
 # Before the step at which a rank dies, all agree.
@@ -64,12 +65,7 @@ def save(case: dict[str, Any]) -> str:
     if rank == case.get("fails"):
         state["plain"] = "no tensor"  # type: ignore[assignment]
     about = Manifest(step=case["step"], world=size, sequences=0, run={}, versions={})
-    saver.save(state, {}, own, about)
-    try:
-        saver.wait()
-    except SaveError as error:
-        return str(error)
-    return ""
+    return said_by(saver, state, own, about)
 
 
 def load(case: dict[str, Any]) -> bool:

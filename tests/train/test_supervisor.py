@@ -73,8 +73,8 @@ def test_a_death_is_detected_since_the_rank_was_last_seen_alive(
     assert recorded(tmp_path)["detect_s"] == pytest.approx(0.37)
 
 
-def test_a_hang_is_detected_since_its_last_heartbeat(tmp_path: Path, clock: Clock) -> None:
-    supervisor, beats = supervise(tmp_path)
+def hang(supervisor: Supervisor, beats: Path, clock: Clock) -> None:
+    """Let rank 1 hang, so that both are killed and restarted."""
     beat(beats, clock.now, 1, 16, "data")
     beat(beats, clock.now + 1, 0, 16, "step")
     for _ in range(31):
@@ -84,6 +84,11 @@ def test_a_hang_is_detected_since_its_last_heartbeat(tmp_path: Path, clock: Cloc
     supervisor.add_failures({0: -9, 1: -9})
     assert supervisor.should_restart()
     supervisor.finish()
+
+
+def test_a_hang_is_detected_since_its_last_heartbeat(tmp_path: Path, clock: Clock) -> None:
+    supervisor, beats = supervise(tmp_path)
+    hang(supervisor, beats, clock)
     assert recorded(tmp_path)["detect_s"] == pytest.approx(31)
 
 
@@ -167,15 +172,7 @@ def test_a_folder_that_cannot_be_written_costs_the_records_only(
     # A name that cannot be opened, and one that is no folder: refused for root too.
     (tmp_path / "recoveries.jsonl").mkdir()
     (tmp_path / "hangs").write_text("in the way")
-    beat(beats, clock.now, 1, 16, "data")
-    beat(beats, clock.now + 1, 0, 16, "step")
-    for _ in range(31):
-        clock.now += 1
-        supervisor.all_alive()
-        supervisor.poll()
-    supervisor.add_failures({0: -9, 1: -9})
-    assert supervisor.should_restart()
-    supervisor.finish()
+    hang(supervisor, beats, clock)
     supervisor.finish()
     said = capsys.readouterr().err
     assert said.count("Stacks: not written") == 1

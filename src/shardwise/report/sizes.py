@@ -52,13 +52,5 @@ def print_sizes(run: RunSpec, sizes: Sequence[Size]) -> None:
 
 
 def _values(size: Size) -> list[int | float | None]:
-    if size.predicted is None:
-        return [size.hosts, None, None, None, None]
-    memory, time, rate = size.predicted.memory, size.predicted.time, size.predicted.throughput
-    return [
-        size.hosts,
-        size.accumulate,
-        (memory.needed_bytes or memory.peak_allocated_bytes) if memory is not None else None,
-        time.step_s if time is not None else None,
-        rate.tokens_per_s if rate is not None else None,
-    ]
+    accumulate = None if size.problem else size.accumulate
+    return [size.hosts, accumulate, size.memory_bytes, size.step_s, size.tokens_per_s]

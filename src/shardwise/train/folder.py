@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Mapping
 from importlib import metadata
@@ -15,6 +14,7 @@ from typing import IO, Any
 
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, write_run
+from shardwise.train.say import say
 from shardwise.version import __version__
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
@@ -58,7 +58,7 @@ def lock_folder(folder: Path) -> IO[str]:
                 break
             time.sleep(0.1)
         except OSError as error:
-            _say(
+            say(
                 f"{folder} cannot be locked ({error.strerror}): its file system has no locks, so "
                 "nothing prevents two runs in it"
             )
@@ -71,10 +71,6 @@ def lock_folder(folder: Path) -> IO[str]:
             return file
     who = holder or "another process"
     raise SpecError(f"{folder}: {who} trains in this folder; wait for it or stop it")
-
-
-def _say(message: str) -> None:
-    print(f"shardwise: {message}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def default_name(run_file: Path) -> str:

@@ -7,7 +7,6 @@ for the network: a thread of the client talks to the server.
 from __future__ import annotations
 
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -37,6 +36,7 @@ from shardwise.train.membership import (
 from shardwise.train.rendezvous_address import bind_address, endpoint, own_address
 from shardwise.train.rendezvous_client import Contact, RendezvousClient
 from shardwise.train.rendezvous_server import serve_if_local
+from shardwise.train.say import say
 
 # Seconds from one message about waiting to the next.
 _SAY_EVERY_S = 30.0
@@ -133,7 +133,7 @@ class HostRendezvous(RendezvousHandler):
                 )
             if now - said_at > _SAY_EVERY_S:
                 said_at = now
-                _say(self._reason(contact))
+                say(self._reason(contact))
             time.sleep(0.05)
 
     # ---- called by the supervisor ---------------------------------------------------------------
@@ -202,7 +202,7 @@ class HostRendezvous(RendezvousHandler):
     def _check_unfinished(self) -> None:
         """A host that comes after the end finds nobody: only the run folder tells."""
         if self._is_done():
-            _say("the run is done")
+            say("the run is done")
             raise RendezvousGracefulExitError("the run is done")
 
     def _accept(self, view: View) -> RendezvousInfo | None:
@@ -249,7 +249,3 @@ class HostRendezvous(RendezvousHandler):
         needed = f"{min(sizes)} to {max(sizes)}" if len(sizes) > 1 else str(sizes[0])
         count = contact.view.waiting + 1
         return f"waiting for hosts: {count} of {needed} here ({', '.join(here[:8])})"
-
-
-def _say(message: str) -> None:
-    print(f"shardwise: {message}", file=sys.stderr, flush=True)  # noqa: T201

@@ -21,22 +21,32 @@ class Size(NamedTuple):
     predicted: StepProfile | None = None
     problem: str = ""
 
+    @property
+    def memory_bytes(self) -> int | None:
+        memory = self.predicted.memory if self.predicted is not None else None
+        return None if memory is None else memory.needed_bytes or memory.peak_allocated_bytes
+
+    @property
+    def step_s(self) -> float | None:
+        time = self.predicted.time if self.predicted is not None else None
+        return None if time is None else time.step_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        rate = self.predicted.throughput if self.predicted is not None else None
+        return None if rate is None else rate.tokens_per_s
+
     def __str__(self) -> str:
         hosts = f"{self.hosts} host{'s' if self.hosts != 1 else ''}"
         if self.problem or self.predicted is None:
             return f"{hosts}: not used: {self.problem}"
         words = [f"{hosts}: {self.accumulate} micro-batches per rank and step"]
-        memory, time, rate = (
-            self.predicted.memory,
-            self.predicted.time,
-            self.predicted.throughput,
-        )
-        if memory is not None:
-            words.append(f"{show_gib(memory.needed_bytes or memory.peak_allocated_bytes)} per rank")
-        if time is not None:
-            words.append(f"{show_seconds(time.step_s)} per step")
-        if rate is not None:
-            words.append(f"{show_count(rate.tokens_per_s)} tokens/s")
+        if self.memory_bytes is not None:
+            words.append(f"{show_gib(self.memory_bytes)} per rank")
+        if self.step_s is not None:
+            words.append(f"{show_seconds(self.step_s)} per step")
+        if self.tokens_per_s is not None:
+            words.append(f"{show_count(self.tokens_per_s)} tokens/s")
         return ", ".join(words)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from io import FileIO
@@ -16,6 +14,7 @@ from shardwise.train.best_effort import BestEffort, append_line
 from shardwise.train.hang_detector import Hang, HangDetector, kill_processes
 from shardwise.train.heartbeat import Heartbeat, request_resize
 from shardwise.train.membership import Fault
+from shardwise.train.say import say
 from shardwise.train.traffic import TrafficMeter
 
 # Exit codes that a restart would only repeat: invalid input, unequal data or a non-finite gradient.
@@ -374,6 +373,4 @@ class Supervisor:
         return str(folder)
 
     def log(self, message: str) -> None:
-        # The output may be a file on a full disk.
-        with contextlib.suppress(OSError):
-            print(f"shardwise: {message}", file=sys.stderr, flush=True)  # noqa: T201
+        say(message)
