@@ -352,3 +352,14 @@ def test_each_number_of_hosts_is_predicted_like_a_cluster_of_that_size() -> None
         assert sizes[hosts]["memory_bytes"] == alone["memory"]["needed_bytes"]
     assert "does not fit" in sizes[1]["problem"]
     assert "job.global_batch" in sizes[5]["problem"]
+
+
+def test_one_number_of_hosts_needs_no_global_batch() -> None:
+    done = run("estimate", *BASIC, "--nnodes", "2")
+    assert done.stdout.startswith("llama-3-8b on 2 hosts, predicted")
+
+
+def test_a_trace_of_several_sizes_is_refused() -> None:
+    done = run("estimate", *HOSTS, "--nnodes", "1:4", "--trace", "step.json")
+    assert done.returncode == 2
+    assert "leave out --nnodes" in done.stderr

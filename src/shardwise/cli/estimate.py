@@ -96,6 +96,10 @@ def estimate(
     """
     from shardwise.api import describe_run, estimate_run, ways_for
     from shardwise.report.estimate import print_estimate
+    from shardwise.spec.record import SpecError
+
+    if nnodes is not None and trace is not None:
+        raise SpecError("--trace: draws one configuration; leave out --nnodes")
 
     described = describe_run(
         model,

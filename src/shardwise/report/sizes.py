@@ -33,12 +33,11 @@ def sizes_record(sizes: Sequence[Size]) -> list[dict[str, Any]]:
 
 def print_sizes(run: RunSpec, sizes: Sequence[Size]) -> None:
     out = screen()
-    heading = Text(run.model.name, style="bold")
-    out.print(
-        heading
-        + f", {run.job.global_batch or 0:,} tokens per step on {sizes[-1].hosts} to "
-        + f"{sizes[0].hosts} hosts, predicted\n"
-    )
+    batch = run.job.global_batch
+    tokens = f", {batch:,} tokens per step" if batch is not None else ""
+    least, most = sizes[-1].hosts, sizes[0].hosts
+    hosts = f"{least} to {most} hosts" if least < most else f"{most} host{'s'[: most > 1]}"
+    out.print(Text(run.model.name, style="bold") + f"{tokens} on {hosts}, predicted\n")
     table = Table(_COLUMNS)
     for size in sizes:
         if not size.problem:
