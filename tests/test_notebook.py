@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 import shardwise
+from shardwise.spec.quantity import show_seconds
 from shardwise.step import Provenance, TimeProfile
 from tests.command import PATIENCE_S, environment
 
@@ -58,6 +59,17 @@ def test_a_prediction_and_its_measurement_are_compared_term_by_term() -> None:
     # Memory and time of both, and the error of the step: 1 / 1.25 - 1.
     assert Bars(shown).count == 4
     assert f"{1 / 1.25 - 1:+.1%}" in shown
+
+
+def test_a_plan_has_one_step_time() -> None:
+    plan = shardwise.plan("llama-3-8b", "8xH100-SXM")
+    assert plan.winner is not None
+    assert plan.winner.strategy.blocks_per_unit > 1
+    profile = plan.profile(plan.winner)
+    assert profile.time is not None
+    assert profile.time.step_s == pytest.approx(plan.winner.step_s)
+    assert profile.known_memory.needed_bytes == pytest.approx(plan.winner.needed_bytes)
+    assert plan._repr_html_().count(show_seconds(plan.winner.step_s)) >= 3
 
 
 def test_a_plan_without_a_winner_still_displays() -> None:

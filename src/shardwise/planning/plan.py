@@ -32,6 +32,7 @@ from shardwise.planning.search import MIN_GAIN, Found, Nearest, Search
 from shardwise.planning.sequence import longest
 from shardwise.planning.space import Space
 from shardwise.predict.configurations import Configurations
+from shardwise.predict.estimate import price
 from shardwise.predict.fit import Change, other_parallelism, ways_to_fit
 from shardwise.predict.memory import predict_memory
 from shardwise.predict.rates import coefficients_for, error_interval, hardware_of, is_fitted
@@ -41,6 +42,7 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import SMALLER
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
+from shardwise.step import StepProfile
 
 Objective = Literal["throughput", "memory", "sequence", "money"]
 # The objective "memory" takes the least memory of those with this share of the best throughput.
@@ -107,6 +109,13 @@ class Plan(NamedTuple):
 
     def _repr_html_(self) -> str:
         return html_of(self)
+
+    def profile(self, one: Candidate) -> StepProfile:
+        """Predict the step of a candidate term by term, as `estimate` does."""
+        # Predictions form the units themselves.
+        units = self.units.of(one.strategy.but(blocks_per_unit=1))
+        origin = "formulas" if isinstance(self.problem.model, ModelSpec) else "traced module"
+        return price(units, one.strategy, self.problem.cluster, self.problem.job, origin)
 
     def too_close_to_call(self) -> int:
         """How many other layouts differ too little from the winner to tell which is faster.

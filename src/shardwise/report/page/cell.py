@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.planning.plan import Plan
-from shardwise.predict.estimate import price
 from shardwise.report.page.against import against_section
 from shardwise.report.page.headline import about, tiles
 from shardwise.report.page.markup import Content, Markup, element
@@ -44,12 +43,9 @@ def _subject(name: str, profile: StepProfile) -> Subject:
 
 
 def _plan_cell(plan: Plan) -> str:
-    problem, winner = plan.problem, plan.winner
-    subject = Subject(problem.model.name, "", plan=plan)
-    if winner is not None:
-        units = plan.units.of(winner.strategy)
-        profile = price(units, winner.strategy, problem.cluster, problem.job, "formulas")
-        subject = subject._replace(predicted=profile)
+    subject = Subject(plan.problem.model.name, "", plan=plan)
+    if plan.winner is not None:
+        subject = subject._replace(predicted=plan.profile(plan.winner))
     return _cell([subject], plan_section(plan))
 
 
