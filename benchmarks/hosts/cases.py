@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.hosts.cluster import Cluster, cluster, wait_until
-from benchmarks.hosts.faults import FAULTS, Fault
+from benchmarks.hosts.faults import FAULTS, JOINED, Fault
 
 STEPS = 40
 TOLERANCE = 1e-6
@@ -74,7 +74,8 @@ def break_run(folder: Path, case: Case, expected: Reference) -> Outcome:
         noticed_s, recovery_s = _follow(run, fault, victim, survivor)
         survived = run.ends() and run.step() == STEPS
         said = {n: run.said(n) for n in range(count)}
-        if not survived:
+        joined = not fault.joins or JOINED in said[survivor]
+        if not survived or not joined:
             return _failed(case, fault, "\n".join(f"{n}: {s[-800:]}" for n, s in said.items()))
         blamed = _is_blamed(run, fault, victim, survivor)
         same_end = _same_end(run, fault, expected)

@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from benchmarks.hosts.cluster import STEP_S, Cluster, wait_until
 
+# What launchers say when hosts come or go.
+JOINED = "Hosts join or leave"
+
 
 class Fault(NamedTuple):
     """A fault of host `victim`, which returns once the fault is over.
@@ -29,6 +32,8 @@ class Fault(NamedTuple):
     # Seconds of a forward pass: a run must not end before a host is back.
     step_s: float = STEP_S
     is_long: bool = False
+    # Whether a host must join while the others train.
+    joins: bool = False
 
 
 def _kill_rank(run: Cluster, victim: int) -> None:
@@ -85,9 +90,10 @@ def _grow(run: Cluster, victim: int) -> None:
     """The host leaves, the others go on, and it comes back while they train."""
     before = run.step()
     run.kill(victim)
-    run.reaches(before + 5)
+    run.reaches(before + 2)
     run.start(victim)
-    wait_until(lambda: "Hosts join or leave" in run.said(0 if victim else 1))
+    other = 0 if victim else 1
+    wait_until(lambda: JOINED in run.said(other) or "the run is done" in run.said(victim))
 
 
 FAULTS = {
@@ -139,7 +145,8 @@ FAULTS = {
             _grow,
             elastic=True,
             same_size=False,
-            step_s=0.2,
+            joins=True,
+            step_s=0.4,
         ),
     )
 }
