@@ -32,7 +32,7 @@ MOMENTS = (15, 30)
 def cases(
     faults: list[str], counts: list[int], strategies: list[str], moments: list[int]
 ) -> list[Case]:
-    """All combinations; faults that last for minutes happen at the first moment only."""
+    """All combinations; long faults happen at the first moment only."""
     return [
         Case(fault, hosts, strategy, moment)
         for moment in moments

@@ -31,6 +31,7 @@ class Fault(NamedTuple):
     same_size: bool = True
     # Seconds of a forward pass: a run must not end before a host is back.
     step_s: float = STEP_S
+    # Whether it lasts for minutes, or needs many steps after it.
     is_long: bool = False
     # Whether a host must join while the others train.
     joins: bool = False
@@ -146,7 +147,8 @@ FAULTS = {
             elastic=True,
             same_size=False,
             joins=True,
-            step_s=0.4,
+            step_s=0.2,
+            is_long=True,
         ),
     )
 }
