@@ -9,7 +9,7 @@ from shardwise.predict.estimate import price
 from shardwise.spec.adapter import Adapter, read_adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
-from shardwise.spec.lookup import Model, ModuleRef, find_cluster, find_model, read_toml
+from shardwise.spec.lookup import ON_DISK, Lookup, Model, ModuleRef, read_toml
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import Problems, SpecError
 from shardwise.spec.run import RunSpec, default_seq_len, default_strategy, read_run
@@ -341,28 +341,23 @@ def describe_run(
     adapter: str | Adapter | None = None,
     planned: bool = False,
     resolved: bool = True,
+    lookup: Lookup = ON_DISK,
     **settings: object,
 ) -> RunSpec:
     """Combine names, a run.toml and single settings into a resolved run.
 
     `settings` are fields of Strategy; values may be text, as a command line gives them. With
     `planned` the strategy is only what a plan starts from. Without `resolved`, degrees that nobody
-    set stay open, for clusters of several sizes. Raises one SpecError that lists every problem.
+    set stay open, for clusters of several sizes. `lookup` reads names. Raises one SpecError that
+    lists every problem.
     """
-    named = {"model": model, "cluster": cluster}
-    # Paths are relative to the caller's folder, not to that of the run.toml.
-    sections = {
-        name: str(Path(value).resolve()) if "/" in value or value.endswith(".toml") else value
-        for name, value in named.items()
-        if isinstance(value, str)
-    }
-    base = read_run(Path(run), sections) if isinstance(run, (str, Path)) else run
+    base = _read_base(run, {"model": model, "cluster": cluster})
     problems = Problems()
     chosen_model = base.model if base else None
     chosen_cluster = base.cluster if base else None
     with problems.collect():
         if model is not None:
-            chosen_model = find_model(model) if isinstance(model, str) else model
+            chosen_model = lookup.model(model) if isinstance(model, str) else model
             if not isinstance(chosen_model, Model):
                 raise SpecError(f"model: expected a name, path or ModelSpec, not {model!r}")
     with problems.collect():
@@ -370,7 +365,7 @@ def describe_run(
             chosen_model = chosen_model.but(adapter=read_adapter(adapter))
     with problems.collect():
         if cluster is not None:
-            chosen_cluster = find_cluster(cluster) if isinstance(cluster, str) else cluster
+            chosen_cluster = lookup.cluster(cluster) if isinstance(cluster, str) else cluster
     if chosen_model is None and model is None:
         problems.found.append("model: is required, such as --model llama-3-8b")
     if chosen_cluster is None and cluster is None:
@@ -410,6 +405,19 @@ def describe_run(
         data=base.data if base else None,
     )
     return described.resolved(planned=planned) if resolved else described
+
+
+def _read_base(run: str | Path | RunSpec | None, named: Mapping[str, object]) -> RunSpec | None:
+    """The run to start from; sections that are named otherwise are not read from its file."""
+    if not isinstance(run, (str, Path)):
+        return run
+    # Paths are relative to the caller's folder, not to that of the run.toml.
+    sections = {
+        name: str(Path(value).resolve()) if "/" in value or value.endswith(".toml") else value
+        for name, value in named.items()
+        if isinstance(value, str)
+    }
+    return read_run(Path(run), sections)
 
 
 def _strategy_fields(

@@ -10,14 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.report.table import (
-    Cell,
-    Column,
-    Table,
-    csv_text,
-    markdown_text,
-    terminal_table,
-)
+from shardwise.report.screen import terminal_table
+from shardwise.report.table import Cell, Column, Table, csv_text, markdown_text
 from tests.tables import markdown_rows
 
 COLUMNS = (

@@ -16,8 +16,8 @@ from shardwise.planning.problem import Problem
 from shardwise.planning.rows import Candidate
 from shardwise.planning.vary import varied
 from shardwise.planning.whatif import Point
+from shardwise.report.money import deadline_words
 from shardwise.report.whatif import (
-    deadline_words,
     difference_words,
     print_heading,
     print_least,

@@ -105,10 +105,10 @@ def plan(
     Exit code 1: no configuration fits, or none meets the deadline.
     """
     from shardwise.api import plan_run, read_budget, start_command
-    from shardwise.planning.least import devices_for_deadline
+    from shardwise.planning.record import devices_in_time, plan_record
+    from shardwise.report.money import deadline_words
     from shardwise.report.plan import plan_table, print_plan
     from shardwise.report.screen import screen
-    from shardwise.report.whatif import deadline_words
     from shardwise.spec.run import write_run
 
     form = output_format(as_json, as_csv, as_markdown)
@@ -134,11 +134,9 @@ def plan(
     )
     if output is not None and chosen is not None:
         output.write_text(write_run(chosen.from_weights()), encoding="utf-8")
-    late = found.winner is not None and not found.budget.in_time(found.winner.tokens_per_s)
-    more = devices_for_deadline(found.problem, found.budget) if late else None
+    more = devices_in_time(found)
     if form is Format.json:
-        advice = {"deadline": more.to_dict(found.budget)} if more else {}
-        print_json({**found.to_dict(), "for_stack": lowered(for_stack), **advice})
+        print_json(plan_record(found, lowered(for_stack), more))
     elif form is not Format.screen:
         print_table(plan_table(found, top), form)
     else:
@@ -150,7 +148,7 @@ def plan(
         if more is not None:
             screen().print("\n" + deadline_words(more, found.problem))
     _print_unsupported(current)
-    if found.winner is None or late:
+    if not found.succeeds:
         raise typer.Exit(1)
 
 

@@ -192,8 +192,9 @@ def _print(
     more: Least | None,
     budget: Budget,
 ) -> None:
+    from shardwise.report.money import deadline_words
     from shardwise.report.screen import screen
-    from shardwise.report.whatif import deadline_words, print_heading, print_least, print_study
+    from shardwise.report.whatif import print_heading, print_least, print_study
 
     print_heading(problem, fixed)
     for name, points in studies:

@@ -117,6 +117,16 @@ class Plan(NamedTuple):
         origin = "formulas" if isinstance(self.problem.model, ModelSpec) else "traced module"
         return price(units, one.strategy, self.problem.cluster, self.problem.job, origin)
 
+    @property
+    def late(self) -> bool:
+        """Whether the winner misses the deadline."""
+        return self.winner is not None and not self.budget.in_time(self.winner.tokens_per_s)
+
+    @property
+    def succeeds(self) -> bool:
+        """Whether a configuration fits, and meets the deadline."""
+        return self.winner is not None and not self.late
+
     def too_close_to_call(self) -> int:
         """How many other layouts differ too little from the winner to tell which is faster.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.report.screen import screen
-from shardwise.report.table import Cell, Column, Table, terminal_table
+from shardwise.report.screen import screen, terminal_table
+from shardwise.report.table import Cell, Column, Table
 from shardwise.spec import catalogue
 from shardwise.spec.quantity import show_count, show_gib
 from shardwise.units.decoder import decoder_units

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from rich.table import Table as TerminalTable
 
-from shardwise.report.table import ERROR, Cell, Column, Table, error_cell, terminal_table
+from shardwise.report.screen import terminal_table
+from shardwise.report.table import ERROR, Cell, Column, Table, error_cell
 from shardwise.report.words import TERMS, collective_names, percent
 from shardwise.spec.quantity import GIB, show_gb, show_seconds
 from shardwise.step import StepProfile, by_operation, relative_error

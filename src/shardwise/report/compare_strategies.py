@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from shardwise.report.screen import screen
-from shardwise.report.table import ERROR, Cell, Column, Table, error_cell, terminal_table
+from shardwise.report.screen import screen, terminal_table
+from shardwise.report.table import ERROR, Cell, Column, Table, error_cell
 from shardwise.report.words import percent
 from shardwise.spec.quantity import show_gib, show_seconds
 from shardwise.step import relative_error

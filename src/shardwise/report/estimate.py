@@ -12,9 +12,9 @@ from rich.text import Text
 from shardwise.predict.rates import is_fitted
 from shardwise.report.adapter import adapter_words
 from shardwise.report.memory_words import profile_memory_words, shortfall_words, show_memory
-from shardwise.report.screen import COLOURS, bar, option, plain_table, screen
+from shardwise.report.screen import bar, option, plain_table, screen
 from shardwise.report.strategy import arithmetic_words, compile_words, run_words
-from shardwise.report.words import TERMS, VERDICTS, collective_names, parallelism_words
+from shardwise.report.words import COLOURS, TERMS, VERDICTS, collective_names, parallelism_words
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DTYPE_BYTES
 from shardwise.spec.lookup import Model

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.text import Text
 
 from shardwise.report.memory_words import shortfall_words, show_memory
-from shardwise.report.screen import screen
+from shardwise.report.screen import screen, terminal_table
 from shardwise.report.strategy import run_words
-from shardwise.report.table import Cell, Column, Table, terminal_table
+from shardwise.report.table import Cell, Column, Table
 from shardwise.spec.quantity import show_seconds, show_whole
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.write.differences import changed_fields

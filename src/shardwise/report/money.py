@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardwise.planning.least import MOST_DEVICES, Least
 from shardwise.planning.money import (
     BILLION,
     DAY,
@@ -11,9 +12,11 @@ from shardwise.planning.money import (
     SizeChoice,
     Sized,
 )
+from shardwise.planning.problem import Problem
+from shardwise.planning.vary import needs_network
 from shardwise.report.strategy import shorthand
 from shardwise.report.table import Cell, Column, Table
-from shardwise.report.words import multiple, percent
+from shardwise.report.words import capital, multiple, percent
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import show_count
 
@@ -170,3 +173,17 @@ def _devices(size: Sized, all_devices: int) -> str:
     if count == all_devices:
         return f"All {count:,} devices"
     return f"{count:,} of {all_devices:,} devices"
+
+
+def deadline_words(found: Least, problem: Problem) -> str:
+    """How many devices would meet a missed deadline, as advice."""
+    if found.answer is not None and found.answer.candidate is not None:
+        candidate, cluster = found.answer.candidate, found.answer.problem.cluster
+        took = show_long(found.target.tokens / candidate.tokens_per_s)
+        return f"To meet the deadline: {cluster.devices:,} devices ({took}): --cluster {cluster}"
+    if found.obstacle == "network needed":
+        return (
+            "No number of devices on one node meets the deadline. "
+            f"{capital(needs_network(problem.cluster))}."
+        )
+    return f"No cluster size up to {MOST_DEVICES:,} devices meets the deadline."

@@ -5,12 +5,12 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from shardwise.planning.plan import CLOSE, Baseline, Plan
+from shardwise.planning.plan import Baseline, Plan
 from shardwise.planning.reasons import LeastMemory, OtherParallelism, RiskyAlternative, StepBatch
 from shardwise.planning.rows import Candidate
 from shardwise.report.adapter import adapter_words
 from shardwise.report.estimate import not_compared, print_ways
-from shardwise.report.memory_words import memory_words, shortfall_words, show_memory
+from shardwise.report.memory_words import memory_words, show_memory
 from shardwise.report.money import (
     added_cost_cells,
     added_cost_columns,
@@ -19,13 +19,20 @@ from shardwise.report.money import (
     sizes_table,
     tokens_words,
 )
+from shardwise.report.plan_words import (
+    alike_words,
+    nearest_words,
+    planned_words,
+    ranked,
+    step_words,
+)
 from shardwise.report.reasons import (
     plan_tips,
     reason_words,
     rule_words,
     speed_words,
 )
-from shardwise.report.screen import bullet, option, screen
+from shardwise.report.screen import bullet, option, screen, terminal_table
 from shardwise.report.strategy import (
     arithmetic_words,
     batch_words,
@@ -35,8 +42,8 @@ from shardwise.report.strategy import (
     shorthand,
     unusual_settings,
 )
-from shardwise.report.table import Cell, Column, Table, terminal_table
-from shardwise.report.words import percent, span
+from shardwise.report.table import Cell, Column, Table
+from shardwise.report.words import percent
 from shardwise.spec.quantity import GIB, show_count, show_seconds
 from shardwise.spec.strategy import Strategy
 
@@ -94,7 +101,7 @@ def _heading(out: Console, title: str) -> None:
 
 def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
     cluster = plan.problem.cluster
-    out.print(Text("Recommended: ") + Text(_configuration(plan, winner.strategy), "bold green"))
+    out.print(Text("Recommended: ") + Text(planned_words(plan, winner.strategy), "bold green"))
     out.print(f"Step: {step_words(plan, winner)}")
     out.print(*(reason_words(reason) for reason in plan.why if isinstance(reason, StepBatch)))
     out.print(
@@ -115,25 +122,6 @@ def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
     compiled = compile_words(winner.strategy, plan.problem.model, cluster)
     if compiled:
         out.print(compiled)
-
-
-def step_words(plan: Plan, winner: Candidate) -> str:
-    """Time and throughput of a step."""
-    low, high = plan.interval
-    between = span(winner.step_s * (1 + low), winner.step_s * (1 + high), show_seconds)
-    per_device = winner.tokens_per_s / plan.problem.cluster.devices
-    all_devices = (
-        f", {show_count(winner.tokens_per_s)} in all" if winner.strategy.devices > 1 else ""
-    )
-    return (
-        f"{show_seconds(winner.step_s)} (90% interval {between}), {per_device:,.0f} tokens/s per "
-        f"device{all_devices}, MFU {percent(plan.mfu(winner))}."
-    )
-
-
-def _configuration(plan: Plan, strategy: Strategy) -> str:
-    seq_len, blocks = plan.problem.job.seq_len, plan.units.blocks
-    return configuration_words(strategy, seq_len=seq_len, blocks=blocks)
 
 
 def plan_table(plan: Plan, top: int) -> Table:
@@ -176,14 +164,6 @@ def _below(plan: Plan, top: int) -> list[Baseline]:
     """The baselines that are not among the layouts shown."""
     shown = [candidate.strategy for candidate in ranked(plan, top)]
     return [baseline for baseline in plan.baselines if baseline.strategy not in shown]
-
-
-def ranked(plan: Plan, top: int) -> list[Candidate]:
-    """The winner, then the best of the other layouts."""
-    if plan.winner is None:
-        return []
-    others = [c for c in plan.layouts if c.layout != plan.winner.layout]
-    return [plan.winner, *others][:top]
 
 
 def _add(
@@ -250,15 +230,6 @@ def _print_notes(out: Console, plan: Plan, top: int) -> None:
         out.print(tip, style="dim")
 
 
-def alike_words(alike: int) -> str:
-    """How many layouts cannot be told apart from the recommended one."""
-    return (
-        f"{alike} other layout{'s' if alike > 1 else ''} with the same recompute "
-        f"{'are' if alike > 1 else 'is'} within {percent(CLOSE)} of the recommended one: too close "
-        "to call."
-    )
-
-
 def _rejected(plan: Plan) -> str:
     if not plan.rejected:
         return ""
@@ -284,13 +255,6 @@ def _print_lower_memory(out: Console, plan: Plan) -> None:
         speed = speed_words(candidate.tokens_per_s / fastest - 1)
         what = configuration_words(candidate.strategy, blocks=plan.units.blocks)
         option(out, f"{candidate.needed_bytes / GIB:5.1f} GiB, {speed}: {what}")
-
-
-def nearest_words(plan: Plan) -> str:
-    """The closest configurations if none fits."""
-    nearest = plan.rejected[0]
-    short = shortfall_words(nearest.needed_bytes, plan.limit_bytes)
-    return f"Closest: {_configuration(plan, nearest.strategy)} ({short})."
 
 
 def _print_nothing_fits(out: Console, plan: Plan) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from shardwise.report.screen import option, screen
-from shardwise.report.table import Cell, Column, Table, terminal_table
+from shardwise.report.screen import option, screen, terminal_table
+from shardwise.report.table import Cell, Column, Table
 from shardwise.report.words import signed_percent
 from shardwise.runs.compare import ComparedKey, Comparison
 from shardwise.runs.record import RunRecord, State, Value

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from textwrap import fill
+from typing import Literal
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from shardwise.report.words import error_words
+from shardwise.report.table import Table
+from shardwise.report.words import COLOURS, error_words
 
 WIDTH = 80
 BAR = 20
-COLOURS = {"good": "green", "fair": "yellow", "bad": "red"}
 
 
 def plain_console(stderr: bool = False) -> Console:
@@ -27,9 +28,26 @@ def screen(console: Console | None = None) -> Console:
     return out
 
 
-def plain_table(gap: int = 2) -> Table:
+def plain_table(gap: int = 2) -> TerminalTable:
     """A table without borders: `gap` spaces between columns, bold titles."""
-    return Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
+    return TerminalTable(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
+
+
+def terminal_table(table: Table, gap: int = 2) -> TerminalTable:
+    """For a terminal: the columns that 80 characters have room for."""
+    shown = [index for index, column in enumerate(table.columns) if column.on_screen]
+    written = plain_table(gap)
+    for index in shown:
+        column = table.columns[index]
+        side: Literal["left", "right"] = "left" if column.left else "right"
+        written.add_column(column.title, justify=side, no_wrap=not column.wrap)
+    for row in table.rows:
+        texts = table.texts(row)
+        written.add_row(
+            *(Text(texts[index], style=row.cells[index].style) for index in shown),
+            style="bold" if row.strong else None,
+        )
+    return written
 
 
 def bullet(out: Console, sentence: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.text import Text
 
-from shardwise.report.screen import bullet, screen
-from shardwise.report.table import Column, Table, terminal_table
+from shardwise.report.screen import bullet, screen, terminal_table
+from shardwise.report.table import Column, Table
 from shardwise.spec.quantity import show_count, show_gib, show_seconds
 from shardwise.spec.run import RunSpec
 from shardwise.train.sizes import Size

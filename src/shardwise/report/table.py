@@ -9,13 +9,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from rich import table as rich_table
-from rich.text import Text
-
-from shardwise.report.screen import COLOURS, plain_table
-from shardwise.report.words import error_words
+from shardwise.report.words import COLOURS, error_words
 
 Value = str | int | float | bool | None
 
@@ -82,23 +78,6 @@ class Table:
             else column.show(cell.value)
             for column, cell in zip(self.columns, row.cells, strict=True)
         ]
-
-
-def terminal_table(table: Table, gap: int = 2) -> rich_table.Table:
-    """For a terminal: the columns that 80 characters have room for."""
-    shown = [index for index, column in enumerate(table.columns) if column.on_screen]
-    written = plain_table(gap)
-    for index in shown:
-        column = table.columns[index]
-        side: Literal["left", "right"] = "left" if column.left else "right"
-        written.add_column(column.title, justify=side, no_wrap=not column.wrap)
-    for row in table.rows:
-        texts = table.texts(row)
-        written.add_row(
-            *(Text(texts[index], style=row.cells[index].style) for index in shown),
-            style="bold" if row.strong else None,
-        )
-    return written
 
 
 def csv_text(table: Table) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import singledispatch
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardwise.observe.diagnosis.verdict import (
     ExposedCommunication,
@@ -21,9 +21,11 @@ from shardwise.observe.diagnosis.verdict import (
     StragglerReason,
     Verdict,
 )
-from shardwise.observe.diagnosis.verdicts import Health
 from shardwise.report.words import MILLISECOND, percent
 from shardwise.spec.quantity import show_gb, write_bytes
+
+if TYPE_CHECKING:
+    from shardwise.observe.diagnosis.verdicts import Health
 
 OVERLAPPING = "Savings overlap; do not add them."
 

@@ -23,7 +23,7 @@ from shardwise.report.money import (
     show_long,
     tokens_words,
 )
-from shardwise.report.screen import bar, bullet, screen
+from shardwise.report.screen import bar, bullet, screen, terminal_table
 from shardwise.report.strategy import (
     batch_words,
     blocks_of,
@@ -32,8 +32,16 @@ from shardwise.report.strategy import (
     recompute_cell,
     shorthand,
 )
-from shardwise.report.table import Cell, Column, Table, terminal_table
-from shardwise.report.words import multiple, pace, percent, percent_points, signed_percent, span
+from shardwise.report.table import Cell, Column, Table
+from shardwise.report.words import (
+    capital,
+    multiple,
+    pace,
+    percent,
+    percent_points,
+    signed_percent,
+    span,
+)
 from shardwise.spec.quantity import GIB, show_count, show_seconds
 
 Study = tuple[str, Sequence[Point]]
@@ -312,13 +320,13 @@ def least_words(found: Least, problem: Problem) -> list[str]:
             if cluster.devices > 1
             else "A single device needs no network."
         )
-        return [f"{links} {_capital(wanted)} {result}.{limit}", *_figures(here)]
+        return [f"{links} {capital(wanted)} {result}.{limit}", *_figures(here)]
     if found.obstacle == "network needed":
         best = found.best
         return [
             f"No number of devices on one node reaches {wanted}.",
             *(_figures(best, "Best") if best else ["No configuration fits on one node."]),
-            f"{_capital(needs_network(cluster))}.",
+            f"{capital(needs_network(cluster))}.",
         ]
     reach = f" up to {MOST_DEVICES:,}" if found.name == "devices" else ""
     if not reach and found.tried:
@@ -328,20 +336,6 @@ def least_words(found: Least, problem: Problem) -> list[str]:
         f"No {name}{reach} reaches {wanted}.",
         *(_figures(best, "Best") if best else ["No configuration fits at any value."]),
     ]
-
-
-def deadline_words(found: Least, problem: Problem) -> str:
-    """How many devices would meet a missed deadline, as advice."""
-    if found.answer is not None and found.answer.candidate is not None:
-        candidate, cluster = found.answer.candidate, found.answer.problem.cluster
-        took = show_long(found.target.tokens / candidate.tokens_per_s)
-        return f"To meet the deadline: {cluster.devices:,} devices ({took}): --cluster {cluster}"
-    if found.obstacle == "network needed":
-        return (
-            "No number of devices on one node meets the deadline. "
-            f"{_capital(needs_network(problem.cluster))}."
-        )
-    return f"No cluster size up to {MOST_DEVICES:,} devices meets the deadline."
 
 
 def _figures(point: Point, label: str = "") -> list[str]:
@@ -359,7 +353,3 @@ def _figures(point: Point, label: str = "") -> list[str]:
         f"communication {percent(c.exposed_s / c.step_s, 1)} of the step, "
         f"{c.needed_bytes / GIB:,.1f} GiB per device.",
     ]
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

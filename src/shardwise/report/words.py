@@ -9,6 +9,8 @@ from typing import NamedTuple
 from shardwise.step import Verdict
 
 MILLISECOND = 1e6
+# Of good and bad news on a terminal.
+COLOURS = {"good": "green", "fair": "yellow", "bad": "red"}
 
 # In the order of a bar: model states first, then what is allocated and freed within a step.
 TERMS = {
@@ -115,3 +117,8 @@ def milliseconds(nanoseconds: float, form: str, whole_from: float) -> str:
     """Milliseconds without a unit, written in `form`; from `whole_from` on without decimals."""
     value = nanoseconds / MILLISECOND
     return f"{value:,.0f}" if value >= whole_from else f"{value:{form}}"
+
+
+def capital(text: str) -> str:
+    """A text with its first letter as a capital."""
+    return text[:1].upper() + text[1:]

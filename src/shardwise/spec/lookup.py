@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter
@@ -91,6 +92,17 @@ def find_cluster(text: str, base: Path | None = None) -> ClusterSpec:
             return find_cluster(section, path.parent)
         return cluster_from_table(section, path.name)
     return parse_cluster(text, catalogue.find_device)
+
+
+class Lookup(NamedTuple):
+    """How the text of a model and of a cluster is read."""
+
+    model: Callable[[str], Model]
+    cluster: Callable[[str], ClusterSpec]
+
+
+# Names, shorthands and files.
+ON_DISK = Lookup(find_model, find_cluster)
 
 
 def cluster_from_table(table: dict[str, Any], where: str = "cluster") -> ClusterSpec:

@@ -68,7 +68,7 @@ def bars(
     return fragment(
         drawing,
         legend,
-        _numbers(rows, there, names, show),
+        _numbers(rows, there, names, show, what),
     )
 
 
@@ -105,11 +105,12 @@ def _numbers(
     parts: Sequence[str],
     names: Mapping[str, str],
     show: Callable[[float], str],
+    what: str,
 ) -> Markup:
-    head = ["", *(fragment(f"{bar.name} ", badge(bar.kind)) for bar in rows)]
+    head = ["part", *(fragment(f"{bar.name} ", badge(bar.kind)) for bar in rows)]
     body = [
         [names[part], *(show(bar.parts[part]) if part in bar.parts else "" for bar in rows)]
         for part in parts
     ]
     body.append(["total", *(show(sum(bar.parts.values())) for bar in rows)])
-    return element("details", element("summary", "Table"), table(head, body))
+    return element("details", element("summary", "Table"), table(head, body, what))

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from shardwise.planning.plan import Plan
 from shardwise.report.page.against import against_section
-from shardwise.report.page.headline import about, tiles
+from shardwise.report.page.headline import about, tiles, verdict
 from shardwise.report.page.markup import Content, Markup, element
 from shardwise.report.page.memory import memory_section
-from shardwise.report.page.page import verdict
 from shardwise.report.page.plans import plan_section
 from shardwise.report.page.style import cell_style
 from shardwise.report.page.subject import Subject

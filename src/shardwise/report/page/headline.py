@@ -11,7 +11,7 @@ from shardwise.report.page.bars import badge
 from shardwise.report.page.markup import Markup, element
 from shardwise.report.page.subject import Subject
 from shardwise.report.page.sweeps import best_by_value
-from shardwise.report.plan import nearest_words, step_words
+from shardwise.report.plan_words import nearest_words, step_words
 from shardwise.report.reasons import plan_tips
 from shardwise.report.strategy import configuration_words, run_words
 from shardwise.report.verdicts import explain, health_words
@@ -43,6 +43,17 @@ def headline(subjects: Sequence[Subject]) -> Headline:
     if one.plan is not None:
         return _plan(one)
     return _predicted(one)
+
+
+def verdict(subjects: Sequence[Subject]) -> Markup:
+    """The headline in a box: the answer first, then what it rests on."""
+    found = headline(subjects)
+    return element(
+        "div",
+        element("p", element("strong", found.statement)),
+        [element("p", sentence) for sentence in found.evidence],
+        class_=f"verdict {found.tone}",
+    )
 
 
 def _plan(one: Subject) -> Headline:

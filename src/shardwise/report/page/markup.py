@@ -43,8 +43,13 @@ def _pieces(content: Iterable[Content]) -> Iterable[Markup]:
             yield from _pieces(piece)
 
 
-def table(head: Iterable[Content], rows: Iterable[Iterable[Content]]) -> Markup:
-    """A table that scrolls inside its own box where it is too wide; rows begin with their name."""
+def table(
+    head: Iterable[Content], rows: Iterable[Iterable[Content]], name: str = "table"
+) -> Markup:
+    """A table that scrolls inside its own box where it is too wide; rows begin with their name.
+
+    `name` tells screen readers which of several it is.
+    """
     columns = [element("th", cell, scope="col") for cell in head]
     body = []
     for name, *cells in rows:
@@ -57,7 +62,7 @@ def table(head: Iterable[Content], rows: Iterable[Iterable[Content]]) -> Markup:
         class_="numbers",
     )
     # A box that scrolls must be reachable by keyboard.
-    return element("div", drawn, class_="scroll", tabindex="0", role="region", aria_label="table")
+    return element("div", drawn, class_="scroll", tabindex="0", role="region", aria_label=name)
 
 
 def _unbroken(cell: Content) -> Content:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shardwise.report.page.against import against_section
 from shardwise.report.page.chart import Axis, Series, chart
-from shardwise.report.page.headline import about, headline, tiles
+from shardwise.report.page.headline import about, tiles, verdict
 from shardwise.report.page.markup import Content, Markup, element, fragment
 from shardwise.report.page.memory import memory_section
 from shardwise.report.page.plans import front_section, plan_section, whatif_section
@@ -107,17 +107,6 @@ def _names(subjects: Sequence[Subject]) -> str:
     shown = [one.name for one in subjects[:8]]
     more = f" and {len(subjects) - 8} more" if len(subjects) > 8 else ""
     return ", ".join(shown) + more
-
-
-def verdict(subjects: Sequence[Subject]) -> Markup:
-    """The headline in a box: the answer first, then what it rests on."""
-    found = headline(subjects)
-    return element(
-        "div",
-        element("p", element("strong", found.statement)),
-        [element("p", sentence) for sentence in found.evidence],
-        class_=f"verdict {found.tone}",
-    )
 
 
 def _causes(subjects: Sequence[Subject]) -> Markup | None:

@@ -12,7 +12,7 @@ from shardwise.report.page.bars import badge
 from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.markup import Content, Markup, element, fragment, table
 from shardwise.report.page.subject import Subject
-from shardwise.report.plan import alike_words, ranked
+from shardwise.report.plan_words import alike_words, ranked
 from shardwise.report.reasons import plan_reasons, plan_tips
 from shardwise.report.strategy import (
     batch_words,
@@ -27,14 +27,31 @@ from shardwise.spec.record import SpecError
 _LAYOUTS = 12
 
 
+# What the name of a layout, which has a number, is drawn as.
+Named = Callable[[int, str], Content]
+
+
 def plan_section(plan: Plan) -> Markup | None:
     """The reasons, the layouts compared, and how many were priced."""
     if plan.winner is None:
         return None
+    return fragment(reasons_list(plan), layouts_table(plan))
+
+
+def reasons_list(plan: Plan) -> Markup:
+    """Why the winner is the best, and what else to try."""
     sentences = [*plan_reasons(plan), *plan_tips(plan)]
-    reasons = [element("li", sentence) for sentence in sentences]
-    shown = ranked(plan, _LAYOUTS)
-    rows = [_row(plan, candidate) for candidate in shown]
+    return element("ul", [element("li", sentence) for sentence in sentences], class_="reasons")
+
+
+def shown_layouts(plan: Plan) -> list[Candidate]:
+    """The configurations of the table of layouts, in its order."""
+    return ranked(plan, _LAYOUTS)
+
+
+def layouts_table(plan: Plan, named: Named = lambda _, name: name) -> Markup:
+    """The best of each layout, and how many were priced."""
+    rows = [_row(plan, one, number, named) for number, one in enumerate(shown_layouts(plan))]
     rows += [
         [f"{b.name}: {shorthand(b.strategy)}", batch_words(b.strategy),
          recompute_cell(b.strategy, plan.units.blocks), "does not fit", "", "",
@@ -48,8 +65,7 @@ def plan_section(plan: Plan) -> Markup | None:
         *("batch", "recompute", "step", "tokens/s", "MFU", "memory"),
     ]
     return fragment(
-        element("ul", reasons, class_="reasons"),
-        table(head, rows),
+        table(head, rows, "Layouts compared"),
         element(
             "p",
             f"{note}{plan.considered:,} configurations priced, {plan.fitting:,} fit.",
@@ -58,10 +74,10 @@ def plan_section(plan: Plan) -> Markup | None:
     )
 
 
-def _row(plan: Plan, one: Candidate) -> list[Content]:
-    name: Content = shorthand(one.strategy)
+def _row(plan: Plan, one: Candidate, number: int, named: Named) -> list[Content]:
+    name = named(number, shorthand(one.strategy))
     if one is plan.winner:
-        name = element("b", f"{shorthand(one.strategy)} (chosen)")
+        name = element("b", name, " (chosen)")
     return [
         name,
         batch_words(one.strategy),
@@ -173,9 +189,15 @@ def _line(told: list[tuple[Point, float]], name: str, value: Callable[[Point], f
     return Series(
         name,
         [(at, value(point)) for point, at in told],
-        titles=[
-            f"{configuration_words(p.candidate.strategy, blocks=blocks_of(p.problem.model))}: "
-            f"MFU {p.mfu or 0:.1%}"
-            for p, _ in told if p.candidate is not None
-        ],
-    )  # fmt: skip
+        titles=point_titles([point for point, _ in told]),
+    )
+
+
+def point_titles(points: Sequence[Point]) -> list[str]:
+    """The configurations at points that have one, as tooltips."""
+    return [
+        f"{configuration_words(p.candidate.strategy, blocks=blocks_of(p.problem.model))}: "
+        f"MFU {p.mfu or 0:.1%}"
+        for p in points
+        if p.candidate is not None
+    ]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shardwise.observe.diagnosis.verdict import Verdict
-from shardwise.observe.diagnosis.verdicts import Health
-from shardwise.observe.summary import Summary
 from shardwise.planning.plan import Plan
 from shardwise.spec.run import RunSpec
 from shardwise.step import StepProfile
 from shardwise.timeline.spans import Timeline
+
+if TYPE_CHECKING:
+    # A plan is drawn without what reads traces.
+    from shardwise.observe.diagnosis.verdict import Verdict
+    from shardwise.observe.diagnosis.verdicts import Health
+    from shardwise.observe.summary import Summary
 
 
 class Traced(NamedTuple):

@@ -1,13 +1,14 @@
 "use strict";
+addEventListener("beforeprint", () => {
+  for (const folded of document.querySelectorAll("details")) folded.open = true;
+});
+
 // Draws the steps of #timeline-data on canvases that share one clock. All text reaches the page
 // as text, never as markup.
-(() => {
+function drawTimeline() {
   const LANE = 16, HEAD = 21, CURVE = 72, CLOCK = 22, OPEN_AT_FIRST = 2;
   const root = document.getElementById("timeline");
   const source = document.getElementById("timeline-data");
-  addEventListener("beforeprint", () => {
-    for (const folded of document.querySelectorAll("details")) folded.open = true;
-  });
   if (!root || !source) return;
   const told = JSON.parse(source.textContent);
   const ticks = Math.max(1, told.length_ns / told.tick_ns);
@@ -319,4 +320,5 @@
     hint.textContent = "Point at a span to see what it is.";
   }
   start();
-})();
+}
+drawTimeline();

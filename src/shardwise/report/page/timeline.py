@@ -10,16 +10,18 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.observe.rank.summary import RankSummary
 from shardwise.report.memory_words import show_memory
 from shardwise.report.page.markup import Markup, element, fragment
 from shardwise.report.page.subject import Subject
 from shardwise.timeline.spans import KINDS, Timeline
+
+if TYPE_CHECKING:
+    from shardwise.observe.rank.summary import RankSummary
 
 # Together; beyond it ranks are left out, and within a rank the shortest spans are drawn as one.
 MOST_SPANS = 400_000

@@ -1,0 +1,55 @@
+"""Sentences about a plan, for screens and pages."""
+
+from __future__ import annotations
+
+from shardwise.planning.plan import CLOSE, Plan
+from shardwise.planning.rows import Candidate
+from shardwise.report.memory_words import shortfall_words
+from shardwise.report.strategy import configuration_words
+from shardwise.report.words import percent, span
+from shardwise.spec.quantity import show_count, show_seconds
+from shardwise.spec.strategy import Strategy
+
+
+def step_words(plan: Plan, winner: Candidate) -> str:
+    """Time and throughput of a step."""
+    low, high = plan.interval
+    between = span(winner.step_s * (1 + low), winner.step_s * (1 + high), show_seconds)
+    per_device = winner.tokens_per_s / plan.problem.cluster.devices
+    all_devices = (
+        f", {show_count(winner.tokens_per_s)} in all" if winner.strategy.devices > 1 else ""
+    )
+    return (
+        f"{show_seconds(winner.step_s)} (90% interval {between}), {per_device:,.0f} tokens/s per "
+        f"device{all_devices}, MFU {percent(plan.mfu(winner))}."
+    )
+
+
+def planned_words(plan: Plan, strategy: Strategy) -> str:
+    """A configuration of this plan."""
+    seq_len, blocks = plan.problem.job.seq_len, plan.units.blocks
+    return configuration_words(strategy, seq_len=seq_len, blocks=blocks)
+
+
+def ranked(plan: Plan, top: int) -> list[Candidate]:
+    """The winner, then the best of the other layouts."""
+    if plan.winner is None:
+        return []
+    others = [c for c in plan.layouts if c.layout != plan.winner.layout]
+    return [plan.winner, *others][:top]
+
+
+def alike_words(alike: int) -> str:
+    """How many layouts cannot be told apart from the recommended one."""
+    return (
+        f"{alike} other layout{'s' if alike > 1 else ''} with the same recompute "
+        f"{'are' if alike > 1 else 'is'} within {percent(CLOSE)} of the recommended one: too close "
+        "to call."
+    )
+
+
+def nearest_words(plan: Plan) -> str:
+    """The closest configurations if none fits."""
+    nearest = plan.rejected[0]
+    short = shortfall_words(nearest.needed_bytes, plan.limit_bytes)
+    return f"Closest: {planned_words(plan, nearest.strategy)} ({short})."
