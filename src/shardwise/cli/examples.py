@@ -25,6 +25,10 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "Devices for a budget": "shardwise whatif run.toml --vary device=A100-80GB,H100-SXM "
         "--tokens 1T --price A100-80GB=1.6,H100-SXM=2.5 --csv",
     },
+    "serve": {
+        "The planner": "shardwise serve",
+        "With the runs of a folder": "shardwise serve runs",
+    },
     "train": {
         "On this machine": "shardwise train run.toml --nproc 2",
         "Resume": "shardwise train run.toml --name it --resume",

@@ -64,6 +64,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "estimate": "Predict memory, traffic and time of one configuration",
         "whatif": "Vary network, device, size or length and see what changes",
         "catalog": "List the models and devices that can be named",
+        "serve": "Open the planner as a page on this machine",
         "calibrate": "Measure this machine or cluster for better predictions",
     },
     "Train": {

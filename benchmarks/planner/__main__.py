@@ -1,0 +1,165 @@
+"""Measure the planner in headless Chromium, from a plain file server, without any other address.
+
+`python -m benchmarks.planner FOLDER [--questions 200] [--seed 0] [--json]`. FOLDER is what
+`docs/make/planner.py` writes with `--numpy`. It needs playwright and Chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+from playwright.sync_api import Page, Route, sync_playwright
+
+from benchmarks.planner.questions import Asked, questions
+
+CHROMIUM = "/usr/bin/chromium"
+OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
+PATIENCE_MS = 300_000
+LARGE = {"ask": "plan", "model": "llama-3-70b", "cluster": "64x8xH100-SXM@400Gbps"}
+# Starts a planner of its own in the page, and keeps it for the questions that follow.
+START = """async () => {
+  window.blocked = [];
+  const seen = (list) => list.getEntries().forEach((one) => window.blocked.push(one.duration));
+  new PerformanceObserver(seen).observe({ type: "longtask", buffered: true });
+  const { connect } = await import(new URL("ask.js", location.href).href);
+  window.planner = await connect(() => {});
+}"""
+ASK = "async (question) => JSON.stringify(await window.planner.search(question))"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        return
+
+
+def serve(folder: Path) -> ThreadingHTTPServer:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def cpu_s() -> float:
+    """Processor seconds of the browser that this process started."""
+    spent = 0.0
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if "chrom" in child.name():
+                spent += sum(child.cpu_times()[:2])
+        except psutil.NoSuchProcess:
+            continue
+    return spent
+
+
+def measure(page: Page, address: str) -> dict[str, Any]:
+    """Seconds of CPU until the planner is ready, of a plan, and of estimates."""
+    begin = cpu_s()
+    page.goto(address)
+    page.locator("#verdict .verdict").wait_for(timeout=PATIENCE_MS)
+    first = cpu_s() - begin
+    begin = cpu_s()
+    page.evaluate(START)
+    ready = cpu_s() - begin
+    plans, estimates = [], []
+    for _ in range(3):
+        begin = cpu_s()
+        planned = json.loads(page.evaluate(ASK, LARGE))
+        plans.append(cpu_s() - begin)
+    asked = {**LARGE, "ask": "estimate", "strategy": planned["strategy"], "timeline": False}
+    for gbps in (50, 100, 200, 300, 500, 600, 700, 800):
+        begin = cpu_s()
+        page.evaluate(ASK, {**asked, "change": {"network": str(gbps)}})
+        estimates.append(cpu_s() - begin)
+    return {
+        "first_answer_cpu_s": first,
+        "ready_cpu_s": ready,
+        "plan_cpu_s": median(plans),
+        "estimate_cpu_s": median(estimates),
+        "longest_blocked_ms": max(page.evaluate("() => window.blocked"), default=0.0),
+    }
+
+
+def printed(asked: Asked) -> tuple[int, str, list[str]]:
+    """What the command line answers: its code, its JSON, and its problems."""
+    done = subprocess.run(
+        [sys.executable, "-m", "shardwise", *asked.words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    problems = [
+        line.removeprefix("error: ")
+        for line in done.stderr.splitlines()
+        if line.startswith("error: ")
+    ]
+    return done.returncode, done.stdout, problems
+
+
+def differences(page: Page, count: int, seed: int) -> list[dict[str, Any]]:
+    """Questions that the browser answers otherwise than the command line."""
+    asked = list(questions(count, seed))
+    found = []
+    with ThreadPoolExecutor(2) as pool:
+        for one, (code, text, problems) in zip(asked, pool.map(printed, asked), strict=True):
+            answer = json.loads(page.evaluate(ASK, one.question))
+            same = (
+                answer["exit_code"] == code
+                and answer["problems"] == problems
+                and answer.get("json", "").rstrip("\n") == text.rstrip("\n")
+            )
+            if not same:
+                found.append({"words": one.words, "code": code, "browser": answer["exit_code"],
+                              "problems": problems, "of_browser": answer["problems"]})  # fmt: skip
+                sys.stderr.write(f"{found[-1]}\n")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    server = serve(given.folder)
+    address = f"http://127.0.0.1:{server.server_address[1]}/"
+    outside: list[str] = []
+    said: list[str] = []
+
+    def only_here(route: Route) -> None:
+        if route.request.url.startswith(address):
+            route.continue_()
+        else:
+            outside.append(route.request.url)
+            route.abort()
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(OPTIONS))
+        page = browser.new_page()
+        page.route("**/*", only_here)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        told = measure(page, address)
+        different = differences(page, given.questions, given.seed)
+        browser.close()
+    told |= {
+        "questions": given.questions,
+        "different": len(different),
+        "outside": outside,
+        "console": said,
+    }
+    sys.stdout.write(json.dumps(told, indent=2 if given.json else None) + "\n")
+
+
+if __name__ == "__main__":
+    main()

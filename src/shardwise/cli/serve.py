@@ -1,0 +1,43 @@
+"""`shardwise serve`: the planner's page on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    runs: Annotated[
+        Path | None,
+        typer.Argument(help="A folder of runs and traces to show.", show_default=False),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on the loopback.")] = 8265,
+) -> None:
+    """Open the planner as a page: sliders, timelines, and the runs of a folder.
+
+    It listens on the loopback only, and answers only who has the address that it prints.
+    """
+    import secrets
+
+    from shardwise.spec.record import SpecError
+
+    try:
+        import uvicorn
+
+        from shardwise.web.serve import LOOPBACK, make_app
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn"):
+            raise
+        raise SpecError(
+            'serve: needs starlette and uvicorn: pip install "shardwise[serve]"'
+        ) from None
+    if runs is not None and not runs.is_dir():
+        raise SpecError(f"runs: {runs} is not a folder")
+    token = secrets.token_urlsafe(24)
+    app = make_app(port, token, runs, workers=max(1, min(4, os.cpu_count() or 1)))
+    typer.echo(f"Planner: http://{LOOPBACK}:{port}/#token={token}")
+    typer.echo("Stop it with Ctrl-C.", err=True)
+    uvicorn.run(app, host=LOOPBACK, port=port, log_level="warning", access_log=False)

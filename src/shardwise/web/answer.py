@@ -1,0 +1,211 @@
+"""Answer questions of a page: the JSON of the command line, and pieces of HTML to show it with."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from shardwise.api import (
+    describe_run,
+    estimate_run,
+    plan_run,
+    read_budget,
+    replay_run,
+    start_command,
+    ways_for,
+)
+from shardwise.planning.problem import Problem
+from shardwise.planning.record import devices_in_time, plan_record
+from shardwise.planning.vary import node_size, varied
+from shardwise.report.page.subject import Subject
+from shardwise.spec.lookup import write_cluster
+from shardwise.spec.quantity import GIB
+from shardwise.spec.record import SpecError, SpecWarning
+from shardwise.spec.run import RunSpec, write_run
+from shardwise.spec.strategy import Strategy
+from shardwise.web.changes import changed_words, figures_of
+from shardwise.web.command import plan_command
+from shardwise.web.curve import draw_curve
+from shardwise.web.picture import cluster_picture
+from shardwise.web.pieces import estimate_pieces, plan_pieces, planned_layouts
+from shardwise.web.question import PASTED, Question, read_question
+
+RUN_FILE = "run.toml"
+_INVALID = 2
+
+
+def answer(text: str | bytes) -> str:
+    """Answer a question, both as JSON.
+
+    `problems` has one sentence for each thing to change; where there are none, `json` is what the
+    command line prints, `exit_code` is its code, and `html` has the pieces of the page by name.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            question = read_question(text)
+            found = _ANSWERS[question.ask](question)
+        except SpecError as error:
+            found = {"exit_code": _INVALID, "problems": error.problems}
+    notes = [str(one.message) for one in caught if issubclass(one.category, SpecWarning)]
+    return json.dumps({"problems": [], **found, "notes": notes}, allow_nan=False)
+
+
+def _plan(question: Question) -> dict[str, Any]:
+    asked = _settings(question)
+    if question.change:
+        moved = _moved(question, describe_run(planned=True, **asked))
+        asked |= {"cluster": moved.cluster, "model": moved.model}
+        asked |= moved.job.model_dump(exclude_none=True)
+    stack = _lowered(question.for_stack)
+    found, chosen = plan_run(
+        **asked,
+        for_stack=stack,
+        objective=question.objective,
+        batch_tolerance=0.0 if question.exact_batch else None,
+        budget=read_budget(question.tokens, question.price, question.deadline),
+    )
+    more = devices_in_time(found)
+    profile = simulated = None
+    if found.winner is not None and chosen is not None:
+        profile = found.profile(found.winner)
+        simulated = replay_run(chosen)
+    subject = Subject(
+        found.problem.model.name, "", chosen, profile, plan=found, simulated=simulated
+    )
+    figures = figures_of(profile)
+    return {
+        "exit_code": 0 if found.succeeds else 1,
+        "json": _printed(plan_record(found, stack, more)),
+        "html": {
+            **plan_pieces(subject, more),
+            "changed": changed_words(question.before, figures),
+            "picture": str(cluster_picture(found.problem.cluster)),
+        },
+        "figures": figures,
+        "at": _quantities(found.problem),
+        "layouts": planned_layouts(found),
+        "command": plan_command(question),
+        **_start(chosen),
+    }
+
+
+def _estimate(question: Question) -> dict[str, Any]:
+    run = _described(question)
+    profile = estimate_run(run)
+    fits = profile.known_memory.verdict == "fits"
+    simulated = replay_run(run) if question.timeline else None
+    subject = Subject(run.model.name, "", run, profile, simulated=simulated)
+    figures = figures_of(profile)
+    pieces = estimate_pieces(subject, [] if fits else ways_for(run))
+    return {
+        "exit_code": 0 if profile.known_memory.fits else 1,
+        "json": _printed(profile.to_dict()),
+        "html": {**pieces, "changed": changed_words(question.before, figures)},
+        "figures": figures,
+        **_start(run),
+    }
+
+
+def _curve(question: Question) -> dict[str, Any]:
+    run = describe_run(planned=True, **_settings(question))
+    problem = _moved(question, run)
+    return draw_curve(problem, question.vary or "", question.values)
+
+
+def _export(question: Question) -> dict[str, Any]:
+    from shardwise.stacks.write.exports import export_run
+
+    run = _described(question)
+    written = export_run(run, _lowered(question.to) or "")
+    return {"exit_code": 0, "export": written.to_dict()}
+
+
+_ANSWERS: dict[str, Callable[[Question], dict[str, Any]]] = {
+    "plan": _plan,
+    "estimate": _estimate,
+    "curve": _curve,
+    "export": _export,
+}
+
+
+def _settings(question: Question) -> dict[str, Any]:
+    """What describes a run that is to be planned."""
+    return {
+        "model": question.model,
+        "cluster": question.cluster,
+        "adapter": question.adapter,
+        "seq_len": question.seq_len,
+        "global_batch": question.global_batch,
+        "optimizer": _lowered(question.optimizer),
+        "precision": _lowered(question.precision),
+        "loss": _lowered(question.loss),
+        "compile": question.compile,
+        "lookup": PASTED,
+    }
+
+
+def _moved(question: Question, run: RunSpec) -> Problem:
+    """The problem, with quantities moved away from what was asked."""
+    problem = Problem(run.model, run.cluster, run.job, run.strategy)
+    for name, value in question.change.items():
+        problem, _ = varied(problem, name, value)
+    return problem
+
+
+def _quantities(problem: Problem) -> dict[str, float]:
+    """Where sliders stand, in the units of `shardwise whatif`."""
+    cluster = problem.cluster
+    found = {
+        "memory": cluster.device.memory / GIB,
+        "devices": cluster.devices,
+        "seq-len": problem.job.seq_len,
+        # Devices of a full node.
+        "node": node_size(cluster),
+    }
+    if cluster.network is not None and cluster.nodes > 1:
+        found["network"] = cluster.network * 8 / 1e9
+    return found
+
+
+def _described(question: Question) -> RunSpec:
+    """The run with the strategy that was asked for, on what the question changed."""
+    asked = {**_settings(question), "micro_batch": question.micro_batch}
+    asked["recompute"] = question.recompute
+    given = question.strategy
+    if not question.change and not isinstance(given, dict):
+        return describe_run(strategy=given, **asked)
+    run = describe_run(planned=True, **asked)
+    problem = _moved(question, run)
+    cluster = problem.cluster
+    strategy = Strategy.read(given, where="strategy") if isinstance(given, dict) else run.strategy
+    # Degrees fit only the cluster they were found for.
+    if strategy.replicate is not None and strategy.devices != cluster.devices:
+        strategy = strategy.unplaced()
+    moved = run._replace(cluster=cluster, job=problem.job, strategy=strategy)
+    return moved.resolved()
+
+
+def _start(run: RunSpec | None) -> dict[str, Any]:
+    """The run.toml and the command that starts it; nothing where no run fits."""
+    if run is None:
+        return {}
+    from pathlib import Path
+
+    return {
+        "run": write_run(run),
+        "start": start_command(run.cluster, Path(RUN_FILE)),
+        "cluster": write_cluster(run.cluster),
+        "strategy": run.strategy.model_dump(mode="json"),
+    }
+
+
+def _printed(record: dict[str, Any]) -> str:
+    """The text that the command line prints with `--json`."""
+    return json.dumps(record, indent=2, allow_nan=False)
+
+
+def _lowered(text: str | None) -> str | None:
+    return None if text is None else text.lower()

@@ -1,0 +1,45 @@
+"""The command that asks the same question in a terminal."""
+
+from __future__ import annotations
+
+import shlex
+
+from shardwise.web.question import Question
+
+# In the order of the command's help.
+_OPTIONS = (
+    *("model", "cluster", "seq_len", "global_batch", "optimizer", "adapter", "precision"),
+    *("objective", "tokens", "price", "deadline", "loss", "for_stack"),
+)
+_USUAL = {"objective": "throughput"}
+_NAMES = {"for_stack": "for"}
+_PASTED_FILES = {"model": "config.json", "cluster": "cluster.toml"}
+# Quantities that are moved, and the option that says the same; the others are in the cluster.
+_MOVED = {"seq-len": "seq_len", "global-batch": "global_batch"}
+
+
+def plan_command(question: Question) -> str:
+    """`shardwise plan` with the options of a question.
+
+    What was pasted, and a cluster that was changed, are files of their usual name.
+    """
+    asked = question.model_dump(include=set(_OPTIONS), exclude_none=True)
+    for name, file in _PASTED_FILES.items():
+        if str(asked.get(name, "")).lstrip().startswith("{"):
+            asked[name] = file
+    for name, value in question.change.items():
+        asked |= {_MOVED[name]: value} if name in _MOVED else {"cluster": _PASTED_FILES["cluster"]}
+    words = ["shardwise", "plan"]
+    for name in _OPTIONS:
+        if name in asked and asked[name] != _USUAL.get(name):
+            words += [f"--{_NAMES.get(name, name).replace('_', '-')}", _word(asked[name])]
+    if question.exact_batch:
+        words.append("--exact-batch")
+    if question.compile is not None:
+        words.append("--compile" if question.compile else "--no-compile")
+    return shlex.join([*words, "-o", "run.toml"])
+
+
+def _word(value: object) -> str:
+    """A number as a person writes it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)

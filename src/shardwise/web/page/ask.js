@@ -1,0 +1,81 @@
+// Ways to ask: Python in this browser, or the server that sent this page.
+
+// One question at a time. Of those of a kind that wait, only the newest is asked; the others are
+// answered with null. Curves wait until nothing else does.
+class Lane {
+  constructor(send) { this.send = send; this.busy = false; this.waiting = new Map(); }
+  ask(question) {
+    const kind = question.ask === "curve" ? question.vary : "";
+    return new Promise((resolve, reject) => {
+      this.waiting.get(kind)?.resolve(null);
+      this.waiting.set(kind, { question, resolve, reject });
+      this.next();
+    });
+  }
+  async next() {
+    if (this.busy || !this.waiting.size) return;
+    const kind = this.waiting.has("") ? "" : this.waiting.keys().next().value;
+    const { question, resolve, reject } = this.waiting.get(kind);
+    this.waiting.delete(kind);
+    this.busy = true;
+    try { resolve(JSON.parse(await this.send(JSON.stringify(question)))); } catch (error) { reject(error); }
+    this.busy = false;
+    this.next();
+  }
+}
+
+function startWorker(told) {
+  return new Promise((resolve, reject) => {
+    const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
+    const open = new Map();
+    let last = 0;
+    worker.onmessage = ({ data }) => {
+      if (data.stage) told(data.stage, data.done);
+      else if (data.failed) reject(new Error(data.failed));
+      else if (data.ready) resolve(send);
+      else { open.get(data.id)(data.answer); open.delete(data.id); }
+    };
+    worker.onerror = (event) => reject(new Error(event.message || "The planner could not be started."));
+    const send = (question) => new Promise((answered) => {
+      open.set(++last, answered);
+      worker.postMessage({ id: last, question });
+    });
+  });
+}
+
+// A search takes seconds: estimates have a Python of their own, started when the first answer is
+// there, so that a slider never waits for a search.
+async function inBrowser(told) {
+  const searches = new Lane(await startWorker(told));
+  let estimates = null;
+  const second = () => { estimates ??= startWorker(() => {}).then((send) => new Lane(send)); return estimates; };
+  return {
+    search: (question) => searches.ask(question),
+    estimate: async (question) => (await second()).ask(question),
+    prepare: () => { second().catch(() => { estimates = Promise.resolve(searches); }); },
+  };
+}
+
+async function onServer(told) {
+  told("Connecting", 1);
+  const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? sessionStorage.getItem("token") ?? "";
+  sessionStorage.setItem("token", token);
+  const headers = { "Content-Type": "application/json", Authorization: `Bearer ${token}` };
+  const send = async (question) => {
+    const response = await fetch("api/answer", { method: "POST", headers, body: question });
+    if (response.status === 401) throw new Error("Open the address that 'shardwise serve' printed: it holds the token.");
+    if (!response.ok) throw new Error(`The server answered ${response.status}.`);
+    return response.text();
+  };
+  const searches = new Lane(send), estimates = new Lane(send);
+  return {
+    search: (question) => searches.ask(question),
+    estimate: (question) => estimates.ask(question),
+    prepare: () => {},
+    runs: async () => (await (await fetch("api/runs", { headers })).json()).runs
+      .map((name) => ({ name, href: `runs/${encodeURIComponent(name)}?token=${encodeURIComponent(token)}` })),
+  };
+}
+
+export const connect = (told) =>
+  document.querySelector('meta[name="shardwise-planner"]').content === "server" ? onServer(told) : inBrowser(told);

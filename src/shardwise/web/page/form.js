@@ -1,0 +1,93 @@
+// The form: what is asked, and its state in the address of the page.
+
+const form = document.getElementById("question");
+const FIELDS = ["model", "config", "adapter", "rank", "device", "nodes", "per-node", "network", "seq-len",
+  "global-batch", "optimizer", "precision", "objective", "for-stack", "tokens", "price", "deadline"];
+const field = (name) => form.elements.namedItem(name);
+const first = {};
+
+// Options come from the catalogue; all of it reaches the page as text.
+export function fillForm(catalogue) {
+  document.getElementById("models").replaceChildren(...catalogue.models.map((model) => {
+    const option = document.createElement("option");
+    option.value = model.name;
+    option.label = `${model.size} parameters`;
+    return option;
+  }));
+  addOptions("device", catalogue.devices.map((device) => [device.name, `${device.title}, ${device.memory}`]));
+  addOptions("optimizer", catalogue.optimizers.map((name) => [name === "adamw" ? "" : name, name]));
+  addOptions("for-stack", catalogue.stacks.map((name) => [name, name]));
+  field("device").value = "H100-SXM";
+  for (const name of FIELDS) first[name] = field(name).value;
+  readAddress();
+  follow();
+}
+
+function addOptions(name, options) {
+  for (const [value, label] of options) {
+    const option = document.createElement("option");
+    option.value = value;
+    option.textContent = label;
+    field(name).append(option);
+  }
+}
+
+// Fields that depend on others.
+function follow() {
+  field("network").disabled = Number(field("nodes").value) < 2;
+  field("rank").disabled = field("adapter").value === "";
+  field("model").disabled = field("config").value.trim() !== "";
+}
+
+export function question() {
+  const text = (name) => field(name).value.trim() || undefined;
+  const nodes = text("nodes") ?? "1", network = text("network");
+  const wire = Number(nodes) > 1 && network ? `@${network}Gbps` : "";
+  return {
+    ask: "plan",
+    model: text("config") ?? text("model"),
+    cluster: `${nodes}x${text("per-node") ?? "1"}x${text("device")}${wire}`,
+    adapter: text("adapter") && `${text("adapter")}:${text("rank") ?? 16}`,
+    seq_len: text("seq-len"),
+    global_batch: text("global-batch"),
+    optimizer: text("optimizer"),
+    precision: text("precision"),
+    objective: text("objective"),
+    for_stack: text("for-stack"),
+    tokens: text("tokens"),
+    price: text("price"),
+    deadline: text("deadline") && Number(text("deadline")),
+  };
+}
+
+export function address() {
+  const told = new URLSearchParams();
+  for (const name of FIELDS) if (field(name).value !== first[name]) told.set(name, field(name).value);
+  return `#${told}`;
+}
+
+function readAddress() {
+  const told = new URLSearchParams(location.hash.slice(1));
+  for (const name of FIELDS) {
+    const value = told.get(name);
+    if (value === null) { field(name).value = first[name]; continue; }
+    field(name).value = value;
+    // A select keeps no value that it does not have.
+    if (field(name).value !== value && field(name).tagName === "SELECT") field(name).value = first[name];
+    field(name).closest("details")?.setAttribute("open", "");
+  }
+}
+
+// `changed` is called when a question is complete: when typing rests, or a choice is made.
+export function watchForm(changed) {
+  let timer = 0;
+  const soon = (wait) => { clearTimeout(timer); timer = setTimeout(changed, wait); };
+  form.addEventListener("input", (event) => { follow(); soon(event.target.tagName === "SELECT" ? 0 : 600); });
+  form.addEventListener("submit", (event) => { event.preventDefault(); soon(0); });
+  addEventListener("hashchange", () => {
+    if (location.hash === address()) return;
+    readAddress();
+    follow();
+    soon(0);
+  });
+}

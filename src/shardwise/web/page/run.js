@@ -1,0 +1,70 @@
+// What to do with the answer: the file, the command, exports for other stacks, and the address.
+
+async function copy(text, button) {
+  const said = button.textContent;
+  try { await navigator.clipboard.writeText(text); } catch {
+    const area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = said; }, 1500);
+}
+
+function make(tag, options = {}, ...content) {
+  const made = Object.assign(document.createElement(tag), options);
+  made.append(...content);
+  return made;
+}
+
+// `exported(stack)` answers with the file of another stack.
+export function drawRun(place, answer, stacks, exported) {
+  const code = make("code"), told = make("div"), text = { now: "" };
+  const button = make("button", { type: "button", className: "copy", textContent: "Copy" });
+  button.addEventListener("click", () => copy(text.now, button));
+  const link = make("button", { type: "button", className: "copy", textContent: "Copy link to this plan" });
+  link.addEventListener("click", () => copy(location.href.replace(/[#&]token=[^&]*/, ""), link));
+  const show = (content, sentences = []) => {
+    text.now = code.textContent = content;
+    told.replaceChildren(...sentences.map((sentence) => make("p", { className: "fine", textContent: sentence })));
+  };
+  const shown = {
+    "run.toml": () => show(answer.run, ["Save it as run.toml; then: " + answer.start]),
+    command: () => show(`pip install "shardwise[train]"\n${answer.command ?? answer.start}\n${answer.start}`,
+      ["The first line installs, the second plans and writes run.toml, the third trains."]),
+    JSON: () => show(answer.json),
+    cluster: () => show(answer.cluster, ["cluster.toml: for --cluster cluster.toml"]),
+  };
+  if (!/^memory = /m.test(answer.cluster)) delete shown.cluster;
+  const tabs = make("div", { className: "tabs", role: "tablist" });
+  tabs.setAttribute("aria-label", "files");
+  const select = (chosen) => {
+    for (const tab of tabs.querySelectorAll("button")) tab.setAttribute("aria-selected", String(tab === chosen));
+  };
+  for (const [name, open] of Object.entries(shown)) {
+    const tab = make("button", { type: "button", textContent: name });
+    tab.setAttribute("role", "tab");
+    tab.addEventListener("click", () => { select(tab); open(); });
+    tabs.append(tab);
+  }
+  const other = make("select", { id: "export-to" }, make("option", { value: "", textContent: "export for …" }),
+    ...stacks.map((name) => make("option", { value: name, textContent: name })));
+  other.setAttribute("aria-label", "export for another stack");
+  other.addEventListener("change", async () => {
+    if (!other.value) return;
+    select(null);
+    const found = await exported(other.value);
+    if (!found) return;
+    if (found.problems.length) show("", found.problems);
+    else show(found.export.text, [`${found.export.name}; start it: ${found.export.command}`,
+      ...found.export.unsupported, ...found.export.in_script]);
+  });
+  const file = make("div", { className: "file" }, make("pre", { tabIndex: 0 }, code));
+  const actions = make("div", { className: "copies" }, button, link, other);
+  place.replaceChildren(tabs, actions, told, file);
+  select(tabs.firstElementChild);
+  shown["run.toml"]();
+}

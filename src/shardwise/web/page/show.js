@@ -1,0 +1,52 @@
+// Puts answers on the page. Pieces of HTML come from the planner, which escapes all text of others.
+
+const piece = (name) => document.getElementById(name);
+const PLACES = { timeline: "timeline-piece" };
+
+export function showPieces(html, names) {
+  for (const name of names) {
+    piece(PLACES[name] ?? name).innerHTML = html[name] ?? "";
+    const section = piece(`${name}-section`);
+    if (section) section.hidden = !html[name];
+  }
+  if (names.includes("timeline") && html.timeline) drawTimeline();
+}
+
+function paragraphs(place, sentences) {
+  place.replaceChildren(...sentences.map((sentence) => {
+    const line = document.createElement("p");
+    line.textContent = sentence;
+    return line;
+  }));
+}
+
+export const showProblems = (sentences) => paragraphs(piece("problems"), sentences);
+export const showNotes = (sentences) => paragraphs(piece("notes"), sentences);
+
+export function showStage(text, share) {
+  piece("loading").hidden = text === null;
+  if (text === null) return;
+  piece("stage").textContent = text;
+  if (share === undefined) piece("progress").removeAttribute("value");
+  else piece("progress").value = share;
+}
+
+export const showBusy = (busy) => piece("answer").setAttribute("aria-busy", String(busy));
+
+export function pressLayout(number) {
+  for (const button of document.querySelectorAll("button.layout"))
+    button.setAttribute("aria-pressed", String(Number(button.dataset.layout) === number));
+}
+
+export function showRuns(runs) {
+  piece("runs-section").hidden = runs.length === 0;
+  piece("runs").replaceChildren(...runs.map(({ name, href }) => {
+    const line = document.createElement("li"), link = document.createElement("a");
+    Object.assign(link, { href, textContent: name, target: "_blank", rel: "noreferrer" });
+    line.append(link);
+    return line;
+  }));
+}
+
+// What belongs to an earlier answer, until it is drawn again.
+export const showStale = (name, stale) => piece(`${name}-section`).classList.toggle("stale", stale);

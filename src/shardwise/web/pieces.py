@@ -1,0 +1,80 @@
+"""Pieces of a page about a plan or an estimate, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shardwise.planning.least import Least
+from shardwise.planning.plan import Plan
+from shardwise.predict.fit import Change
+from shardwise.report.money import cost_words, deadline_words
+from shardwise.report.page.headline import about, tiles, verdict
+from shardwise.report.page.markup import Content, Markup, element, fragment
+from shardwise.report.page.memory import memory_section
+from shardwise.report.page.plans import front_section, layouts_table, reasons_list, shown_layouts
+from shardwise.report.page.subject import Subject
+from shardwise.report.page.time import time_section
+from shardwise.report.page.timeline import timeline_section
+from shardwise.report.strategy import configuration_words
+
+
+def plan_pieces(subject: Subject, more: Least | None) -> dict[str, str]:
+    """A plan: the recommendation, why, the other layouts, and all that is known of its step."""
+    plan = subject.plan
+    assert plan is not None
+    told: dict[str, Content] = {"cost": _cost(plan, more)}
+    if plan.winner is not None:
+        told |= {
+            "why": reasons_list(plan),
+            "layouts": layouts_table(plan, _layout_button),
+            "front": front_section(plan),
+        }
+    return _written({**_step(subject), **told})
+
+
+def estimate_pieces(subject: Subject, ways: Sequence[Change]) -> dict[str, str]:
+    """One configuration: whether it fits, and all that is known of its step."""
+    told = [element("li", f"With {way.options} it would fit.") for way in ways[:3]]
+    return _written({**_step(subject), "ways": element("ul", told) if told else None})
+
+
+def planned_layouts(plan: Plan) -> list[dict[str, Any]]:
+    """The configurations behind the buttons of the layouts, as questions name them."""
+    return [
+        {
+            "strategy": one.strategy.model_dump(mode="json"),
+            "words": configuration_words(one.strategy, blocks=plan.units.blocks),
+        }
+        for one in shown_layouts(plan)
+    ]
+
+
+def _step(subject: Subject) -> dict[str, Content]:
+    """What every configuration has; empty where none fits."""
+    known = subject.profile is not None
+    return {
+        "about": about(subject) if known else None,
+        "verdict": verdict([subject]),
+        "tiles": tiles(subject) if known else None,
+        "memory": memory_section([subject]),
+        "time": time_section([subject]),
+        "timeline": timeline_section([subject]),
+    }
+
+
+def _cost(plan: Plan, more: Least | None) -> Markup | None:
+    told = []
+    if plan.winner is not None:
+        told.append(cost_words(plan.budget, plan.winner.tokens_per_s, plan.problem.cluster))
+    if more is not None:
+        told.append(deadline_words(more, plan.problem))
+    return fragment([element("p", sentence) for sentence in told if sentence]) or None
+
+
+def _layout_button(number: int, name: str) -> Markup:
+    return element("button", name, type="button", class_="layout", data_layout=str(number))
+
+
+def _written(pieces: dict[str, Content]) -> dict[str, str]:
+    return {name: str(fragment(piece)) for name, piece in pieces.items() if piece}

@@ -1,0 +1,99 @@
+"""What a page asks: the options of the command line under the same names, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from shardwise.spec import catalogue
+from shardwise.spec.cluster import ClusterSpec, parse_cluster
+from shardwise.spec.huggingface import from_config, warn_of_unused
+from shardwise.spec.lookup import Lookup, cluster_from_table
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.record import Record, SpecError
+
+# A word of the command line, and a pasted config.json.
+Word = Annotated[str, StringConstraints(max_length=200)]
+Pasted = Annotated[str, StringConstraints(max_length=2**20)]
+Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+_MOST_VALUES = 32
+
+
+class Question(Record):
+    """A question. A model is a name or the text of a config.json; a cluster is a shorthand, or
+    JSON with the fields of its TOML table. No file is ever read."""
+
+    ask: Literal["plan", "estimate", "curve", "export"]
+    model: Pasted | None = None
+    cluster: Pasted | None = None
+    adapter: Word | None = None
+    seq_len: Number | Word | None = None
+    global_batch: Number | Word | None = None
+    optimizer: Word | None = None
+    precision: Word | None = None
+    loss: Word | None = None
+    compile: bool | None = None
+    # A plan: what to look for, and within which limits.
+    objective: Literal["throughput", "memory", "sequence", "money"] = "throughput"
+    exact_batch: bool = False
+    tokens: Number | Word | None = None
+    price: float | Word | None = None
+    deadline: float | None = None
+    for_stack: Word | None = None
+    # An estimate or an export: a shorthand, or the fields of a strategy.
+    strategy: Word | dict[Word, Any] | None = None
+    micro_batch: Number | None = None
+    recompute: float | Word | None = None
+    # Quantities moved away from what was asked, as `shardwise whatif --vary` names them.
+    change: Annotated[dict[Word, Word], Field(max_length=8)] = Field(default_factory=dict)
+    # A curve: the quantity, and its values.
+    vary: Word | None = None
+    values: Annotated[list[Word], Field(max_length=_MOST_VALUES)] = Field(default_factory=list)
+    # Without a timeline, which takes most of an estimate's time, an answer follows a slider.
+    timeline: bool = True
+    # An export: the stack.
+    to: Word | None = None
+    # The figures of the answer before this one.
+    before: Annotated[dict[Word, float], Field(max_length=64)] | None = None
+
+
+def read_question(text: str | bytes) -> Question:
+    """Read JSON; SpecError lists all that is wrong with it."""
+    try:
+        data = json.loads(text)
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise SpecError(f"question: is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise SpecError("question: must be a JSON object")
+    return Question.read(data)
+
+
+def _model(text: str) -> ModelSpec:
+    if not text.lstrip().startswith("{"):
+        return catalogue.model(text)
+    config = _table(text, "model")
+    model = from_config(config)
+    warn_of_unused(config)
+    return model
+
+
+def _cluster(text: str) -> ClusterSpec:
+    if not text.lstrip().startswith("{"):
+        return parse_cluster(text, catalogue.find_device)
+    return cluster_from_table(dict(_table(text, "cluster")))
+
+
+def _table(text: str, what: str) -> Mapping[str, Any]:
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{what}: is not JSON: {error}") from None
+    assert isinstance(table, dict)  # it begins with a brace
+    return table
+
+
+# The catalogue and pasted text: nothing here opens a file or imports a module of the user's.
+PASTED = Lookup(_model, _cluster)

@@ -1,0 +1,200 @@
+"""Answers of a page are those of the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.web.answer import answer
+from tests.command import environment, shardwise
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def ask(**question: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(answer(json.dumps(question)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("question", "options"),
+    [
+        ({}, []),
+        ({"seq_len": 8192, "global_batch": "4Mi"}, ["--seq-len", "8192", "--global-batch", "4Mi"]),
+        ({"adapter": "qlora:16"}, ["--adapter", "qlora:16"]),
+        ({"objective": "memory", "exact_batch": True}, ["--objective", "memory", "--exact-batch"]),
+        (
+            {"tokens": "1T", "price": 2.5, "deadline": 3},
+            ["--tokens", "1T", "--price", "2.5", "--deadline", "3"],
+        ),
+        ({"for_stack": "DeepSpeed"}, ["--for", "deepspeed"]),
+        ({"optimizer": "adamw-8bit", "compile": True}, ["--optimizer", "adamw-8bit", "--compile"]),
+    ],
+)
+def test_a_plan_is_that_of_the_command_line(
+    question: dict[str, object], options: list[str]
+) -> None:
+    where = {"model": "llama-3-8b", "cluster": "2x8xH100-SXM@400Gbps"}
+    found = ask(ask="plan", **where, **question)
+    words = [part for name, value in where.items() for part in (f"--{name}", value)]
+    printed = shardwise("plan", *words, *options, "--json")
+    assert found["problems"] == []
+    assert found["json"] + "\n" == printed.stdout
+    assert found["exit_code"] == printed.returncode
+
+
+def test_a_plan_names_the_command_that_prints_it() -> None:
+    asked = {"model": "llama-3-8b", "cluster": "8xA100-80GB", "seq_len": 2048, "tokens": "2B"}
+    found = ask(ask="plan", **asked)
+    words = found["command"].split()
+    assert words[0] == "shardwise"
+    printed = shardwise(*words[1 : words.index("-o")], "--json")
+    assert found["json"] + "\n" == printed.stdout
+
+
+def test_a_chosen_run_is_the_run_toml_that_trains(tmp_path: Path) -> None:
+    found = ask(ask="plan", model="llama-3-8b", cluster="8xH100-SXM")
+    written = tmp_path / "run.toml"
+    written.write_text(found["run"], encoding="utf-8")
+    printed = shardwise("estimate", str(written), "--json")
+    estimated = json.loads(printed.stdout)
+    assert estimated["time"]["step_s"] == pytest.approx(found["figures"]["step_s"])
+    assert estimated["memory"]["needed_bytes"] == found["figures"]["needed_bytes"]
+
+
+def test_an_estimate_is_that_of_the_command_line() -> None:
+    found = ask(ask="estimate", model="llama-3-8b", cluster="8xH100-SXM", strategy="zero2")
+    words = ["--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--strategy", "zero2"]
+    printed = shardwise("estimate", *words, "--json")
+    assert found["json"] + "\n" == printed.stdout
+    assert found["exit_code"] == printed.returncode
+
+
+def test_a_pasted_configuration_is_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "custom"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    found = ask(ask="plan", model=json.dumps(CONFIG), cluster="8xH100-SXM")
+    printed = shardwise(
+        "plan", "--model", str(folder / "config.json"), "--cluster", "8xH100-SXM", "--json"
+    )
+    assert found["json"] + "\n" == printed.stdout
+
+
+def test_every_problem_is_told_in_the_words_of_the_command_line() -> None:
+    asked = {"model": "llama-3-70x", "cluster": "8xH100-SXN", "seq_len": "x"}
+    found = ask(ask="plan", **asked)
+    words = ["--model", "llama-3-70x", "--cluster", "8xH100-SXN", "--seq-len", "x"]
+    printed = shardwise("plan", *words)
+    assert [f"error: {problem}" for problem in found["problems"]] == printed.stderr.splitlines()
+    assert found["exit_code"] == printed.returncode == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '"plan"', '{"ask": "steal"}', '{"ask": "plan", "run": "x.toml"}', "[" * 9000],
+)
+def test_what_is_not_a_question_gets_a_sentence(text: str) -> None:
+    found = json.loads(answer(text))
+    assert found["exit_code"] == 2
+    assert found["problems"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", "/etc/passwd"),
+        ("model", "./model"),
+        ("model", "os.path:join"),
+        ("cluster", "/etc/hosts.toml"),
+        ("model", '{"model_type": "<script>alert(1)</script>"}'),
+        ("model", '{"model_type": 7, "hidden_size": []}'),
+        ("cluster", '{"device": {"name": "<b>"}}'),
+        ("adapter", "<i>:4"),
+    ],
+)
+def test_nothing_is_read_or_imported_for_a_question(
+    name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").write_text("secret", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = ask(**{"ask": "plan", "model": "llama-3-8b", "cluster": "8xH100-SXM", name: value})
+    assert found["exit_code"] == 2
+    assert "secret" not in json.dumps(found)
+
+
+def test_names_of_others_stay_text() -> None:
+    table = {"device": "H100-SXM", "nodes": 1, "devices_per_node": 8}
+    device = {"name": "<img src=x>", "memory": "80GiB", "memory_bandwidth": "3TB/s"}
+    device |= {"link_bandwidth": "450GB/s", "peak": {"bf16": "900TFLOPS"}}
+    found = ask(ask="plan", model="llama-3-8b", cluster=json.dumps({**table, "device": device}))
+    assert found["problems"] == []
+    assert "<img" not in "".join(found["html"].values())
+    assert "&lt;img src=x&gt;" in found["html"]["about"]
+
+
+def test_a_moved_slider_changes_the_question() -> None:
+    asked = {"model": "llama-3-8b", "cluster": "4x8xH100-SXM@400Gbps"}
+    moved = ask(ask="plan", **asked, change={"network": "100", "seq-len": "8192"})
+    straight = ask(ask="plan", model="llama-3-8b", cluster="4x8xH100-SXM@100Gbps", seq_len=8192)
+    assert moved["json"] == straight["json"]
+
+
+def test_what_changed_is_told_with_both_values() -> None:
+    asked = {"ask": "estimate", "model": "llama-3-8b", "cluster": "8xH100-SXM", "strategy": "zero3"}
+    before = ask(**asked)
+    after = ask(**asked, recompute="full", before=before["figures"])
+    assert after["figures"]["step_s"] > before["figures"]["step_s"]
+    assert "→" in after["html"]["changed"]
+    assert "Nothing changed" in ask(**asked, before=before["figures"])["html"]["changed"]
+
+
+def test_a_curve_has_a_point_for_each_value() -> None:
+    asked = {"model": "llama-3-8b", "cluster": "4x8xH100-SXM@400Gbps", "vary": "network"}
+    found = ask(ask="curve", **asked, values=["50", "100", "400"])
+    speeds = [point["tokens_per_s"] for point in found["points"]]
+    assert len(speeds) == 3
+    assert speeds == sorted(speeds)
+    assert found["html"]["curve"].count("<circle") >= 3
+
+
+def test_a_run_is_exported_as_the_command_line_does(tmp_path: Path) -> None:
+    planned = ask(ask="plan", model="llama-3-8b", cluster="8xH100-SXM")
+    (tmp_path / "run.toml").write_text(planned["run"], encoding="utf-8")
+    printed = shardwise("export", str(tmp_path / "run.toml"), "--to", "axolotl")
+    found = ask(
+        ask="export", model="llama-3-8b", cluster="8xH100-SXM", strategy=planned["strategy"],
+        to="axolotl",
+    )  # fmt: skip
+    assert found["export"]["text"] == printed.stdout
+
+
+def test_planning_imports_neither_screens_nor_traces_nor_torch() -> None:
+    code = (
+        "import json, sys\n"
+        "from shardwise.web.answer import answer\n"
+        "asked = dict(ask='plan', model='llama-3-8b', cluster='8xH100-SXM', adapter='lora:8')\n"
+        "assert json.loads(answer(json.dumps(asked)))['exit_code'] == 0\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
+    )
+    loaded = set(done.stdout.split())
+    assert "numpy" in loaded
+    assert not loaded & {"msgspec", "yaml", "rich", "typer", "torch"}

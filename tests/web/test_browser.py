@@ -1,0 +1,135 @@
+"""The planner in Chromium, from a plain file server, with every other address out of reach."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import shardwise
+from tests.web.browser import CHROMIUM, OPTIONS, Watched, axe_script, built_planner, file_server
+
+pytestmark = pytest.mark.nightly
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+HOSTILE = '"><img src=x onerror="document.title=1"><script>document.title=1</script>'
+OPEN = "() => document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+VIOLATIONS = """async () => (await axe.run()).violations
+  .map((one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 120)).join(" | ")}`)"""
+
+
+@pytest.fixture(scope="module")
+def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, downloads: Path) -> Path:
+    return built_planner(tmp_path_factory.mktemp("planner"), downloads)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def watched(browser: Any, folder: Path) -> Iterator[Watched]:
+    with file_server(folder) as address:
+        context = browser.new_context()
+        found = Watched(context, address)
+        yield found
+        context.close()
+    assert found.said == []
+    assert found.outside == []
+
+
+def test_a_stranger_gets_from_a_question_to_a_command(watched: Watched) -> None:
+    watched.open()
+    page = watched.page
+    page.fill("#model", "llama-3-70b")
+    page.fill("#nodes", "4")
+    page.locator("#about", has_text="llama-3-70b").wait_for(timeout=60_000)
+    page.locator("#about", has_text="4x8xH100-SXM@400Gbps").wait_for(timeout=60_000)
+    words = ["--model", "llama-3-70b", "--cluster", "4x8xH100-SXM@400Gbps"]
+    printed = shardwise("plan", *words, "--json")
+    page.get_by_role("tab", name="JSON").click()
+    assert page.inner_text("#run pre").strip() == printed.stdout.strip()
+    page.select_option("#export-to", "axolotl")
+    page.locator("#run pre", has_text="fsdp_version").wait_for(timeout=60_000)
+    # The address holds the question.
+    again = Watched(page.context, watched.address)
+    again.page.goto(page.url)
+    again.page.locator("#about", has_text="llama-3-70b").wait_for(timeout=60_000)
+
+
+def test_a_layout_and_a_slider_tell_what_changed(watched: Watched) -> None:
+    watched.open("#nodes=4")
+    page = watched.page
+    page.locator("button.layout").nth(1).click()
+    page.locator("#changed .changes").wait_for(timeout=60_000)
+    assert page.locator("button.layout").nth(1).get_attribute("aria-pressed") == "true"
+    before = page.inner_text("#verdict")
+    page.focus("#slider-network")
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+    page.locator("#about", has_text="@50Gbps").wait_for(timeout=60_000)
+    watched.answered()
+    assert page.inner_text("#verdict") != before
+    page.locator("#whatif-section").scroll_into_view_if_needed()
+    page.locator("#sliders .curve svg").nth(2).wait_for(timeout=120_000)
+
+
+def test_it_works_without_a_network_once_loaded(watched: Watched) -> None:
+    watched.open()
+    page = watched.page
+    page.evaluate("async () => { await navigator.serviceWorker.ready; }")
+    page.unroute("**/*")
+    page.context.set_offline(True)
+    page.reload()
+    watched.answered()
+    assert "Recommended" in page.inner_text("#verdict")
+    page.context.set_offline(False)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        f"#model={HOSTILE}",
+        "#config=" + json.dumps({"model_type": HOSTILE}),
+        f"#device={HOSTILE}&nodes={HOSTILE}&seq-len={HOSTILE}",
+    ],
+)
+def test_hostile_text_stays_text(watched: Watched, question: str) -> None:
+    watched.page.goto(f"{watched.address}{question}")
+    watched.page.locator("#problems p").first.wait_for(timeout=60_000)
+    assert watched.page.title() == "Planner · Shardwise"
+    assert watched.page.locator("#answer img, #answer script[src]").count() == 0
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (1024, "dark"), (390, "light")])
+def test_everyone_can_use_it(watched: Watched, downloads: Path, width: int, scheme: str) -> None:
+    page = watched.page
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 900})
+    watched.open("#nodes=4&tokens=1T&price=2")
+    page.evaluate(
+        "() => document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+    )
+    page.evaluate(axe_script(downloads))
+    assert page.evaluate(VIOLATIONS) == []
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_two_builds_are_equal(folder: Path, tmp_path: Path, downloads: Path) -> None:
+    again = built_planner(tmp_path / "again", downloads)
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    assert names == sorted(p.relative_to(again) for p in again.rglob("*") if p.is_file())
+    for name in names:
+        assert (folder / name).read_bytes() == (again / name).read_bytes()

@@ -1,0 +1,167 @@
+"""`shardwise serve`: who may ask, what is answered, and what is never read."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.command import COMMAND, environment
+
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+QUESTION = {"ask": "estimate", "model": "llama-3-8b", "cluster": "8xH100-SXM"}
+MOST_BYTES = 2 * 2**20
+
+
+class Server(NamedTuple):
+    port: int
+    token: str
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        """The status, headers and body of an answer; a header that is empty is not sent."""
+        sent = {"Host": f"127.0.0.1:{self.port}", "Content-Type": "application/json"}
+        sent |= {"Authorization": f"Bearer {self.token}"}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection.putrequest(method, path, skip_host=True)
+        for name, value in sent.items():
+            if value:
+                connection.putheader(name, value)
+        if body is not None:
+            connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body)
+        answer = connection.getresponse()
+        told = {name.lower(): value for name, value in answer.getheaders()}
+        return answer.status, told, answer.read()
+
+    def ask(self, question: object, **headers: str) -> tuple[int, Any]:
+        status, _, body = self.request(
+            "POST", "/api/answer", json.dumps(question).encode(), **headers
+        )
+        return status, json.loads(body)
+
+
+@contextmanager
+def serving(*words: str, folder: Path | None = None) -> Iterator[Server]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [*COMMAND, "serve", *words, "--port", str(port)],
+        env=environment(),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline()
+        assert f"http://127.0.0.1:{port}/#token=" in address
+        server = Server(port, address.strip().partition("token=")[2])
+        for _ in range(600):
+            try:
+                server.request("GET", "/")
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.1)
+        yield server
+    finally:
+        process.terminate()
+        assert process.wait(60) in (0, -15)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    runs = tmp_path_factory.mktemp("runs")
+    (runs / "it").mkdir()
+    (runs / "it" / "run.toml").write_text(
+        'model = "llama-3-8b"\ncluster = "8xH100-SXM"\nstrategy = "zero3"\n[job]\nseq_len = 2048\n'
+    )
+    (runs / "outside").symlink_to("/etc")
+    with serving(str(runs)) as found:
+        yield found
+
+
+def test_it_answers_its_page_and_its_questions(server: Server) -> None:
+    status, headers, page = server.request("GET", "/")
+    assert status == 200
+    assert b"Which configuration should I run?" in page
+    assert headers["x-content-type-options"] == "nosniff"
+    for name in ("planner.js", "planner.css", "catalogue.json", "openapi.json"):
+        assert server.request("GET", f"/{name}")[0] == 200
+    status, found = server.ask(QUESTION)
+    assert status == 200
+    assert found["problems"] == []
+    assert json.loads(found["json"])["time"]["step_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Authorization": ""}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Host": "example.org"}, 403),
+        ({"Host": ""}, 400),
+        ({"Origin": "http://example.org"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Content_Type": "text/plain"}, 415),
+    ],
+)
+def test_strangers_are_refused(server: Server, headers: dict[str, str], status: int) -> None:
+    body = json.dumps(QUESTION).encode()
+    assert server.request("POST", "/api/answer", body, **headers)[0] == status
+
+
+def test_its_own_origin_may_ask(server: Server) -> None:
+    assert server.ask(QUESTION, Origin=f"http://127.0.0.1:{server.port}")[0] == 200
+
+
+def test_a_question_that_is_too_large_is_refused(server: Server) -> None:
+    asked = {**QUESTION, "model": "x" * (MOST_BYTES + 1)}
+    assert server.ask(asked)[0] == 413
+    assert server.ask(QUESTION)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/runs/..%2f..%2fetc%2fpasswd",
+        "/runs/outside",
+        "/runs/%2e%2e",
+        "/runs/nothing",
+        "/site.py",
+    ],
+)
+def test_no_other_file_is_read(server: Server, path: str) -> None:
+    status, _, body = server.request("GET", path)
+    assert status == 404
+    assert b"root:" not in body
+
+
+def test_runs_of_the_folder_have_reports(server: Server) -> None:
+    status, _, body = server.request("GET", "/api/runs")
+    assert (status, json.loads(body)) == (200, {"runs": ["it"]})
+    assert server.request("GET", "/runs/it", Authorization="")[0] == 401
+    status, headers, body = server.request(
+        "GET", f"/runs/it?token={server.token}", Authorization=""
+    )
+    assert status == 200
+    assert headers["content-type"].startswith("text/html")
+    assert b"llama-3-8b" in body
+
+
+def test_it_listens_on_the_loopback_only(server: Server) -> None:
+    listening = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True, check=True).stdout
+    own = [line.split()[3] for line in listening.splitlines() if f":{server.port} " in line]
+    assert own == [f"127.0.0.1:{server.port}"]
