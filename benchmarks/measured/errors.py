@@ -104,6 +104,6 @@ def figures(errors: Iterable[tuple[str, float]]) -> dict[str, Any]:
     return {
         "runs": len(known),
         "sources": len({source for source, _ in known}),
-        "median_error": round(found["median_error"], 4),
-        "p90_error": round(found["p90_error"], 4),
+        "median_error": round(found["median_error"], 6),
+        "p90_error": round(found["p90_error"], 6),
     }

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.accuracy_report import CATALOGUE
 from benchmarks.measured import evidence, refit
 from benchmarks.measured.errors import errors_of, features_of, lines
 from benchmarks.measured.files import RUNS, Entry, check
@@ -349,7 +350,7 @@ def test_written_coefficients_are_used_for_the_device(
     fitted: refit.Refit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = tmp_path / "coefficients.toml"
-    copied.write_text(refit.CATALOGUE.read_text())
+    copied.write_text(CATALOGUE.read_text())
     monkeypatch.setattr(refit, "CATALOGUE", copied)
     refit.write([fitted])
     once = copied.read_text()
@@ -357,7 +358,7 @@ def test_written_coefficients_are_used_for_the_device(
     assert copied.read_text() == once
     sections = tomllib.loads(once)
     assert sections.pop(f"device-{DEVICE}").keys() == fitted.fit.calibration.coefficients().keys()
-    assert sections == tomllib.loads(refit_catalogue())
+    assert sections == tomllib.loads(CATALOGUE.read_text())
     cluster = find_cluster(f"1x1x{DEVICE}")
     monkeypatch.setattr(catalogue, "__file__", str(tmp_path / "__init__.py"))
     for cached in (catalogue._sections, catalogue._entry):
@@ -371,7 +372,3 @@ def test_written_coefficients_are_used_for_the_device(
     assert used is not None
     expected = fitted.fit.calibration.coefficients()
     assert used._asdict() == pytest.approx(expected, rel=1e-5)
-
-
-def refit_catalogue() -> str:
-    return (Path(catalogue.__file__).parent / "coefficients.toml").read_text()

@@ -231,10 +231,9 @@ def test_every_text_of_the_record_is_a_word_of_a_list_or_a_version() -> None:
 def test_environment_folder_and_host_are_not_in_the_file(tmp_path: Path) -> None:
     place = tmp_path / MARKER
     folder = write_folder(place / "runs" / MARKER, runs()["named"])
-    variables = {"HOSTNAME": MARKER, "USER": MARKER, "WANDB_PROJECT": MARKER, "NCCL_ALGO": MARKER}
     done = shardwise(
         "contribute", str(folder), "-o", str(place / f"{MARKER}.json"), "--yes",
-        folder=place, **variables,
+        folder=place, HOSTNAME=MARKER, USER=MARKER, WANDB_PROJECT=MARKER, NCCL_ALGO=MARKER,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert MARKER.encode() not in (place / f"{MARKER}.json").read_bytes()
