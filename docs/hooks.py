@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from make.commands import commands_page
+from make.contribution import contribution_schema
 from make.fields import fields_table, keys_table, profile_schema
 from make.metrics import FILES, alerts_table, fleet_file, metrics_table
 from make.schema import run_schema
@@ -40,6 +41,7 @@ def on_files(files: Files, config: Any) -> Files:
     schemas = {
         "reference/run.schema.json": run_schema(),
         "reference/step-profile.schema.json": profile_schema("shardwise.step.StepProfile"),
+        "reference/contribution.schema.json": contribution_schema(),
     }
     for path, schema in schemas.items():
         content = json.dumps(schema, indent=1)

@@ -18,7 +18,10 @@ def printed(*words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("words", [["models"], ["devices"], ["devices", "h100-sxm"]])
+@pytest.mark.parametrize(
+    "words",
+    [["models"], ["devices"], ["devices", "h100-sxm"], ["accuracy"], ["accuracy", "l4"]],
+)
 def test_screens_fit_80_columns(words: list[str]) -> None:
     text = printed(*words)
     assert max(map(len, text.splitlines())) <= 80
@@ -59,11 +62,31 @@ def test_every_figure_of_a_device_has_a_source() -> None:
         assert rows[f"peak {dtype}"]["source"] == one["source"]["peak"]
 
 
+def test_accuracy_as_csv_and_markdown_is_that_of_the_json() -> None:
+    known = json.loads(printed("accuracy", "--json"))
+    quantities = {"time": "tokens/s", "memory": "peak memory"}
+    expected = [
+        {"device": entry["device"], "evidence": entry["evidence"], "predicted": quantity,
+         **{key: str(value) for key, value in entry[part].items()}}
+        for entry in known
+        for part, quantity in quantities.items()
+        if part in entry
+    ]  # fmt: skip
+    assert csv_rows(printed("accuracy", "--csv")) == expected
+    shown = markdown_rows(printed("accuracy", "--markdown"))
+    assert [row["median error"] for row in shown] == [
+        f"{100 * float(row['median_error']):.1f} %" for row in expected
+    ]
+    one = json.loads(printed("accuracy", "h100-sxm", "--json"))
+    assert one == [entry for entry in known if entry["device"] == "H100-SXM"]
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (["models", "lama-3-8b"], "llama-3-8b"),
         (["devices", ""], "device"),
+        (["accuracy", "H100-SXN"], "H100-SXM"),
         (["H100-SXM"], "catalog devices H100-SXM"),
         (["devices", "--json", "--csv"], "--json and --csv"),
         (["--csv", "--markdown", "--json"], "--json and --csv and --markdown"),

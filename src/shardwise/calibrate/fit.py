@@ -77,14 +77,18 @@ def fit(
     observations: Sequence[Observation],
     cluster: Callable[[Observation], ClusterSpec] = lambda one: one.run.cluster,
     source: str = "",
+    start: Coefficients | None = None,
 ) -> Fit:
-    """Fit coefficients to `observations`; `cluster` returns the cluster of an observation."""
+    """Fit coefficients to `observations`; `cluster` returns the cluster of an observation.
+
+    The prior is at `start`; unset, at the coefficients of the cluster.
+    """
     if not observations:
         raise SpecError("calibrate: no run given; add --from-run with a run folder")
     require_scipy()
     from scipy.optimize import least_squares
 
-    start = coefficients_for(cluster(observations[0])) or CPU
+    start = start or coefficients_for(cluster(observations[0])) or CPU
     names = list(PRIOR_STD)
     base = np.log([getattr(start, name) or 1e-6 for name in names])
     prior_std = np.asarray([PRIOR_STD[name] for name in names])

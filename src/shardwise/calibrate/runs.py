@@ -64,12 +64,16 @@ def read_observation(folder: Path) -> Observation:
             f"calibrate: {path} has no step time; train at least 8 steps with train.measure = true"
         ) from None
     compute = exposed = None
+    if (found := read_shares(folder)) is not None:
+        compute, exposed = (share * step_s for share in found)
+    return Observation(run, units_of(run), step_s, compute, exposed)
+
+
+def read_shares(folder: Path) -> tuple[float, float] | None:
+    """Shares of a step in compute and in exposed communication; None without a trace."""
     windows = profiled_windows(folder / TRACES)
     files = traces_in(windows[-1]) if windows else []
-    if files:
-        compute, exposed = shares(summarise(files))
-        compute, exposed = compute * step_s, exposed * step_s
-    return Observation(run, units_of(run), step_s, compute, exposed)
+    return shares(summarise(files)) if files else None
 
 
 def units_of(run: RunSpec) -> ModelUnits:

@@ -1,4 +1,4 @@
-"""`shardwise catalog`: the models and devices that can be named, every figure with its source."""
+"""`shardwise catalog`: models and devices that can be named, and the accuracy of predictions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ class Section(StrEnum):
 
     models = "models"
     devices = "devices"
+    accuracy = "accuracy"
 
 
 def catalog(
     section: Annotated[
-        str, typer.Argument(help="models or devices.", autocompletion=lambda: list(Section))
+        str,
+        typer.Argument(help="models, devices or accuracy.", autocompletion=lambda: list(Section)),
     ] = Section.models.value,
     name: Annotated[
         str | None, typer.Argument(help="One entry: all its figures and their sources.")
@@ -36,7 +38,11 @@ def catalog(
     as_csv: CsvOption = False,
     as_markdown: MarkdownOption = False,
 ) -> None:
-    """List the models and devices that can be named, every figure with its source."""
+    """List the models and devices that can be named, every figure with its source.
+
+    `accuracy` lists errors of predictions by device, and how many independent runs and sources
+    they come from.
+    """
     from shardwise.report.catalog import (
         entries,
         entry_table,
@@ -47,6 +53,9 @@ def catalog(
 
     form = output_format(as_json, as_csv, as_markdown)
     listed = _section(section)
+    if listed == Section.accuracy:
+        _accuracy(name, form)
+        return
     found = entries(listed, name)
     if form is Format.json:
         print_json(found)
@@ -59,12 +68,24 @@ def catalog(
         print_section(listed, found)
 
 
+def _accuracy(device: str | None, form: Format) -> None:
+    from shardwise.report.accuracy import accuracy_entries, accuracy_table, print_accuracy
+
+    found = accuracy_entries(device)
+    if form is Format.json:
+        print_json(found)
+    elif form is Format.screen:
+        print_accuracy(found, device)
+    else:
+        print_table(accuracy_table(found), form)
+
+
 def _section(text: str) -> str:
     from shardwise.spec.record import SpecError
 
     if text not in list(Section):
         raise SpecError(
-            f"catalog: {text[:60]!r} is neither models nor devices; to see one entry write "
-            f"'shardwise catalog devices H100-SXM'"
+            f"catalog: {text[:60]!r} is not one of {', '.join(Section)}; to see one entry write "
+            "'shardwise catalog devices H100-SXM'"
         )
     return text

@@ -63,6 +63,10 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "A run": "shardwise report runs/it -o it.html",
         "Several runs": "shardwise report runs/compare -o compare.html",
     },
+    "contribute": {
+        "Show what would be written": "shardwise contribute runs/it --json",
+        "Write it": "shardwise contribute runs/it -o it.json",
+    },
     "export": {
         "For accelerate": "shardwise export run.toml --to accelerate -o accelerate.yaml",
         "TrainingArguments for transformers": "shardwise export run.toml --to trainer "
@@ -78,6 +82,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "catalog": {
         "All devices": "shardwise catalog devices",
         "One device with its sources": "shardwise catalog devices H100-SXM",
+        "Accuracy by device": "shardwise catalog accuracy",
     },
 }
 

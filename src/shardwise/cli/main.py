@@ -63,8 +63,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "plan": "Find the best configuration, and explain why it is the best",
         "estimate": "Predict memory, traffic and time of one configuration",
         "whatif": "Vary network, device, size or length and see what changes",
-        "catalog": "List the models and devices that can be named",
         "serve": "Open the planner as a page on this machine",
+        "catalog": "List models, devices and the accuracy of predictions",
         "calibrate": "Measure this machine or cluster for better predictions",
     },
     "Train": {
@@ -81,6 +81,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "memory": "Analyse memory snapshots: peak, owners, leaks, fragmentation",
         "runs": "List, compare and query past runs of a folder or bucket",
         "report": "Write one HTML page about plans, runs and traces",
+        "contribute": "Write what a run measured as one small file; send nothing",
     },
     "Checkpoints": {
         "fsck": "Verify a checkpoint's integrity",

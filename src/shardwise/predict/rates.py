@@ -8,7 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.predict.configurations import Floats
-from shardwise.spec.catalogue import coefficient, figure, step_coefficients
+from shardwise.spec.catalogue import (
+    coefficient,
+    device_coefficients,
+    figure,
+    step_coefficients,
+)
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.dtype import DType
 
@@ -101,16 +106,24 @@ def fitted_family(device: DeviceSpec) -> str | None:
 
 def is_fitted(cluster: ClusterSpec) -> bool:
     """Whether its step times follow from runs on such devices, or on itself."""
-    return cluster.calibration is not None or fitted_family(cluster.device) is not None
+    device = cluster.device
+    own = cluster.calibration is not None or device_coefficients(device.name) is not None
+    return own or fitted_family(device) is not None
 
 
 def coefficients_for(cluster: ClusterSpec) -> Coefficients | None:
-    """What was calibrated, else those of the device's family or the nearest; None for a CPU."""
+    """What was calibrated, else those of the device, its family or the nearest; None for a CPU."""
     if cluster.calibration is not None:
         return Coefficients(**cluster.calibration.coefficients())
     device = cluster.device
     if device.is_cpu:
         return None
+    own = device_coefficients(device.name)
+    return family_coefficients(device) if own is None else Coefficients(**own)
+
+
+def family_coefficients(device: DeviceSpec) -> Coefficients:
+    """Those of the device's family or the nearest, fitted to published runs."""
     peak = device.peak_flops("bf16") or device.peak_flops("fp16") or 0.0
     nearest = "H100" if peak >= _NEWER_PEAK else "A100"
     fitted = Coefficients(**step_coefficients(fitted_family(device) or nearest))

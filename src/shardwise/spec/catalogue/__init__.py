@@ -89,8 +89,26 @@ def find_device(name: str) -> DeviceSpec:
 
 def step_coefficients(family: str) -> dict[str, float]:
     """Fitted coefficients of the step time of a family of devices, by name."""
-    entry = _entry("coefficients.toml", f"step-{family}")
+    return _values(_entry("coefficients.toml", f"step-{family}"))
+
+
+def _values(entry: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(fitted["value"]) for name, fitted in entry.items()}
+
+
+def device_coefficients(device: str) -> dict[str, float] | None:
+    """Coefficients fitted to contributed runs on one device; None where there are none."""
+    name = f"device-{device}"
+    if name not in _sections("coefficients.toml"):
+        return None
+    return _values(_entry("coefficients.toml", name))
+
+
+def accuracy() -> list[dict[str, Any]]:
+    """Errors of predictions on runs that nothing was fitted to, by device and kind of evidence."""
+    text = Path(__file__).with_name("accuracy.toml").read_text(encoding="utf-8")
+    found: list[dict[str, Any]] = tomllib.loads(text)["evidence"]
+    return found
 
 
 def figure(name: str) -> float:

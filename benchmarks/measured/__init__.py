@@ -1,0 +1,1 @@
+"""Runs that users measured and contributed: checked, judged, and fitted by a frozen protocol."""

@@ -1,0 +1,1 @@
+"""Contributions: what runs measured, beside their predictions, without any text of a user."""

@@ -1,0 +1,148 @@
+"""Find numbers of a contribution that cannot be: one sentence for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from shardwise.contribution.record import Contribution, MemoryTerm, Step
+from shardwise.spec.quantity import show_gib, show_seconds
+from shardwise.spec.record import SpecError
+from shardwise.step import CollectiveProfile, StepProfile, throughput_of
+from shardwise.units.decoder import decoder_units
+
+# Below this share of the peak, a step time is more likely in another unit.
+LEAST_MFU = 1e-5
+# A measured peak below this share of what is known to be resident is in another unit.
+LEAST_RESIDENT = 0.5
+# How far two values may differ that follow from each other.
+ROUNDING = 0.01
+
+
+def impossible(one: Contribution) -> list[str]:
+    """A sentence for each number that contradicts physics or another number of the record."""
+    checks: tuple[Callable[[Contribution], Iterator[str]], ...] = (
+        _layout, _parameters, _device, _tokens, _memory, _times, _rates, _links
+    )  # fmt: skip
+    return [problem for check in checks for problem in check(one)]
+
+
+def _steps(one: Contribution) -> tuple[tuple[str, Step], ...]:
+    return ("predicted", one.predicted), ("measured", one.measured)
+
+
+def _layout(one: Contribution) -> Iterator[str]:
+    devices = one.hardware.devices
+    try:
+        resolved = one.strategy.resolve(devices, one.hardware.devices_per_node)
+    except SpecError as error:
+        yield error.problems[0]
+        return
+    if resolved.devices != devices:
+        yield f"strategy: is for {resolved.devices} devices, but hardware has {devices}"
+    for name, step in _steps(one):
+        for each in step.traffic:
+            if devices % each.group_size:
+                yield f"{name}.traffic: groups of {each.group_size} do not divide {devices} devices"
+
+
+def _parameters(one: Contribution) -> Iterator[str]:
+    spec = one.model_spec()
+    if spec is None or spec.adapter is not None:
+        return
+    known = decoder_units(spec, min(one.job.seq_len, spec.max_positions)).numel
+    if known != one.parameters:
+        yield f"parameters: {one.parameters:,}, but the shapes have {known:,}"
+
+
+def _device(one: Contribution) -> Iterator[str]:
+    if one.hardware.reported is False:
+        yield f"hardware.device: is {one.hardware.label}, but the devices reported another name"
+    if one.measured.time is None:
+        yield "measured.time: is missing; a contribution is a measured step"
+
+
+def _tokens(one: Contribution) -> Iterator[str]:
+    most = one.job.tokens_per_step(one.strategy)
+    for name, step in _steps(one):
+        if step.work is not None and step.work.tokens > most:
+            yield (
+                f"{name}.work.tokens: {step.work.tokens:,}, but sequence length, micro-batch, "
+                f"accumulation and data parallelism make {most:,}"
+            )
+
+
+def _memory(one: Contribution) -> Iterator[str]:
+    for name, step in _steps(one):
+        memory = step.memory
+        if memory is not None and sum(memory.terms.values()) != memory.peak_allocated_bytes:
+            yield f"{name}.memory.terms: do not sum to peak_allocated_bytes"
+    measured, predicted = one.measured.memory, one.predicted.memory
+    if measured is None:
+        return
+    reserved = measured.peak_reserved_bytes or (0, 0)
+    taken = max(measured.peak_allocated_bytes, *reserved)
+    if taken > one.hardware.memory_bytes:
+        yield (
+            f"measured.memory: {show_gib(taken)} are more than the "
+            f"{show_gib(one.hardware.memory_bytes)} of {one.hardware.label}"
+        )
+    # Model states alone are in memory all the time.
+    states: tuple[MemoryTerm, ...] = ("parameters", "optimizer")
+    resident = sum(predicted.terms.get(term, 0) for term in states) if predicted else 0
+    if not one.strategy.offload and measured.peak_allocated_bytes < LEAST_RESIDENT * resident:
+        yield (
+            f"measured.memory.peak_allocated_bytes: {measured.peak_allocated_bytes:,} is less than "
+            f"half of the model states ({resident:,} bytes); is it in bytes?"
+        )
+
+
+def _times(one: Contribution) -> Iterator[str]:
+    for name, step in _steps(one):
+        time = step.time
+        if time is None:
+            continue
+        for field in ("step_s_interval", "step_s_spread"):
+            ends = getattr(time, field)
+            if ends is not None and not ends[0] <= time.step_s <= ends[1]:
+                yield f"{name}.time.{field}: step_s does not lie in it"
+        parts = (time.compute_s or 0.0) + (time.exposed_communication_s or 0.0)
+        if parts > time.step_s * (1 + ROUNDING):
+            yield f"{name}.time: compute and exposed communication are longer than the step"
+
+
+def _rates(one: Contribution) -> Iterator[str]:
+    """Tokens per second and MFU, computed again; the peak of a CPU is not known."""
+    dtype = one.strategy.param_dtype
+    peak = None if one.hardware.is_cpu else one.hardware.peak_flops.get(dtype)
+    profiles: dict[str, StepProfile] = dict(
+        zip(("predicted", "measured"), one.profiles(), strict=True)
+    )
+    for name, step in _steps(one):
+        work = profiles[name].work
+        if step.time is None or work is None:
+            continue
+        found = throughput_of(work, step.time.step_s, one.hardware.devices, peak)
+        if found.mfu is not None and found.mfu > 1:
+            yield f"{name}.time.step_s: implies an MFU of {found.mfu:.2f}, more than the peak"
+        elif found.mfu is not None and found.mfu < LEAST_MFU:
+            shown = show_seconds(step.time.step_s)
+            yield f"{name}.time.step_s: {shown} implies an MFU of {found.mfu:.1e}; is it seconds?"
+        stated = step.throughput
+        for field in ("tokens_per_s", "tokens_per_s_per_device", "mfu", "hfu"):
+            said, computed = getattr(stated, field, None), getattr(found, field)
+            if said and computed and abs(said / computed - 1) > ROUNDING:
+                yield f"{name}.throughput.{field}: {said:.4g}, but step_s implies {computed:.4g}"
+
+
+def _links(one: Contribution) -> Iterator[str]:
+    """Bytes per second that a device sends, against the fastest link it has."""
+    hardware, time = one.hardware, one.measured.time
+    if hardware.is_cpu or time is None:
+        return
+    sent = sum(CollectiveProfile(**each.model_dump()).sent_bytes for each in one.measured.traffic)
+    fastest = max(hardware.link_bytes_per_s, hardware.network_bytes_per_s or 0.0)
+    if sent / time.step_s > fastest:
+        yield (
+            f"measured.traffic: {sent / time.step_s / 1e9:,.0f} GB/s per device are more than its "
+            f"links have ({fastest / 1e9:,.0f} GB/s)"
+        )

@@ -1,0 +1,125 @@
+"""`shardwise contribute`: shown in full, written only when confirmed; a real run goes through."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.measured.files import check
+from shardwise.contribution.record import Contribution
+from shardwise.runs.record import NAME
+from shardwise.spec.run import write_run
+from shardwise.step import read_profile, read_profile_file
+from tests.command import COMMAND, PATIENCE_S, environment, refusal, shardwise
+from tests.contribution.folders import run_of, write_folder
+from tests.stacks.runs import tiny
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "run", run_of())
+
+
+def at_a_terminal(answer: str, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command with a terminal that answers its question."""
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, f"{answer}\n".encode())
+        return subprocess.run(
+            [*COMMAND, *words], stdin=theirs, capture_output=True, text=True, cwd=folder,
+            env=environment(), timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1), ("", 1)])
+def test_it_is_shown_and_written_only_if_confirmed(folder: Path, answer: str, code: int) -> None:
+    done = at_a_terminal(answer, "contribute", "run", folder=folder.parent)
+    assert done.returncode == code, done.stderr
+    shown = json.loads(done.stdout)
+    file = folder.parent / "contribution.json"
+    assert file.exists() == (code == 0)
+    if file.exists():
+        assert json.loads(file.read_text()) == shown
+
+
+def test_without_a_terminal_it_is_shown_and_not_written(folder: Path) -> None:
+    done = shardwise("contribute", "run", folder=folder.parent)
+    assert (done.returncode, json.loads(done.stdout)["schema"]) == (2, 1)
+    assert "--yes" in done.stderr
+    assert not (folder.parent / "contribution.json").exists()
+
+
+def test_json_only_shows(folder: Path) -> None:
+    done = shardwise("contribute", "run", "--json", folder=folder.parent)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["kind"] == "contribution"
+    assert not (folder.parent / "contribution.json").exists()
+
+
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda run: (run / "measurement.json").unlink(), "measurement.json"),
+        (lambda run: (run / "run.toml").unlink(), "run.toml"),
+        (lambda run: (run / NAME).write_text("{"), NAME),
+        (lambda run: change(run / NAME, state="training"), "not ended"),
+        (lambda run: change(run / "environment.json", gpus=["NVIDIA H100 80GB HBM3"]), "reported"),
+    ],
+)
+def test_a_folder_that_is_no_finished_run_is_refused(folder: Path, spoil: Any, named: str) -> None:
+    spoil(folder)
+    (problem,) = refusal("contribute", str(folder), "--yes", "-o", str(folder / "out.json"))
+    assert named in problem
+    assert not (folder / "out.json").exists()
+
+
+def test_a_run_without_environment_is_contributed_without_versions(folder: Path) -> None:
+    (folder / "environment.json").unlink()
+    done = shardwise("contribute", "run", "--json", folder=folder.parent)
+    assert json.loads(done.stdout)["host"] == {"versions": {}}
+
+
+def test_both_sides_are_the_profiles_of_the_run(folder: Path) -> None:
+    done = shardwise("contribute", "run", "--json", folder=folder.parent)
+    record = Contribution.of_file(json.loads(done.stdout), "stdout")
+    for name, profile in zip(("prediction", "measurement"), record.profiles(), strict=True):
+        known = read_profile_file(folder / f"{name}.json")
+        again = read_profile(json.loads(json.dumps(profile.to_dict())), name)
+        assert (again.time, again.traffic, again.work) == (known.time, known.traffic, known.work)
+        assert again.throughput == known.throughput
+        assert again.known_memory.terms == known.known_memory.terms
+
+
+def test_a_real_run_goes_through_the_checker(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    train = {"steps": 9, "measure": True, "checkpoint": False}
+    run = tiny(cluster="1x1xCPU", strategy={"kind": "single"}, train=train)
+    (tmp_path / "run.toml").write_text(write_run(run))
+    done = shardwise("train", "run.toml", "--name", "it", folder=tmp_path, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    runs = tmp_path / "measured"
+    (runs / "us").mkdir(parents=True)
+    words = ("contribute", "runs/it", "-o", str(runs / "us" / "it.json"), "--yes")
+    done = shardwise(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    checked = check(runs)
+    assert checked.problems == []
+    (entry,) = checked.entries
+    measured = json.loads((tmp_path / "runs" / "it" / "measurement.json").read_text())
+    assert entry.run.measured.time is not None
+    assert entry.run.measured.time.step_s == measured["time"]["step_s"]
+    assert entry.run.hardware.label == "CPU"
+    assert entry.run.host.versions["python"]
