@@ -102,14 +102,14 @@ def plan(
     """Search for the best configuration and explain the choice.
 
     The global batch may differ by up to 5% where that divides better (--exact-batch forbids it).
-    Exit code 1: no configuration fits, or none meets the deadline.
+    Exits with 1 if no configuration fits, or none meets the deadline.
     """
     from shardwise.api import plan_run, read_budget, start_command
     from shardwise.planning.least import devices_for_deadline
     from shardwise.report.plan import plan_table, print_plan
     from shardwise.report.screen import screen
     from shardwise.report.whatif import deadline_words
-    from shardwise.spec.run import write_run
+    from shardwise.spec.run import replace_run
 
     form = output_format(as_json, as_csv, as_markdown)
     if output is not None:
@@ -133,7 +133,7 @@ def plan(
         budget=read_budget(tokens, price, deadline),
     )
     if output is not None and chosen is not None:
-        output.write_text(write_run(chosen.from_weights()), encoding="utf-8")
+        replace_run(output, chosen.from_weights())
     late = found.winner is not None and not found.budget.in_time(found.winner.tokens_per_s)
     more = devices_for_deadline(found.problem, found.budget) if late else None
     if form is Format.json:
