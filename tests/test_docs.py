@@ -438,6 +438,87 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in PAGES[1:])
 
 
+# ---- llms.txt -------------------------------------------------------------------------------
+
+LISTED = re.compile(r"- \[([^\]]+)\]\(([^)\s]+)\): (\S.*)")
+
+
+def test_llms_txt_has_the_form_of_llmstxt_org(site: Path) -> None:
+    """A title, a summary, and then nothing but headings and lists of links with a line each."""
+    title, summary, *rest = (site / "llms.txt").read_text().strip().split("\n\n")
+    assert re.fullmatch(r"# .+", title)
+    assert re.fullmatch(r"> .+", summary)
+    for heading, lines in zip(rest[::2], rest[1::2], strict=True):
+        assert re.fullmatch(r"## .+", heading)
+        assert all(LISTED.fullmatch(line) for line in lines.split("\n")), lines
+
+
+def test_llms_txt_lists_every_page_and_every_schema(site: Path) -> None:
+    links = [found[2] for found in LISTED.finditer((site / "llms.txt").read_text())]
+    pages = [page.relative_to(DOCS).as_posix() for page in PAGES[1:]]
+    schemas = [path.relative_to(site).as_posix() for path in site.rglob("*.schema.json")]
+    assert len(schemas) >= 4
+    assert sorted(links) == sorted([*pages, *schemas])
+    assert all((site / link).is_file() for link in links)
+
+
+@pytest.mark.usefixtures("make")
+def test_pages_as_markdown_say_what_the_site_says(site: Path) -> None:
+    from hooks import MARK
+
+    for page in PAGES[1:]:
+        path = site / page.relative_to(DOCS)
+        text = BLOCK.sub("", path.read_text())
+        assert not MARK.search(text), path
+        assert not re.search(r"^:::", text, re.MULTILINE), path
+        for link in re.findall(r"\]\(([^)\s#]+)[^)]*\)", text):
+            if not urlsplit(link).scheme:
+                assert (path.parent / unquote(link)).exists(), f"{path}: {link}"
+    assert "| `seq_len` |" in (site / "reference" / "run-toml.md").read_text()
+    assert "### estimate" in (site / "reference" / "python.md").read_text()
+
+
+@pytest.mark.usefixtures("make")
+def test_links_are_absolute_where_the_site_has_an_address(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import hooks
+    from mkdocs.config import load_config
+
+    assert "$id" not in json.loads((site / "reference" / "run.schema.json").read_text())
+    monkeypatch.setenv("SITE_URL", "https://docs.example/shardwise/")
+    config = hooks.on_config(load_config(str(ROOT / "mkdocs.yml")))
+    made = hooks.downloads(config)
+    schema = "https://docs.example/shardwise/reference/run.schema.json"
+    assert json.loads(made["reference/run.schema.json"])["$id"] == schema
+    links = [found[2] for found in LISTED.finditer(made["llms.txt"])]
+    assert schema in links
+    assert all(link.startswith("https://docs.example/shardwise/") for link in links)
+
+
+@pytest.mark.usefixtures("make")
+def test_the_first_sentence_of_a_page() -> None:
+    from make.llms import first_sentence
+
+    page = """---
+hide: x
+---
+
+# Title
+
+```sh
+ls
+```
+
+- a list
+
+**One** [link](a.md), `0.5.1`
+of 2. Two."""
+    assert first_sentence(page) == "One link, `0.5.1` of 2."
+    assert first_sentence("# Title\n\nAs follows:\n\n| a |") == "As follows"
+    assert first_sentence("# Title") == ""
+
+
 # ---- what is made from the code -------------------------------------------------------------
 
 
@@ -449,13 +530,14 @@ def make(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("make")
 def test_every_field_has_a_meaning_and_every_meaning_a_field() -> None:
+    from make import answers
     from make.fields import MEANINGS, meaning
     from make.schema import RECORDS
 
     from shardwise import step
 
     profiles = [one for one in vars(step).values() if hasattr(one, "_fields")]
-    known = {one.__name__: one for one in (*RECORDS, *profiles)}
+    known = {one.__name__: one for one in (*RECORDS, *profiles, *answers.RECORDS)}
     for name, record in known.items():
         fields = getattr(record, "model_fields", None) or record._fields
         assert all(meaning(record, key) for key in fields), name
@@ -482,8 +564,8 @@ def test_the_schema_takes_what_the_reader_takes() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     from make.schema import run_schema
 
-    checker = jsonschema.Draft202012Validator(run_schema())
-    jsonschema.Draft202012Validator.check_schema(run_schema())
+    checker = jsonschema.Draft7Validator(run_schema())
+    jsonschema.Draft7Validator.check_schema(run_schema())
     runs = [tomllib.loads(text) for page in PAGES for kind, text in blocks(page) if kind == "toml"]
     runs += [tomllib.loads(path.read_text()) for path in (ROOT / "examples").glob("*.toml")]
     least = {"model": "llama-3-8b", "cluster": "8xH100-SXM"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 import typer
 
-from shardwise.cli.main import COMMANDS
+from shardwise.cli.main import COMMANDS, GROUPS
 
 _BRACKET = re.compile(r"^(.*?)\s*(?:\[([^\[\]]*)\])?$", re.DOTALL)
 _CHOICES = re.compile(r"<([\w-]+(?:\|[\w-]+)+)>")
@@ -26,6 +27,8 @@ _KINDS = {
     "list[str]": "TEXT",
     "list[Path]": "PATH",
 }
+# From a page of how-to.
+_ANCHOR = "../reference/cli.md#shardwise-"
 _EXIT = re.compile(r"Exits with .*?\.(?=\s|$)", re.DOTALL)
 
 
@@ -38,6 +41,18 @@ def commands_page() -> str:
     group: Any = typer.main.get_command(application)
     whole = typer.Context(group, info_name="shardwise")
     return "\n".join(_section(name, group.commands[name], whole) for name in group.commands)
+
+
+def questions_table() -> str:
+    """What each command answers, whether it prints JSON, and its exit codes."""
+    answers = {name: told for group in GROUPS.values() for name, told in group.items()}
+    rows = ["| command | answers | `--json` | exits with |", "|---|---|---|---|"]
+    for name, function in written():
+        exits = " ".join(" ".join(_EXIT.findall(inspect.getdoc(function) or "")).split())
+        json = "yes" if "as_json" in inspect.signature(function).parameters else "no"
+        codes = exits.removeprefix("Exits with ").rstrip(".") or "–"
+        rows.append(f"| [`{name}`]({_ANCHOR}{name}) | {answers[name]} | {json} | {codes} |")
+    return "\n".join(rows)
 
 
 def written() -> Iterator[tuple[str, Any]]:

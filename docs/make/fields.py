@@ -74,10 +74,12 @@ def profile_schema(path: str) -> dict[str, Any]:
     version = importlib.import_module(record.__module__).SCHEMA
     whole["properties"] = {"schema": {"const": version}, **whole["properties"]}
     whole["required"] = ["schema", *whole["required"]]
-    return {"$schema": DRAFT, "title": record.__name__, **whole}
+    told = plain((record.__doc__ or "").partition("\n")[0])
+    return {"$schema": DRAFT, "title": record.__name__, "description": told, **whole}
 
 
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
+# The newest draft that editors of TOML support as well.
+DRAFT = "http://json-schema.org/draft-07/schema#"
 
 
 def _object(record: Any) -> dict[str, Any]:

@@ -1,16 +1,23 @@
-"""run.toml as JSON schema, for editors that complete and check TOML."""
+"""run.toml as JSON schema, for editors that complete and check TOML.
+
+Written in what all drafts since draft 6 share: editors and validators of TOML support different
+ones. Tables are written where they stand, without references, so that an editor finds the meaning
+of every key.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from make.fields import DRAFT, FILLED, meaning, plain
-from make.values import schema_of
+from make.values import either, schema_of
+from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.calibration import Calibration
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
+from shardwise.spec.families import FAMILIES
 from shardwise.spec.job import Job
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import SECTIONS
@@ -29,65 +36,105 @@ RECORDS: tuple[type[BaseModel], ...] = (
     *(TrainSettings, ProfileSettings, MetricsSettings, CheckpointSettings, RestartSettings),
     DataSettings,
 )
-# What a section may be beside its table, and what fields take beside their type: readers turn
-# these words into the rest.
+# What fields take beside their type: readers turn these words into the rest.
 _TEXT = {"type": "string"}
 _WORDS = {
-    "Strategy.kind": {"const": "hsdp"},
     "ClusterSpec.device": _TEXT,
     "TrainSettings.checkpoint": {"type": "boolean"},
     "DataSettings.path": _TEXT,
     "Adapter.targets": _TEXT,
     "Adapter.train": _TEXT,
 }
-_STARTS = {"preset": _TEXT, "config": _TEXT, "pretrained": _TEXT, "factory": _TEXT}
+# Words that readers know beyond the type of a field.
+_ENUMS = {
+    "Strategy.kind": lambda known: [*known, "hsdp"],
+    "ModelSpec.family": lambda _: list(FAMILIES),
+}
+# Words that an editor offers, among others.
+_OFFERED = {"ClusterSpec.device": lambda: list(catalogue.devices())}
+_STARTS = {
+    "preset": "A model of the catalogue; fields beside it replace its own.",
+    "config": "Path of a Hugging Face config.json, or of its folder.",
+    "pretrained": "A folder with config.json and safetensors to start from.",
+    "factory": "A function of your own that returns the module: package.module:function.",
+}
 
 
 def run_schema() -> dict[str, Any]:
     """The schema of a whole file."""
-    definitions = {record.__name__: _table(record) for record in RECORDS}
-    named = definitions["ModelSpec"]["properties"]
-    started = {
-        "type": "object",
-        "properties": {**named, **_STARTS},
-        "additionalProperties": False,
-        "anyOf": [{"required": [start]} for start in _STARTS],
-    }
     sections = {
-        "model": {"anyOf": [_TEXT, {"$ref": "#/$defs/ModelSpec"}, started]},
-        "adapter": {"anyOf": [_TEXT, {"$ref": "#/$defs/Adapter"}]},
-        "cluster": {"anyOf": [_TEXT, {"$ref": "#/$defs/ClusterSpec"}]},
-        "job": {"$ref": "#/$defs/Job"},
-        "strategy": {"anyOf": [_TEXT, {"$ref": "#/$defs/Strategy"}]},
-        "train": {"$ref": "#/$defs/TrainSettings"},
-        "data": {"$ref": "#/$defs/DataSettings"},
+        "model": _model(),
+        "adapter": either(_TEXT, _table(Adapter)),
+        "cluster": either(_TEXT, _table(ClusterSpec)),
+        "job": _job(),
+        "strategy": either(_TEXT, _table(Strategy)),
+        "train": _table(TrainSettings),
+        "data": _table(DataSettings),
     }
     assert set(sections) == set(SECTIONS)
     return {
         "$schema": DRAFT,
         "title": "run.toml",
+        "description": "One file that defines a run of Shardwise.",
         "type": "object",
         "properties": sections,
         "required": ["model", "cluster"],
         "additionalProperties": False,
-        "$defs": definitions,
     }
+
+
+def _model() -> dict[str, Any]:
+    """A name, a place to start from with changes to it, or every field."""
+    table = _table(ModelSpec)
+    fields = table["properties"]
+    starts = {key: {**_TEXT, "description": told} for key, told in _STARTS.items()}
+    # In a file that `plan` wrote it is a flag.
+    starts["pretrained"]["type"] = ["string", "boolean"]
+    named = {"enum": sorted(catalogue.model_names())}
+    # Other spellings and paths are names too; an editor offers these.
+    starts["preset"]["anyOf"] = [named, _TEXT]
+    forms = [named, _TEXT, {"required": table.pop("required")}]
+    forms += [{"required": [start]} for start in _STARTS]
+    return {**either(_TEXT, {**table, "properties": {**fields, **starts}}), "anyOf": forms}
+
+
+def _job() -> dict[str, Any]:
+    table = _table(Job)
+    loss = _field(Strategy, "loss")
+    table["properties"]["loss"] = {**loss, "description": "The same as loss in [strategy]."}
+    # A job that only says this leaves the sequence length to the model.
+    required = {"required": table.pop("required")}
+    return {**table, "anyOf": [required, {"required": ["loss"], "maxProperties": 1}]}
 
 
 def _table(record: type[BaseModel]) -> dict[str, Any]:
-    properties = {}
-    required = []
-    for key, field in record.model_fields.items():
-        name = f"{record.__name__}.{key}"
-        schema = schema_of(field.annotation, field.metadata)
-        if name in _WORDS:
-            schema = {"anyOf": [schema, _WORDS[name]]}
-        properties[key] = {**schema, "description": plain(meaning(record, key))}
-        if field.is_required() and name not in FILLED:
-            required.append(key)
+    required = [
+        key
+        for key, field in record.model_fields.items()
+        if field.is_required() and f"{record.__name__}.{key}" not in FILLED
+    ]
     return {
         "type": "object",
-        "properties": properties,
+        "properties": {key: _field(record, key) for key in record.model_fields},
         "required": required,
         "additionalProperties": False,
     }
+
+
+def _field(record: type[BaseModel], key: str) -> dict[str, Any]:
+    field, name = record.model_fields[key], f"{record.__name__}.{key}"
+    inner = _record_in(field.annotation)
+    schema = _table(inner) if inner else schema_of(field.annotation, field.metadata)
+    if name in _WORDS:
+        schema = either(_WORDS[name], schema)
+    if name in _OFFERED:
+        schema = {**schema, "anyOf": [{"enum": _OFFERED[name]()}, {"type": schema["type"]}]}
+    if name in _ENUMS:
+        schema = {"enum": _ENUMS[name](schema.get("enum", []))}
+    return {**schema, "description": plain(meaning(record, key))}
+
+
+def _record_in(annotation: Any) -> type[BaseModel] | None:
+    """The record that a field holds, if it does."""
+    candidates = (annotation, *get_args(annotation))
+    return next((one for one in candidates if one in RECORDS), None)

@@ -23,6 +23,7 @@ _BOUNDS = {"ge": ("minimum", "at least"), "gt": ("exclusiveMinimum", "more than"
            "le": ("maximum", "at most"), "lt": ("exclusiveMaximum", "less than")}  # fmt: skip
 # Limits nobody meets are there to keep arithmetic within 64 bits; they say nothing to a reader.
 _LARGE = 10**6
+_QUANTITY = r"^\s*[0-9][0-9_.]*([eE][+-]?[0-9]+)?\s*[A-Za-z/]*\s*$"
 
 
 def show_values(annotation: Any, metadata: list[Any]) -> str:  # noqa: PLR0911 (one for each kind)
@@ -49,7 +50,7 @@ def show_values(annotation: Any, metadata: list[Any]) -> str:  # noqa: PLR0911 (
 
 
 def schema_of(annotation: Any, metadata: list[Any]) -> dict[str, Any]:  # noqa: PLR0911 (as above)
-    """The values as JSON schema; tables are references to `$defs`."""
+    """The values as JSON schema, of a type that is no table."""
     annotation, metadata = _opened(annotation, metadata)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
@@ -59,19 +60,36 @@ def schema_of(annotation: Any, metadata: list[Any]) -> dict[str, Any]:  # noqa: 
         return parts[0] if len(parts) == 1 else {"anyOf": parts}
     number = {"type": _TYPES.get(annotation), **_bounds(metadata)}
     if _parser(metadata):
-        return {"anyOf": [number, {"type": "string", "pattern": r"^\s*[0-9]"}]}
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return {"$ref": f"#/$defs/{annotation.__name__}"}
+        return either(number, {"type": "string", "pattern": _QUANTITY})
     if origin is tuple and arguments[-1] is ...:
         return {"type": "array", "items": schema_of(arguments[0], [])}
     if origin is tuple:
-        items = [schema_of(one, []) for one in arguments]
-        return {"type": "array", "prefixItems": items, "minItems": len(items),
-                "maxItems": len(items)}  # fmt: skip
+        first, *others = [schema_of(one, []) for one in arguments]
+        assert all(one == first for one in others), "drafts differ on lists of unlike items"
+        size = len(arguments)
+        return {"type": "array", "items": first, "minItems": size, "maxItems": size}
     if isinstance(origin, type) and issubclass(origin, Mapping):
         inner = {} if arguments[1] is Any else schema_of(arguments[1], [])
         return {"type": "object", "additionalProperties": inner}
     return number
+
+
+def either(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Values of one or of the other schema, which are of different types.
+
+    Keywords of JSON schema apply to one type each, so both stand side by side. An editor then names
+    the key that is wrong; of `anyOf` it would only say that no part of it is met.
+    """
+    if "enum" in one or "enum" in other:
+        return {"anyOf": [one, other]}
+    types = [*_types(one), *_types(other)]
+    assert len(set(types)) == len(types)
+    return {**one, **other, "type": types}
+
+
+def _types(schema: dict[str, Any]) -> list[str]:
+    found = schema["type"]
+    return found if isinstance(found, list) else [found]
 
 
 def _opened(annotation: Any, metadata: list[Any]) -> tuple[Any, list[Any]]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.spec import SpecError, catalogue
-from shardwise.spec.run import read_run, run_from_dict, write_run
+from shardwise.spec.run import read_run, replace_run, run_from_dict, write_run
 
 SHORT = """
 model = "llama-3-8b"
@@ -33,6 +33,26 @@ def test_shorthands(tmp_path: Path) -> None:
     assert (run.strategy.shard, run.strategy.replicate) == (8, 4)
     # 4 Mi tokens / (8192 tokens x 32 devices) = 16 micro-batches.
     assert run.strategy.accumulate == 16
+
+
+@pytest.mark.parametrize(
+    ("old", "kept"),
+    [
+        ("#:schema ./run.schema.json\nmodel = 1\n", "#:schema ./run.schema.json\n"),
+        ("# mine\n#:schema ./run.schema.json\n", ""),
+        (None, ""),
+    ],
+)
+def test_a_file_that_is_replaced_keeps_its_schema(
+    tmp_path: Path, old: str | None, kept: str
+) -> None:
+    run = run_from_dict({"model": "gpt2", "cluster": "8xH100-SXM"})
+    path = tmp_path / "run.toml"
+    if old is not None:
+        path.write_text(old)
+    replace_run(path, run)
+    assert path.read_text() == kept + write_run(run)
+    assert read_run(path) == run
 
 
 def test_it_is_written_back_to_an_equal_run(tmp_path: Path) -> None:

@@ -102,14 +102,14 @@ def plan(
     """Search for the best configuration and explain the choice.
 
     The global batch may differ by up to 5% where that divides better (--exact-batch forbids it).
-    Exit code 1: no configuration fits, or none meets the deadline.
+    Exits with 1 if no configuration fits, or none meets the deadline.
     """
     from shardwise.api import plan_run, read_budget, start_command
     from shardwise.planning.record import devices_in_time, plan_record
     from shardwise.report.money import deadline_words
     from shardwise.report.plan import plan_table, print_plan
     from shardwise.report.screen import screen
-    from shardwise.spec.run import write_run
+    from shardwise.spec.run import replace_run
 
     form = output_format(as_json, as_csv, as_markdown)
     if output is not None:
@@ -133,7 +133,7 @@ def plan(
         budget=read_budget(tokens, price, deadline),
     )
     if output is not None and chosen is not None:
-        output.write_text(write_run(chosen.from_weights()), encoding="utf-8")
+        replace_run(output, chosen.from_weights())
     more = devices_in_time(found)
     if form is Format.json:
         print_json(plan_record(found, lowered(for_stack), more))

@@ -48,7 +48,7 @@ def tune(
     from shardwise.cli.long import needs_torch
     from shardwise.cli.train import as_probe, processes_for
     from shardwise.report.tune import print_tuned
-    from shardwise.spec.run import read_run, write_run
+    from shardwise.spec.run import read_run, replace_run
 
     check_output(output, ".toml")
     described = read_run(run)
@@ -75,7 +75,7 @@ def tune(
     best = tuned.best
     if best is not None:
         winner = described._replace(strategy=best.candidate.run.strategy.unplaced())
-        output.write_text(write_run(winner), encoding="utf-8")
+        replace_run(output, winner)
     if as_json:
         print_json({"schema": 1, "kind": "measured", "stopped": tuned.stopped,
                     "best": best.candidate.name if best else None,

@@ -239,6 +239,14 @@ def write_run(run: RunSpec) -> str:
     return tomli_w.dumps(run_table(run))
 
 
+def replace_run(path: Path, run: RunSpec) -> None:
+    """Write a run.toml; the line that names its schema to editors stays if there is one."""
+    old = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    first = old.partition("\n")[0].rstrip()
+    line = f"{first}\n" if first.startswith("#:schema ") else ""
+    path.write_text(line + write_run(run), encoding="utf-8")
+
+
 def run_table(run: RunSpec) -> dict[str, Any]:
     """Its sections, as plain values."""
     parts = {name: getattr(run, name) for name in SECTIONS}
