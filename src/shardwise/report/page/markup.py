@@ -52,9 +52,9 @@ def table(
     """
     columns = [element("th", cell, scope="col") for cell in head]
     body = []
-    for name, *cells in rows:
+    for first, *cells in rows:
         values = [element("td", _unbroken(cell)) for cell in cells]
-        body.append(element("tr", element("th", name, scope="row"), values))
+        body.append(element("tr", element("th", first, scope="row"), values))
     drawn = element(
         "table",
         element("thead", element("tr", columns)),
