@@ -23,12 +23,14 @@ from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.place import find_place
 from shardwise.engine import rank_tree
 from shardwise.engine.device import is_lost_peer
-from shardwise.engine.rank_tree import shared_tree
+from shardwise.engine.rank_tree import RankTree, shared_tree
 from tests.distributed.layout_run import said_by
 
 ROWS = 100
 # Before the step at which a rank dies, all agree.
 LAST_STEP = 5
+# Sums in a row: a rank that waits where it should not does so now and then.
+ROUNDS = 100
 
 
 def weight() -> torch.Tensor:
@@ -89,6 +91,24 @@ def load(case: dict[str, Any]) -> bool:
         and torch.equal(room["plain"], expected["plain"])
         and all(int(tensor) == rank for tensor in mark.values())
     )
+
+
+def start_first(case: dict[str, Any]) -> int:
+    """Start sums before the last rank does, which begins when all others went on; the last sum."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tree = RankTree(separate=True, one_group=1)
+    values = torch.zeros(1, dtype=torch.int64)
+    for number in range(ROUNDS):
+        values = torch.tensor([number])
+        gone_on = [Path(case["folder"], f"{number}-{other}") for other in range(size - 1)]
+        if rank == size - 1:
+            while not all(path.exists() for path in gone_on):
+                time.sleep(0.001)
+        wait = tree.start_all_reduce(values)
+        if rank < size - 1:
+            gone_on[rank].touch()
+        wait()
+    return int(values)
 
 
 def lose_a_rank(rank: int, size: int, victim: int, folder: str) -> None:

@@ -13,7 +13,7 @@ from tests.distributed.workers import Workers
 
 pytest.importorskip("torch")
 from shardwise.engine.device import ONE_GROUP
-from tests.distributed.levels_run import load, lose_a_rank, save
+from tests.distributed.levels_run import ROUNDS, load, lose_a_rank, save, start_first
 
 # The gate allows more on a busy machine; without a limit of their own, ranks wait half an hour.
 BOUND_S = 60
@@ -44,6 +44,11 @@ def test_a_failure_of_one_rank_is_told_by_all(tmp_path: Path, workers: Workers) 
     assert len(set(said)) == 1
     assert "rank 6: plain is not a tensor" in said[0]
     assert not list(tmp_path.glob("step-*/manifest.json"))
+
+
+def test_a_rank_goes_on_while_others_have_not_started(tmp_path: Path, workers: Workers) -> None:
+    """Otherwise it would wait for the last one, which waits for it."""
+    assert workers.run(start_first, 8, [{"folder": str(tmp_path)}]) == [[8 * (ROUNDS - 1)] * 8]
 
 
 @pytest.mark.parametrize("victim", [7, 4, 0])

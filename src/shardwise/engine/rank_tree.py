@@ -8,8 +8,10 @@ gathered, which takes two hops in a group of any size; what is larger is reduced
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -80,20 +82,25 @@ class RankTree:
         steps = self._steps(values, dist.ReduceOp.SUM)
         if not steps:
             return lambda: None
-        first, *others = steps
-        work = first.start(async_op=True)
-        if not others:
-            return work.wait  # type: ignore[no-any-return]
+        if len(steps) == 1:
+            return steps[0].start(async_op=True).wait  # type: ignore[no-any-return]
+        done: Future[None] = Future()
 
-        def finish_all(done: torch.futures.Future[Any]) -> None:
-            done.wait()
-            first.finish()
-            for start, finish in others:
-                start()
-                finish()
+        def take_all() -> None:
+            try:
+                for start, finish in steps:
+                    start()
+                    finish()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
 
-        # Runs in a thread of the first group, while this one computes.
-        return work.get_future().then(finish_all).wait  # type: ignore[no-any-return]
+        # A callback of the first collective would not do: it runs in the thread that adds it if
+        # the collective is over by then, and no step would hide the others. The thread must not
+        # keep a process alive whose peers are lost.
+        threading.Thread(target=take_all, name="agreement", daemon=True).start()
+        return done.result
 
     def first_failure(self, why: str) -> Failure | None:
         """The first failure of any rank, on all ranks; an empty `why` is none of this rank."""
