@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from make.accepted import accepted_lines, accepted_table
 from make.commands import commands_page
 from make.fields import fields_table, keys_table, profile_schema
 from make.metrics import FILES, alerts_table, fleet_file, metrics_table
@@ -13,9 +14,6 @@ from make.schema import run_schema
 from make.tables import card_table, mfu_table, public_names, regimes_table, traffic_table
 from mkdocs.structure.files import File, Files
 
-MARK = re.compile(
-    r"<!-- (fields|keys|commands|names|traffic|mfu|regimes|cards|metrics|alerts)(?:: (.+?))? -->"
-)
 MAKERS = {
     "fields": fields_table,
     "keys": keys_table,
@@ -27,7 +25,10 @@ MAKERS = {
     "cards": card_table,
     "metrics": metrics_table,
     "alerts": alerts_table,
+    "accepted": accepted_table,
+    "seen": accepted_lines,
 }
+MARK = re.compile(rf"<!-- ({'|'.join(MAKERS)})(?:: (.+?))? -->")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
