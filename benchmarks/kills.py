@@ -88,7 +88,7 @@ def start(folder: Path, setup: tuple[int, str], torchrun: bool = False) -> Victi
         ]
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     os.environ.update(PYTHONPATH=path, OMP_NUM_THREADS="1")
-    return Victim(folder, command, PATIENCE_S)
+    return Victim(folder, command, lambda: PATIENCE_S)
 
 
 def reference(folder: Path, setup: tuple[int, str]) -> dict[str, Any]:

@@ -78,6 +78,13 @@ def test_what_was_stopped_is_not_accepted() -> None:
     assert not result.to_dict()["passed"]
 
 
+def test_a_machine_that_shows_nothing_is_not_accepted() -> None:
+    nothing = [Checked("overhead", [not_run("it", "", "busy")], 1.0)]
+    assert not Result(CPUS, nothing, {}, None, 1.0).passed
+    something = [*nothing, Checked("parity", [judged("ddp", "", "", True)], 1.0)]
+    assert Result(CPUS, something, {}, None, 1.0).passed
+
+
 def test_every_check_has_a_title() -> None:
     assert list(TITLES) == list(CHECKS)
 

@@ -24,10 +24,10 @@ class Machine(NamedTuple):
     known: DeviceSpec | None
 
     def __str__(self) -> str:
-        kind = "process" if self.is_cpu else "device"
-        several = "es"[self.is_cpu is False :] if self.processes > 1 else ""
+        one, several = ("process", "processes") if self.is_cpu else ("device", "devices")
+        noun = one if self.processes == 1 else several
         through = f" over {self.backend}" if self.processes > 1 else ""
-        return f"{self.device}, {self.processes} {kind}{several}{through}"
+        return f"{self.device}, {self.processes} {noun}{through}"
 
 
 def this_machine(processes: int | None, device: DeviceSpec | None = None) -> Machine:

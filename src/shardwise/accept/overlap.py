@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardwise.accept import workload
 from shardwise.accept.line import Line, judged, not_run
+from shardwise.observe.against import traffic_terms
+from shardwise.observe.diagnosis.verdicts import health_of
+from shardwise.observe.rules import Rules
+from shardwise.observe.run_folder import traces_in
+from shardwise.observe.summary import Summary, summarise
 from shardwise.spec.run import write_run
+from shardwise.step import StepProfile, read_profile
 
 if TYPE_CHECKING:
     from shardwise.accept.bench import Bench
@@ -16,7 +23,7 @@ if TYPE_CHECKING:
 RECORDED, HIDDEN = "collectives recorded", "communication hidden"
 # Share of communication; without overlap it is 0.
 MIN_OVERLAP = 0.10
-SHARDED = ("all_gather", "reduce_scatter")
+SHARDED = ("all-gather", "reduce-scatter")
 
 
 def check_overlap(bench: Bench) -> Iterator[Line]:
@@ -26,20 +33,17 @@ def check_overlap(bench: Bench) -> Iterator[Line]:
         yield not_run(RECORDED, "as predicted", "one device sends nothing")
         yield not_run(HIDDEN, at_least, "one device sends nothing")
         return
-    run = workload.describe(bench.cluster(), workload.sharded(bench.machine.processes))
-    folder = bench.new_folder("profile")
+    processes, folder = str(bench.machine.processes), bench.new_folder("profile")
     folder.mkdir()
-    settings = run.train.but(folder=str(folder / "runs")) if run.train is not None else None
-    (folder / "run.toml").write_text(write_run(run._replace(train=settings)))
-    processes = str(bench.machine.processes)
-    file = str(folder / "run.toml")
+    layout, file = workload.sharded(bench.machine.processes), folder / "run.toml"
+    run = workload.describe(bench.cluster(), layout, folder=str(folder / "runs"))
+    file.write_text(write_run(run))
     bench.say("profile zero3")
-    printed = bench.command("profile", file, "--nproc", processes, "--name", "it", "--json")
+    printed = bench.command("profile", str(file), "--nproc", processes, "--name", "it", "--json")
     found = json.loads(printed)
-    yield _recorded(found)
-    ranks = found["trace"]["ranks"]
-    hidden = sum(rank["overlapped_ns"] for rank in ranks)
-    share = hidden / max(1, sum(rank["communication_ns"] for rank in ranks))
+    summary = summarise(traces_in(Path(found["traces"])))
+    yield recorded(read_profile(found["predicted"], "predicted"), summary)
+    share = health_of(summary, Rules().thresholds).overlap or 0.0
     seen = f"{share:.1%}"
     if bench.machine.is_cpu:
         yield not_run(HIDDEN, at_least, "only a GPU has streams that overlap", seen, overlap=share)
@@ -48,25 +52,22 @@ def check_overlap(bench: Bench) -> Iterator[Line]:
     yield judged(HIDDEN, at_least, seen, share >= MIN_OVERLAP, reason, overlap=share)
 
 
-def _recorded(found: dict[str, Any]) -> Line:
-    """Compare the calls that every rank's trace shows with the predicted ones."""
-    predicted = {
-        op: sum(one["calls"] for one in found["predicted"]["traffic"] if one["op"] == op)
-        for op in SHARDED
-    }
-    seen = [
-        {
-            op: round(sum(one["calls"] for one in rank["collectives"] if one["operation"] == op))
-            for op in SHARDED
-        }
-        for rank in found["trace"]["ranks"]
+def recorded(predicted: StepProfile, summary: Summary) -> Line:
+    """A line that compares gathers and scatters in the traces of all ranks with a prediction."""
+    terms = [
+        term
+        for rank in summary.ranks
+        for term in traffic_terms(predicted.traffic, rank)
+        # Small all-reduces of the trainer depend on the step.
+        if term.name.startswith(SHARDED)
     ]
-    different = [calls for calls in seen if calls != predicted]
+    different = [term for term in terms if round(term.measured) != term.predicted]
+    calls = {term.name.partition(":")[0]: term for term in terms if term.name.endswith("calls")}
     return judged(
-        RECORDED, _words(predicted), _words((different or seen)[0]), not different,
-        f"{len(different)} of {len(seen)} traces show other calls", **predicted,
-    )  # fmt: skip
-
-
-def _words(calls: dict[str, int]) -> str:
-    return ", ".join(f"{number} {op.replace('_', '-')}" for op, number in calls.items())
+        RECORDED,
+        ", ".join(f"{one.predicted:.0f} {name}" for name, one in calls.items()),
+        ", ".join(f"{one.measured:.0f} {name}" for name, one in calls.items()),
+        bool(terms) and not different,
+        "; ".join(f"{one.name}: {one.measured:,.1f} recorded" for one in different) or "none",
+        ranks=len(summary.ranks),
+    )

@@ -35,6 +35,11 @@ class Result(NamedTuple):
     def failed(self) -> int:
         return self.count("failed")
 
+    @property
+    def passed(self) -> bool:
+        """Whether something was shown and nothing failed."""
+        return self.count("ok") > 0 and self.failed == 0 and not self.stopped_by
+
     def count(self, verdict: str) -> int:
         """The number of lines with this verdict."""
         return sum(line.verdict == verdict for one in self.checked for line in one.lines)
@@ -55,7 +60,7 @@ class Result(NamedTuple):
             "schema": SCHEMA,
             "kind": "accept",
             "date": datetime.now(UTC).date().isoformat(),
-            "passed": self.failed == 0 and not self.stopped_by,
+            "passed": self.passed,
             **({"stopped_by": self.stopped_by} if self.stopped_by else {}),
             "seconds": round(self.seconds, 1),
             "versions": versions(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -98,8 +99,11 @@ def _different(
 
 
 def _finished(run: Victim) -> dict[str, Any]:
-    if run.end() != 0:
-        raise CheckFailedError(last_words(run.log(), run.process.returncode))
+    code = run.end()
+    if code == -signal.SIGKILL:
+        raise CheckFailedError("the run did not end before the deadline; killed")
+    if code:
+        raise CheckFailedError(last_words(run.log(), code))
     return run.state()
 
 
@@ -120,7 +124,7 @@ class _Started:
         )
         (folder / "run.toml").write_text(write_run(run))
         command = train_command(bench.machine.processes)
-        self._run = Victim(folder, command, patience_s=bench.seconds_left())
+        self._run = Victim(folder, command, bench.seconds_left)
 
     def __enter__(self) -> Victim:
         return self._run

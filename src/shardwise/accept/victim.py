@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -16,9 +16,14 @@ NAME = "it"
 
 
 class Victim:
-    """A run of `folder/run.toml`, started by `command`; later attempts resume it."""
+    """A run of `folder/run.toml`, started by `command`; later attempts resume it.
 
-    def __init__(self, folder: Path, command: Sequence[str], patience_s: float = 180.0) -> None:
+    `patience_s` gives the seconds that a wait may take.
+    """
+
+    def __init__(
+        self, folder: Path, command: Sequence[str], patience_s: Callable[[], float]
+    ) -> None:
         self._folder, self._command = folder, list(command)
         self._patience_s = patience_s
         self._out: IO[str] = (folder / "out.txt").open("a")
@@ -65,7 +70,7 @@ class Victim:
 
     def reaches(self, step: int) -> bool:
         """Wait until a step is complete; return False if that does not happen."""
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + self._patience_s()
         while self.step() < step:
             if time.monotonic() > deadline or not self.running:
                 return self.step() >= step
@@ -75,7 +80,7 @@ class Victim:
     def end(self) -> int:
         """Wait for the end; return the exit code. A run that does not end is killed."""
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(self._patience_s)
+            self.process.wait(self._patience_s())
         self.close()
         return self.process.returncode
 

@@ -57,8 +57,8 @@ def accept(
     trace), overhead (against a hand-written loop), resume (save, kill, resume to the bit) and
     compile. What a machine cannot show is "not run", with the reason.
 
-    Ctrl-C stops it; what was seen so far is printed and written. Exits with 1 if a check failed,
-    128 + signal if a signal stopped it.
+    Ctrl-C stops it; what was seen so far is printed and written. Exits with 1 if a check failed or
+    nothing could be shown, 128 + signal if a signal stopped it.
     """
     from shardwise.cli.long import long_command, needs_torch
 
@@ -84,7 +84,7 @@ def accept(
         print_result(result, output)
     if stopped_by:
         raise typer.Exit(128 + stopped_by)
-    if result.failed:
+    if not result.passed:
         raise typer.Exit(1)
 
 

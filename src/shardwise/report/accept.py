@@ -25,6 +25,8 @@ TITLES = {
     "resume": "save, kill, resume: every byte of the checkpoint and every loss",
     "compile": "blocks under torch.compile",
 }
+# The same columns below all titles, on a screen of 80.
+WIDTHS = {"": 7, "what": 30, "expected": 19, "seen": 17}
 STYLES = {"ok": "green", "failed": "bold red", "not run": "yellow"}
 
 
@@ -65,8 +67,8 @@ def print_result(result: Result, file: Path) -> None:
         about = TITLES.get(one.name, "")
         out.print(Text(one.name, style="bold") + Text(f"  {about}", style="dim"))
         table = plain_table()
-        for title, wide in (("", False), ("what", True), ("expected", True), ("seen", True)):
-            table.add_column(title, no_wrap=not wide)
+        for title, width in WIDTHS.items():
+            table.add_column(title, min_width=width)
         for line in one.lines:
             mark = Text(line.verdict, style=STYLES[line.verdict])
             table.add_row(mark, line.what, line.expected, line.seen)
@@ -77,10 +79,10 @@ def print_result(result: Result, file: Path) -> None:
     counts = f"{result.count('ok')} ok, {result.failed} failed, {result.count('not run')} not run"
     if result.stopped_by:
         out.print(Text(f"Stopped by {result.stopped_by}", style="yellow") + Text(f": {counts}."))
-    elif result.failed:
-        out.print(Text("Not accepted", style="bold red") + Text(f": {counts}."))
-    else:
+    elif result.passed:
         out.print(Text("Accepted", style="bold green") + Text(f": {counts}."))
+    else:
+        out.print(Text("Not accepted", style="bold red") + Text(f": {counts}."))
     minutes, seconds = divmod(int(result.seconds), 60)
     out.print(f"Measured in {minutes} min {seconds} s. Written to {file}.", style="dim")
 
