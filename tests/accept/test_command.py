@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +38,20 @@ def test_a_check_that_reaches_its_deadline_fails_and_exits_with_1(tmp_path: Path
     assert "deadline" in result["checks"][0]["lines"][0]["reason"]
 
 
-def test_ctrl_c_keeps_what_was_seen_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files, with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_ctrl_c_keeps_what_was_seen_and_leaves_nothing(tmp_path: Path, temporary: Path) -> None:
     """As in a terminal, where all processes of the group get the signal."""
-    (tmp_path / "tmp").mkdir()
     words = ("accept", "--only", "parity,memory", "--nproc", "2")
     process = subprocess.Popen(
         [*COMMAND, *words],
         cwd=tmp_path,
-        env=environment(TMPDIR=str(tmp_path / "tmp"), CUDA_VISIBLE_DEVICES=""),
+        env=environment(TMPDIR=str(temporary), CUDA_VISIBLE_DEVICES=""),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -66,8 +74,8 @@ def test_ctrl_c_keeps_what_was_seen_and_leaves_nothing(tmp_path: Path) -> None:
     assert "Stopped by SIGINT" in printed
     _, alive = psutil.wait_procs(begun, timeout=PATIENCE_S)
     assert not alive
-    assert not list((tmp_path / "tmp").iterdir())
-    assert [path.name for path in tmp_path.iterdir() if path.name != "tmp"] == ["accept.json"]
+    assert not list(temporary.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["accept.json"]
 
 
 def test_unknown_checks_and_files_are_refused_at_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from tests.screens import assert_screen
 CPUS = Machine(2, "CPU", "gloo", 2**33, True, find_device("CPU"))
 GPUS = Machine(2, "NVIDIA H100 80GB HBM3", "nccl", 80 * 2**30, False, find_device("H100-SXM"))
 GIB = 2**30
+LONG = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda"
 
 
 def bench_on(machine: Machine, folder: Path) -> Bench:
@@ -51,12 +53,17 @@ def test_the_table_shows_every_line_and_each_reason_once(
         not_run("zero3, groups of 2", "≤ 1e-10", needs),
         not_run("ddp, tensor 2", "≤ 1e-10", needs),
     ]
-    memory = [judged("zero3, allocated", "61.2 MiB ± 3%", "61.0 MiB (+0.3%)", True)]
+    memory = [
+        judged("zero3, allocated", "61.2 MiB ± 3%", "61.0 MiB (+0.3%)", True),
+        judged("what no column has room for", "one two three four five", LONG, True),
+    ]
     checked = [Checked("parity", lines, 12.3), Checked("memory", memory, 4.0)]
     result = Result(CPUS, checked, {}, None, 75.2)
     print_result(result, Path("accept.json"))
-    assert_screen("accept", capsys.readouterr().out)
-    assert (result.count("ok"), result.failed, result.count("not run")) == (2, 1, 2)
+    printed = capsys.readouterr().out
+    assert_screen("accept", printed)
+    assert set(LONG.split()) <= set(printed.split())
+    assert (result.count("ok"), result.failed, result.count("not run")) == (3, 1, 2)
     write_result(tmp_path / "accept.json", result)
     written = json.loads((tmp_path / "accept.json").read_text())
     assert not written["passed"]
@@ -154,8 +161,8 @@ def test_memory_is_judged_by_allocated_and_reserved_bytes(tmp_path: Path) -> Non
 
 def times(machine: Machine, folder: Path, step: float, busy: float = 0.0) -> dict[str, str]:
     run = trained(machine, step=step)._replace(busy=busy)
-    lines = list(check_step_time(Known(machine, folder, run)))
-    return {line.what: line.verdict for line in lines[:2]}
+    lines = islice(check_step_time(Known(machine, folder, run)), 2)
+    return {line.what: line.verdict for line in lines}
 
 
 def test_time_is_judged_by_the_predicted_interval_on_a_quiet_machine(tmp_path: Path) -> None:

@@ -31,8 +31,6 @@ CHECKS: dict[str, Check] = {
     "resume": check_resume,
     "compile": check_compiled,
 }
-# Of one check. A machine that is ten times slower than a quiet one still passes.
-DEADLINE_S = 600.0
 
 
 class Progress(Protocol):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 RANK_KILLED, ALL_KILLED = "one rank killed", "all killed, then --resume"
 EQUAL = "result"
-EVERY_BYTE = "that of an undisturbed run"
+EVERY_BYTE = "as if undisturbed"
 # Restarts without a rank that dies again.
 ATTEMPTS = 3
 
@@ -57,7 +57,7 @@ def check_resume(bench: Bench) -> Iterator[Line]:
         yield _different(bench, moments, reference, seen)
         return
     size = sum(len(part) for name, part in seen.items() if name != "losses")
-    words = f"{size / 1e6:,.1f} MB and {len(seen['losses'])} losses equal"
+    words = f"{size / 1e6:,.1f} MB equal"
     yield judged(EQUAL, EVERY_BYTE, words, True, bytes=size, losses=len(seen["losses"]))
 
 
@@ -67,7 +67,7 @@ def _kill_a_rank(run: Victim, moments: Moments) -> Line:
         raise CheckFailedError(f"no rank to kill: {last_words(run.log(), 0)}")
     at = run.step()
     reached = run.reaches(moments.all_killed)
-    seen = f"killed at step {at}, reached {run.step()}"
+    seen = f"step {at}, then {run.step()}"
     return judged(RANK_KILLED, expected, seen, reached, last_words(run.log(), 0))
 
 
@@ -79,7 +79,7 @@ def _kill_all(run: Victim, moments: Moments) -> Line:
     run.kill_all()
     run.resume()
     reached = run.reaches(at + 1)
-    seen = f"killed at step {at}, reached {run.step()}"
+    seen = f"step {at}, then {run.step()}"
     return judged(ALL_KILLED, expected, seen, reached, last_words(run.log(), 0))
 
 

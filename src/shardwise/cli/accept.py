@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from shardwise.accept.result import Result
     from shardwise.report.accept import AcceptProgress
 
+# Of one check: a machine that is ten times slower than a quiet one still passes.
+DEADLINE_S = 600.0
+# Characters of the temporary folder: a socket inside it takes 50 of the 107 that it can have.
+MAX_PATH = 57
 # Where compilers keep what they compile, instead of in the home of the user.
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
@@ -47,7 +51,7 @@ def accept(
     ] = Path("accept.json"),
     deadline: Annotated[
         float, typer.Option(min=1, help="Seconds after which a check is stopped and has failed.")
-    ] = 600.0,
+    ] = DEADLINE_S,
     as_json: JsonOption = False,
 ) -> None:
     """Check on this machine's devices what Shardwise promises, in about ten minutes.
@@ -143,6 +147,12 @@ def _stop(number: int, _: Any) -> None:
     raise _StoppedError(number)
 
 
+def _short_folder() -> str | None:
+    """Where to make the folder: as usual, unless sockets in it would have too long a path."""
+    usual = tempfile.gettempdir()
+    return None if len(usual) <= MAX_PATH or not os.path.isdir("/tmp") else "/tmp"
+
+
 def _run(
     names: list[str], machine: Machine, deadline_s: float, progress: AcceptProgress
 ) -> tuple[Result, int]:
@@ -154,7 +164,7 @@ def _run(
     begin, number = time.monotonic(), 0
     done: list[Checked] = []
     previous = {one: signal.signal(one, _stop) for one in (signal.SIGINT, signal.SIGTERM)}
-    with tempfile.TemporaryDirectory(prefix="shardwise-accept-") as folder:
+    with tempfile.TemporaryDirectory(prefix="accept-", dir=_short_folder()) as folder:
         # What killed processes leave behind disappears with the folder.
         os.environ["TMPDIR"] = folder
         os.environ.update({name: str(Path(folder, name.lower())) for name in _CACHES})

@@ -26,7 +26,7 @@ TITLES = {
     "compile": "blocks under torch.compile",
 }
 # The same columns below all titles, on a screen of 80.
-WIDTHS = {"": 7, "what": 30, "expected": 19, "seen": 17}
+WIDTHS = {"": 7, "what": 28, "expected": 19, "seen": 18}
 STYLES = {"ok": "green", "failed": "bold red", "not run": "yellow"}
 
 
@@ -68,7 +68,7 @@ def print_result(result: Result, file: Path) -> None:
         out.print(Text(one.name, style="bold") + Text(f"  {about}", style="dim"))
         table = plain_table()
         for title, width in WIDTHS.items():
-            table.add_column(title, min_width=width)
+            table.add_column(title, width=width)
         for line in one.lines:
             mark = Text(line.verdict, style=STYLES[line.verdict])
             table.add_row(mark, line.what, line.expected, line.seen)
@@ -88,17 +88,17 @@ def print_result(result: Result, file: Path) -> None:
 
 
 def _print_reasons(result: Result, verdict: str, title: str) -> None:
-    """Print each reason once, with the lines that share it."""
-    reasons: dict[str, list[str]] = {}
+    """Print each reason of a check once, with the lines that share it."""
+    reasons: dict[tuple[str, str], list[str]] = {}
     for one in result.checked:
         for line in one.lines:
             if line.verdict == verdict:
-                name = line.what if line.what == one.name else f"{one.name}: {line.what}"
-                reasons.setdefault(line.reason, []).append(name)
+                reasons.setdefault((one.name, line.reason), []).append(line.what)
     if not reasons:
         return
     out = screen()
     out.print()
     out.print(title, style="bold")
-    for reason, names in reasons.items():
-        bullet(out, f"{'; '.join(names)}: {reason}")
+    for (check, reason), names in reasons.items():
+        which = f" ({'; '.join(names)})" if names != [check] else ""
+        bullet(out, f"{check}{which}: {reason}")
