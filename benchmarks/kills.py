@@ -13,16 +13,18 @@ import argparse
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import psutil
+# Make `shardwise` and `benchmarks` importable when this file is run as a script.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from shardwise.accept.victim import NAME, Victim, train_command
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = """
@@ -71,95 +73,26 @@ class Ended(NamedTuple):
     bit_equal: bool
 
 
-def is_rank(process: psutil.Process, rank: int) -> bool:
-    """Whether a process is a rank: our launcher names it, torchrun sets its environment."""
-    return process.name() == f"rank {rank}" or process.environ().get("RANK") == str(rank)
-
-
-class Victim:
-    """A run in progress."""
-
-    def __init__(self, folder: Path, setup: tuple[int, str], torchrun: bool = False) -> None:
-        self.processes, self.strategy = setup
-        self._folder = folder
-        folder.mkdir(parents=True)
-        text = RUN.format(processes=self.processes, strategy=self.strategy)
-        (folder / "run.toml").write_text(text)
-        words = ["train", "run.toml", "--name", "it"]
-        command = [sys.executable, "-m", "shardwise", *words, "--nproc", str(self.processes)]
-        if torchrun:
-            command = [
-                *(sys.executable, "-m", "torch.distributed.run", "--max-restarts", "1000"),
-                *("--monitor-interval", "0.1", "--nproc-per-node", str(self.processes)),
-                *(str(Path(__file__).resolve()), "--worker", *words, "--resume"),
-            ]
-        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-        self._out = (folder / "out.txt").open("w")
-        self.process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": path, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
-            stdout=self._out,
-            stderr=subprocess.STDOUT,
-        )
-
-    @property
-    def running(self) -> bool:
-        return self.process.poll() is None
-
-    def step(self) -> int:
-        """The last completed step; 0 before the first."""
-        try:
-            lines = (self._folder / "runs/it/metrics.jsonl").read_bytes().splitlines()
-            return int(json.loads(lines[-1])["step"])
-        except (OSError, IndexError, ValueError):
-            return 0
-
-    def kill(self, rank: int) -> bool:
-        """Kill a rank; return False if it does not run at the moment."""
-        with suppress(psutil.Error):
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                with suppress(psutil.Error):
-                    if is_rank(child, rank):
-                        child.kill()
-                        return True
-        return False
-
-    def reaches(self, step: int) -> bool:
-        """Wait until a step is complete; return False if that does not happen."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.step() < step:
-            if time.monotonic() > deadline or not self.running:
-                return self.step() >= step
-            time.sleep(0.02)
-        return True
-
-    def end(self) -> None:
-        try:
-            self.process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self.kill_all()
-            self.process.wait()
-        self._out.close()
-
-    def kill_all(self) -> None:
-        from shardwise.train.launch import kill_tree
-
-        kill_tree(self.process.pid)
-
-    def state(self) -> dict[str, Any]:
-        """Every byte of the last checkpoint, and every loss."""
-        folder = self._folder / "runs" / "it"
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        files = (folder / "checkpoints" / "step-00000300").glob("rank-*")
-        return {
-            **{path.name: path.read_bytes() for path in files},
-            "losses": [(one["step"], one["loss"]) for one in map(json.loads, lines)],
-        }
+def start(folder: Path, setup: tuple[int, str], torchrun: bool = False) -> Victim:
+    """Start a run in a folder of its own."""
+    processes, strategy = setup
+    folder.mkdir(parents=True)
+    (folder / "run.toml").write_text(RUN.format(processes=processes, strategy=strategy))
+    command = train_command(processes)
+    if torchrun:
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--max-restarts", "1000"),
+            *("--monitor-interval", "0.1", "--nproc-per-node", str(processes)),
+            *(str(Path(__file__).resolve()), "--worker", "train", "run.toml"),
+            *("--name", NAME, "--resume"),
+        ]
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    os.environ.update(PYTHONPATH=path, OMP_NUM_THREADS="1")
+    return Victim(folder, command, lambda: PATIENCE_S)
 
 
 def reference(folder: Path, setup: tuple[int, str]) -> dict[str, Any]:
-    run = Victim(folder, setup)
+    run = start(folder, setup)
     if run.process.wait() != 0:
         sys.exit(f"the run without kills failed: {setup}")
     return run.state()
@@ -170,14 +103,14 @@ def disturbed(
 ) -> tuple[list[Kill], Victim]:
     """Kill ranks of a run repeatedly, until it ends or does not recover."""
     chance = random.Random(seed)
-    run = Victim(folder, setup, torchrun)
+    run = start(folder, setup, torchrun)
     kills: list[Kill] = []
     if not run.reaches(1):
         return kills, run
     settled = True
     while run.running and len(kills) < most:
         time.sleep(chance.uniform(0, 3))
-        rank, step = chance.randrange(run.processes), run.step()
+        rank, step = chance.randrange(setup[0]), run.step()
         begin = time.monotonic()
         if not run.running or not run.kill(rank):
             continue
@@ -250,7 +183,6 @@ def summary(runs: list[Ended]) -> dict[str, Any]:
 
 
 def main() -> None:
-    sys.path[:0] = [str(ROOT), str(ROOT / "src")]
     if "--worker" in sys.argv:
         # Like any script under torchrun: one store for all attempts.
         os.environ.pop("TORCHELASTIC_RESTART_COUNT", None)

@@ -16,14 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,108 +28,38 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.torchrun import ROOT, run_two_ranks, send_result
+from shardwise.accept.overhead import (
+    AGAIN,
+    BARE,
+    OURS,
+    STEPS,
+    Loop,
+    Work,
+    bare_loop,
+    plain_loop,
+    take_turns,
+    together,
+    trainer_loop,
+)
+from shardwise.spec import ModelSpec
 
-ROUNDS, STEPS = 25, 3
+ROUNDS = 25
 SEQ_LEN, MICRO_BATCH = 256, 2
-CONTESTANTS = ("bare", "bare again", "shardwise", "fabric")
+CONTESTANTS = (BARE, AGAIN, OURS, "fabric")
 
 
-def spec() -> Any:
-    from shardwise.spec import ModelSpec
-
+def spec() -> ModelSpec:
     sizes = {"layers": 6, "hidden": 256, "heads": 4, "ffn": 704, "vocab": 2048}
     if "--small" in sys.argv:
         sizes |= {"hidden": 32, "heads": 2, "ffn": 64, "vocab": 256}
     return ModelSpec.read({"family": "llama", "max_positions": SEQ_LEN, **sizes})
 
 
-def module() -> Any:
-    """Build the model, with the same weights for every loop."""
-    import torch
-
-    from shardwise.units.build import build_module
-
-    torch.manual_seed(0)
-    return build_module(spec())
-
-
-def batches() -> Any:
-    from shardwise.engine.mesh import world
-    from shardwise.train.batches import Layout, SyntheticBatches
-
-    rank, size = world()
-    return SyntheticBatches(Layout(rank, size, MICRO_BATCH, 1, SEQ_LEN), spec().vocab, 0)
-
-
-def settings(steps: int) -> Any:
-    from shardwise.spec.train import TrainSettings
-
-    return TrainSettings(steps=steps, log_every=10, measure=False)
-
-
-def bare(total: int) -> Callable[[int], None]:
-    """A careful hand-written fully_shard loop."""
-    import torch
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.functional import cross_entropy
-
-    model = module()
-    for block in model.model.layers:
-        fully_shard(block)
-    fully_shard(model, reshard_after_forward=False)
-    return _plain_loop(model, torch.optim.AdamW, cross_entropy, total)
-
-
-def _plain_loop(
-    model: Any,
-    optimizer_class: Any,
-    cross_entropy: Any,
-    total: int,
-    backward: Callable[[Any], None] | None = None,
-    setup: Callable[[Any], Any] = lambda optimizer: optimizer,
-) -> Callable[[int], None]:
-    import torch
-    import torch.distributed as dist
-
-    chosen = settings(total)
-    decayed = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = setup(optimizer_class(groups, lr=3e-4, betas=(0.9, 0.95), fused=True))
-    data = batches()
-    state = {"step": 0}
-
-    def run(steps: int) -> None:
-        for _ in range(steps):
-            batch = data.at(state["step"])[0]
-            logits = model(input_ids=batch.inputs).logits
-            loss = cross_entropy(logits.float().flatten(0, 1), batch.targets.flatten())
-            del logits
-            if backward is None:
-                loss.backward()
-            else:
-                backward(loss)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for group in optimizer.param_groups:
-                group["lr"] = chosen.learning_rate_at(state["step"])
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            state["step"] += 1
-            if state["step"] % 10 == 0:
-                mean = loss.detach()
-                dist.all_reduce(mean)
-                mean.item()
-
-    return run
-
-
-def fabric(total: int) -> Callable[[int], None]:
+def fabric(work: Work) -> Loop:
     """Lightning Fabric around the same fully_shard calls."""
-    import torch
     from lightning.fabric import Fabric
     from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
     from torch.distributed.fsdp import fully_shard
-    from torch.nn.functional import cross_entropy
 
     from shardwise.engine.mesh import world
 
@@ -147,49 +74,14 @@ def fabric(total: int) -> Callable[[int], None]:
     )
     launcher = Fabric(accelerator="cpu", devices=world()[1], strategy=strategy)
     launcher.launch()
-    model = launcher.setup(module())
-    return _plain_loop(
-        model,
-        torch.optim.AdamW,
-        cross_entropy,
-        total,
-        backward=launcher.backward,
-        setup=launcher.setup_optimizers,
-    )
+    model = launcher.setup(work.module())
+    return plain_loop(model, work, launcher.backward, launcher.setup_optimizers)
 
 
-def ours(total: int) -> Callable[[int], None]:
-    from shardwise.engine.device import local_device
-    from shardwise.engine.parallelize import parallelize
-    from shardwise.spec import Strategy
-    from shardwise.train.loop import Training, train
-    from shardwise.train.optimizer import make_optimizer
-
-    strategy = Strategy(kind="zero3", param_dtype="fp32", micro_batch=MICRO_BATCH)
-    model = parallelize(module(), strategy)
-    chosen = settings(total)
-    training = Training(
-        model=model,
-        optimizer=make_optimizer(model, "adamw", chosen),
-        batches=batches(),
-        settings=chosen,
-        device=local_device("cpu"),
-    )
-
-    class Silent:
-        def step(self, step: int) -> Any:
-            return nullcontext()
-
-        def logged(self, line: Any) -> None:
-            pass
-
-    return lambda steps: (train(training, Silent(), until=training.step + steps), None)[1]
-
-
-MAKERS: dict[str, Callable[[int], Callable[[int], None]]] = {
-    "bare": bare,
-    "bare again": bare,
-    "shardwise": ours,
+MAKERS: dict[str, Callable[[Work], Loop]] = {
+    BARE: bare_loop,
+    AGAIN: bare_loop,
+    OURS: trainer_loop,
     "fabric": fabric,
 }
 
@@ -201,28 +93,18 @@ def worker(names: list[str], rounds: int) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    total = (rounds + 2) * STEPS
+    device = torch.device("cpu")
+    work = Work(spec(), SEQ_LEN, MICRO_BATCH, (rounds + 2) * STEPS, device)
     running = {}
     for name in names:
         try:
-            running[name] = MAKERS[name](total)
+            running[name] = MAKERS[name](work)
         except ModuleNotFoundError as error:
             if dist.get_rank() == 0:
                 print(f"skipped {name}: {error.name} is not installed", file=sys.stderr)
-    seconds: dict[str, list[float]] = {name: [] for name in running}
-    for run in running.values():
-        run(STEPS)  # warm-up
-    for number in range(rounds):
-        turn = number % len(running)
-        order = [*running][turn:] + [*running][:turn]
-        for name in order if number % 2 else reversed(order):
-            dist.barrier()
-            begin = time.perf_counter()
-            running[name](STEPS)
-            dist.barrier()
-            seconds[name].append((time.perf_counter() - begin) / STEPS)
+    found = list(take_turns(running, rounds, device))
     if dist.get_rank() == 0:
-        send_result(seconds)
+        send_result({name: [one[name] for one in found] for name in running})
     dist.barrier()
     os._exit(0)
 
@@ -293,8 +175,7 @@ def main() -> None:
     arguments = ("--worker", "--rounds", str(options.rounds))
     seconds: dict[str, list[float]] = run_two_ranks(__file__, *arguments)
     # The two hand-written instances together are the baseline; their ratio is the noise.
-    pairs = zip(seconds["bare"], seconds["bare again"], strict=True)
-    usual = [math.sqrt(one * other) for one, other in pairs]
+    usual = together(seconds)
     ratios = {
         name: [base / own for base, own in zip(_base(name, seconds, usual), taken, strict=True)]
         for name, taken in seconds.items()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
+from make.accepted import accepted_lines, accepted_table
 from make.answer_tables import answer_table, reasons_table
 from make.answers import plan_schema, whatif_schema
 from make.commands import commands_page, questions_table
@@ -35,6 +36,8 @@ MAKERS = {
     "alerts": alerts_table,
     "answer": answer_table,
     "reasons": reasons_table,
+    "accepted": accepted_table,
+    "seen": accepted_lines,
 }
 MARK = re.compile(rf"<!-- ({'|'.join(MAKERS)})(?:: (.+?))? -->")
 # Pages as Markdown, with their marks replaced, by their path.

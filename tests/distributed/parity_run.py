@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from shardwise.accept.parity import full
 from shardwise.engine.mesh import resolve_for_world, world
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
@@ -17,10 +18,6 @@ from shardwise.spec import ModelSpec, Strategy
 from tests.units.reduced import build
 
 STEPS, GLOBAL_SEQUENCES, SEQ_LEN = 6, 8, 16
-
-
-def full(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:

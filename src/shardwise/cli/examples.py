@@ -37,6 +37,10 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "rendezvous": {"On a host that does not train": "shardwise rendezvous 10.0.0.9:29400"},
     "profile": {"Time and memory": "shardwise profile run.toml --memory"},
     "doctor": {"Before a large run": "shardwise doctor run.toml"},
+    "accept": {
+        "All GPUs of this machine": "shardwise accept -o accept.json",
+        "Two checks": "shardwise accept --only parity,memory",
+    },
     "compare": {
         "Three strategies": "shardwise compare run.toml --strategies ddp,zero2,zero3 --rounds 3"
     },

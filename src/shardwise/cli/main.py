@@ -71,6 +71,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "train": "Train a run.toml, and compare with the prediction",
         "rendezvous": "Serve the rendezvous of runs on several hosts",
         "doctor": "Check a run in miniature before it costs anything",
+        "accept": "Check on this machine's devices what Shardwise promises",
         "compare": "Run several strategies for real; rank them by measured speed",
         "tune": "Benchmark the most promising configurations and keep the fastest",
     },

@@ -6,7 +6,7 @@ batch. The same code shards the full model, so the results apply to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from shardwise.train.admit import check_batch
 from shardwise.train.agree import Agreement
 from shardwise.train.batches import Layout, MicroBatch, SyntheticBatches, make_batches
 from shardwise.train.chat import is_chat
-from shardwise.train.check import Check
+from shardwise.train.check import Check, traffic_difference
 from shardwise.train.clip import clip_gradients
 from shardwise.train.optimizer import make_optimizer
 from shardwise.train.packing import Sequences
@@ -284,7 +284,7 @@ def _as_declared(mini: RunSpec) -> Iterator[Check]:
         counted == expected,
         f"{total} calls per step, calls and bytes equal the prediction"
         if counted == expected
-        else f"{_traffic_difference(expected, counted)}; please report this as a bug",
+        else f"{traffic_difference(expected, counted)}; please report this as a bug",
     )
 
 
@@ -309,22 +309,6 @@ def _optimizer_states(optimizer: torch.optim.Optimizer, trained: list[nn.Paramet
             "the optimizer after sharding, from the parameters that are trained",
         )
     return Check(name, True, f"states of {len(optimizer.state)} trained tensors")
-
-
-def _traffic_difference(
-    predicted: Mapping[tuple[str, int, str], tuple[int, ...]],
-    counted: Mapping[tuple[str, int, str], tuple[int, ...]],
-) -> str:
-    """The collectives whose calls or bytes differ from the prediction."""
-    differences = []
-    for key in sorted({*predicted, *counted}):
-        (calls, size), (seen, moved) = predicted.get(key, (0, 0)), counted.get(key, (0, 0))
-        if (calls, size) != (seen, moved):
-            differences.append(
-                f"{key[0].replace('_', '-')} over {key[1]} ranks ({key[2]}): {seen} calls of "
-                f"{moved:,} bytes counted, {calls} of {size:,} predicted"
-            )
-    return "; ".join(differences)
 
 
 def _placement(model: nn.Module, strategy: Strategy, predicted: StepProfile) -> Check:

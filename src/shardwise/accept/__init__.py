@@ -1,0 +1,1 @@
+"""Acceptance of a machine: what Shardwise promises, checked on its real devices."""

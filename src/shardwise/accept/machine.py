@@ -1,0 +1,54 @@
+"""The devices to accept, and whether other processes keep them busy."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shardwise.spec.cluster import DeviceSpec
+
+# Share of all cores that others may use while time is measured.
+MAX_BUSY = 0.10
+_SAMPLE_S = 2.0
+
+
+class Machine(NamedTuple):
+    """Equal devices of one host, one process for each."""
+
+    processes: int
+    # As torch reports it.
+    device: str
+    backend: str
+    memory_bytes: int
+    is_cpu: bool
+    # Of the catalogue; None if it has no such device.
+    known: DeviceSpec | None
+
+    def __str__(self) -> str:
+        one, several = ("process", "processes") if self.is_cpu else ("device", "devices")
+        noun = one if self.processes == 1 else several
+        through = f" over {self.backend}" if self.processes > 1 else ""
+        return f"{self.device}, {self.processes} {noun}{through}"
+
+
+def this_machine(processes: int | None, device: DeviceSpec | None = None) -> Machine:
+    """All accelerators of this machine, or two CPU processes; or as many as are asked for."""
+    from shardwise.engine import device as engine
+    from shardwise.spec.catalogue import find_device
+    from shardwise.spec.recognise import recognise
+    from shardwise.spec.record import SpecError
+
+    count = engine.accelerator_count()
+    if processes is not None and 0 < count < processes:
+        raise SpecError(f"--nproc: {processes} processes, but this machine has {count} GPUs")
+    number = processes or count or 2
+    here = engine.local_device()
+    name, memory = engine.device_name(here), engine.total_memory(here, number)
+    known = device or (recognise(name, memory) if count else find_device("CPU"))
+    return Machine(number, name, engine.communicator(here), memory, count == 0, known)
+
+
+def busy_share() -> float:
+    """Share of all cores that are in use now, while Shardwise itself waits."""
+    import psutil
+
+    return float(psutil.cpu_percent(_SAMPLE_S)) / 100

@@ -1,0 +1,104 @@
+"""The result of an acceptance: its verdict, its JSON, and files of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardwise.accept.bench import TrainedRun
+from shardwise.accept.checks import Checked
+from shardwise.accept.line import not_run
+from shardwise.accept.machine import Machine
+from shardwise.api import estimate_run
+from shardwise.spec.cluster import ClusterSpec
+
+SCHEMA = 1
+
+
+class Result(NamedTuple):
+    """Everything that was seen; `runs` are those that were trained, by layout."""
+
+    machine: Machine
+    checked: Sequence[Checked]
+    runs: dict[str, TrainedRun]
+    # What `calibrate` measured, if it was run.
+    calibrated: ClusterSpec | None
+    seconds: float
+    # The name of the signal that stopped it.
+    stopped_by: str = ""
+
+    @property
+    def failed(self) -> int:
+        return self.count("failed")
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was shown and nothing failed."""
+        return self.count("ok") > 0 and self.failed == 0 and not self.stopped_by
+
+    def count(self, verdict: str) -> int:
+        """The number of lines with this verdict."""
+        return sum(line.verdict == verdict for one in self.checked for line in one.lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of the result file, and what `--json` prints.
+
+        `runs` hold StepProfiles: the prediction of the catalogue, the measurement, and the
+        prediction after `calibrate`.
+        """
+        from shardwise.train.folder import versions
+
+        machine = self.machine._asdict()
+        known = machine.pop("known")
+        if known is not None:
+            machine["catalogue"] = known.name
+        return {
+            "schema": SCHEMA,
+            "kind": "accept",
+            "date": datetime.now(UTC).date().isoformat(),
+            "passed": self.passed,
+            **({"stopped_by": self.stopped_by} if self.stopped_by else {}),
+            "seconds": round(self.seconds, 1),
+            "versions": versions(),
+            "machine": {**machine, "cores": os.cpu_count()},
+            "checks": [
+                {
+                    "check": one.name,
+                    "seconds": round(one.seconds, 1),
+                    "lines": [line.to_dict() for line in one.lines],
+                }
+                for one in self.checked
+            ],
+            "runs": [self._run(name, one) for name, one in self.runs.items()],
+        }
+
+    def _run(self, name: str, trained: TrainedRun) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "layout": name,
+            "busy_share": round(trained.busy, 3),
+            "predicted": trained.predicted.to_dict(),
+            "measured": trained.measured.to_dict(),
+        }
+        if self.calibrated is not None:
+            after = estimate_run(trained.run._replace(cluster=self.calibrated))
+            found["calibrated"] = after.to_dict()
+        return found
+
+
+def with_missing(checked: Sequence[Checked], names: Sequence[str], reason: str) -> list[Checked]:
+    """All checks in `names`: those that were not begun, or have no line, were not run."""
+    by_name = {one.name: one for one in checked}
+    found = []
+    for name in names:
+        one = by_name.get(name, Checked(name, [], 0.0))
+        lines = one.lines or [not_run(name, "runs to its end", reason)]
+        found.append(one._replace(lines=lines))
+    return found
+
+
+def write_result(path: Path, result: Result) -> None:
+    path.write_text(json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n")

@@ -1,0 +1,127 @@
+"""A training in progress whose ranks can be killed, and what it leaves at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+NAME = "it"
+
+
+class Victim:
+    """A run of `folder/run.toml`, started by `command`; later attempts resume it.
+
+    `patience_s` gives the seconds that a wait may take.
+    """
+
+    def __init__(
+        self, folder: Path, command: Sequence[str], patience_s: Callable[[], float]
+    ) -> None:
+        self._folder, self._command = folder, list(command)
+        self._patience_s = patience_s
+        self._out: IO[str] = (folder / "out.txt").open("a")
+        self.process = self._start()
+
+    def _start(self, *more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*self._command, *more],
+            cwd=self._folder,
+            env={**os.environ, "NO_COLOR": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def resume(self) -> None:
+        """Start it again, from its last checkpoint."""
+        self.process = self._start("--resume")
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def step(self) -> int:
+        """The last completed step; 0 before the first."""
+        try:
+            lines = (self._run / "metrics.jsonl").read_bytes().splitlines()
+            return int(json.loads(lines[-1])["step"])
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def kill(self, rank: int) -> bool:
+        """Kill a rank; return False if it does not run at the moment."""
+        import psutil
+
+        with suppress(psutil.Error):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    if is_rank(child, rank):
+                        child.kill()
+                        return True
+        return False
+
+    def reaches(self, step: int) -> bool:
+        """Wait until a step is complete; return False if that does not happen."""
+        deadline = time.monotonic() + self._patience_s()
+        while self.step() < step:
+            if time.monotonic() > deadline or not self.running:
+                return self.step() >= step
+            time.sleep(0.02)
+        return True
+
+    def end(self) -> int:
+        """Wait for the end; return the exit code. A run that does not end is killed."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(self._patience_s())
+        self.close()
+        return self.process.returncode
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        self.kill_all()
+        self._out.close()
+
+    def kill_all(self) -> None:
+        """Kill the launcher and all ranks."""
+        from shardwise.train.launch import kill_tree
+
+        if self.running:
+            kill_tree(self.process.pid)
+            self.process.wait()
+
+    def log(self) -> str:
+        """What all attempts have printed."""
+        return (self._folder / "out.txt").read_text(errors="replace")
+
+    def state(self) -> dict[str, Any]:
+        """Every byte of the last checkpoint by file, and every loss; OSError without one."""
+        lines = (self._run / "metrics.jsonl").read_text().splitlines()
+        checkpoints = self._run / "checkpoints"
+        last = max(checkpoints.iterdir())
+        return {
+            **{f"{last.name}/{path.name}": path.read_bytes() for path in last.glob("rank-*")},
+            "losses": [(one["step"], one["loss"]) for one in map(json.loads, lines)],
+        }
+
+    @property
+    def _run(self) -> Path:
+        return self._folder / "runs" / NAME
+
+
+def is_rank(process: Any, rank: int) -> bool:
+    """Whether a process is a rank: our launcher names it, torchrun sets its environment."""
+    return bool(process.name() == f"rank {rank}" or process.environ().get("RANK") == str(rank))
+
+
+def train_command(processes: int) -> list[str]:
+    """The command that trains `run.toml` of its folder."""
+    words = ["train", "run.toml", "--name", NAME, "--nproc", str(processes)]
+    return [sys.executable, "-m", "shardwise", *words]
