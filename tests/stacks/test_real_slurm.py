@@ -32,9 +32,9 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def trains(cluster: Slurm, node: str) -> bool:
-    """Whether a rank runs on a node; a spare has a launcher only."""
-    commands = [psutil.Process(pid).cmdline() for pid in cluster.processes(node)]
-    return any(words[1:4] == ["-m", "shardwise", "train"] for words in commands)
+    """Whether a rank runs on a node; a spare has a launcher that is ready to start some."""
+    names = [psutil.Process(pid).name() for pid in cluster.processes(node)]
+    return any(name.startswith("rank ") for name in names)
 
 
 def write_job(folder: Path, steps: int) -> Path:
