@@ -70,7 +70,23 @@ def test_every_form_of_a_section_is_valid(change: dict[str, Any]) -> None:
     run_checker().validate({**LEAST, **change})
 
 
-VALUES = (-1, 0, 1, 7, 0.5, True, "x", "", "80GiB", "400Gbps", "4k", [], ["x"], {}, {"x": 1})
+VALUES: tuple[object, ...] = (
+    -1,
+    0,
+    1,
+    7,
+    0.5,
+    True,
+    "x",
+    "",
+    "80GiB",
+    "400Gbps",
+    "4k",
+    [],
+    ["x"],
+    {},
+    {"x": 1},
+)
 
 
 def changes() -> Iterator[tuple[str, str, object]]:
