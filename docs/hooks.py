@@ -15,6 +15,8 @@ from make.answers import plan_schema, whatif_schema
 from make.commands import commands_page, questions_table
 from make.contribution import contribution_schema
 from make.fields import fields_table, keys_table, profile_schema
+from make.gallery import gallery
+from make.live import live_form
 from make.llms import as_markdown, llms_text
 from make.metrics import FILES, alerts_table, fleet_file, metrics_table
 from make.schema import run_schema
@@ -38,6 +40,8 @@ MAKERS = {
     "reasons": reasons_table,
     "accepted": accepted_table,
     "seen": accepted_lines,
+    "gallery": gallery,
+    "live": live_form,
 }
 MARK = re.compile(rf"<!-- ({'|'.join(MAKERS)})(?:: (.+?))? -->")
 # Pages as Markdown, with their marks replaced, by their path.

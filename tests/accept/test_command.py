@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from shardwise.accept.machine import MAX_BUSY
 from tests.command import COMMAND, PATIENCE_S, environment, refusal, shardwise
 
 pytest.importorskip("torch")
@@ -114,3 +115,4 @@ def test_a_machine_of_cpus_is_accepted_in_15_minutes(tmp_path: Path) -> None:
     for run in result["runs"]:
         assert run["measured"]["provenance"]["kind"] == "measured"
         assert "step_s" in run["calibrated"]["time"]
+        assert ("contribution" in run) == (run["busy_share"] <= MAX_BUSY)

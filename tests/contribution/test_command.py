@@ -103,6 +103,36 @@ def test_both_sides_are_the_profiles_of_the_run(folder: Path) -> None:
         assert again.known_memory.terms == known.known_memory.terms
 
 
+def test_runs_of_an_acceptance_are_files_of_their_own(folder: Path, tmp_path: Path) -> None:
+    record = json.loads(shardwise("contribute", "run", "--json", folder=folder.parent).stdout)
+    runs = [
+        {"layout": "ddp", "contribution": record},
+        {"layout": "../../my secret", "contribution": record},
+        {"layout": "zero3", "busy_share": 0.4},
+    ]
+    (tmp_path / "accept.json").write_text(json.dumps({"kind": "accept", "runs": runs}))
+    done = shardwise("contribute", "accept.json", "--yes", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    written = sorted(path.name for path in tmp_path.glob("contribution*"))
+    assert written == ["contribution-2.json", "contribution-ddp.json"]
+    assert json.loads((tmp_path / "contribution-ddp.json").read_text()) == record
+    assert json.loads(done.stdout) == [record, record]
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"kind": "accept", "runs": [{"layout": "ddp"}]}, "does nothing else"),
+        ({"kind": "plan"}, "neither a run folder nor"),
+        ({"kind": "accept", "runs": [{"contribution": {"kind": "x"}}]}, "is not a contribution"),
+    ],
+)
+def test_another_file_is_refused(tmp_path: Path, content: object, named: str) -> None:
+    (tmp_path / "it.json").write_text(json.dumps(content))
+    (problem,) = refusal("contribute", str(tmp_path / "it.json"), "--yes")
+    assert named in problem
+
+
 def test_a_real_run_goes_through_the_checker(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     train = {"steps": 9, "measure": True, "checkpoint": False}

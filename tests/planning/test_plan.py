@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 import shardwise
-from shardwise.api import plan_run
+from shardwise.api import estimate_run, plan_run
 from shardwise.planning.batches import LARGE_BATCH
 from shardwise.planning.layout import Layout
 from shardwise.planning.money import Budget
@@ -411,3 +411,20 @@ def test_screen(name: str) -> None:
     printed = command("plan", *SCREENS[name].split()).stdout
     assert all(len(line) <= 80 for line in printed.splitlines() if "torchrun" not in line)
     assert_screen(name, printed)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"adapter": "qlora:16"},
+        {"seq_len": 131072},
+        {"cluster": "16x8xH100-SXM@100Gbps", "global_batch": "1Mi"},
+    ],
+)
+def test_a_plan_and_an_estimate_agree_on_mfu(asked: dict[str, Any]) -> None:
+    found, run = plan_run(**{"model": "llama-3.1-8b", "cluster": "8xH100-SXM", **asked})
+    assert run is not None
+    rates = estimate_run(run).throughput
+    assert rates is not None
+    assert found.mfu(winner(found)) == pytest.approx(rates.mfu, rel=1e-6)

@@ -140,7 +140,7 @@ def test_nothing_is_read_or_imported_for_a_question(
 
 def test_names_of_others_stay_text() -> None:
     table = {"device": "H100-SXM", "nodes": 1, "devices_per_node": 8}
-    device = {"name": "<img src=x>", "memory": "80GiB", "memory_bandwidth": "3TB/s"}
+    device: dict[str, Any] = {"name": "<img src=x>", "memory": "80GiB", "memory_bandwidth": "3TB/s"}
     device |= {"link_bandwidth": "450GB/s", "peak": {"bf16": "900TFLOPS"}}
     found = ask(ask="plan", model="llama-3-8b", cluster=json.dumps({**table, "device": device}))
     assert found["problems"] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -165,3 +166,24 @@ def test_it_listens_on_the_loopback_only(server: Server) -> None:
     listening = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True, check=True).stdout
     own = [line.split()[3] for line in listening.splitlines() if f":{server.port} " in line]
     assert own == [f"127.0.0.1:{server.port}"]
+
+
+@pytest.mark.nightly
+def test_all_that_its_description_allows_is_answered(server: Server, tmp_path: Path) -> None:
+    tool = Path(sys.executable).with_name("schemathesis")
+    if not tool.exists():
+        pytest.skip("schemathesis is not installed")
+    words = ["run", f"http://127.0.0.1:{server.port}/openapi.json", "--max-examples", "100"]
+    words += ["--header", f"Authorization: Bearer {server.token}"]
+    done = subprocess.run(
+        [str(tool), *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "generated" in done.stdout
+
+
+def test_a_question_of_another_shape_is_told_what_to_change(server: Server) -> None:
+    status, found = server.ask({"ask": "plan", "colour": "red"})
+    assert status == 422
+    assert any("colour" in problem for problem in found["problems"])
+    assert server.ask({"ask": "plan", "model": "nobody-1b", "cluster": "8xH100-SXM"})[0] == 200

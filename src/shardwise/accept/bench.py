@@ -14,6 +14,8 @@ from shardwise.accept import workload
 from shardwise.accept.line import CheckFailedError
 from shardwise.accept.machine import Machine, busy_share
 from shardwise.accept.ranks import last_words, on_ranks
+from shardwise.contribution.collect import collect
+from shardwise.contribution.record import Contribution
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.lookup import find_cluster
 from shardwise.spec.record import SpecError
@@ -34,6 +36,8 @@ class TrainedRun(NamedTuple):
     last_loss: float
     # Share of the cores that others used, before or after it.
     busy: float
+    # What `shardwise contribute` takes; None where a number of it cannot be.
+    contribution: Contribution | None = None
 
 
 class Bench:
@@ -134,12 +138,17 @@ class Bench:
         if isinstance(found, str):
             raise CheckFailedError(f"{name}: {found}")
         try:
+            contribution = collect(folder / "runs" / "round-1")
+        except SpecError:
+            contribution = None
+        try:
             return TrainedRun(
                 run=run.resolved(),
                 predicted=read_profile(found["predicted"], "predicted"),
                 measured=read_profile(found["measured"], "measured"),
                 last_loss=float(found["last"]["loss"]),
                 busy=max(before, self.busy_share()),
+                contribution=contribution,
             )
         except (SpecError, KeyError) as error:
             raise CheckFailedError(f"{name}: {error}") from error

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from shardwise.accept.bench import TrainedRun
 from shardwise.accept.checks import Checked
 from shardwise.accept.line import not_run
-from shardwise.accept.machine import Machine
+from shardwise.accept.machine import MAX_BUSY, Machine
 from shardwise.api import estimate_run
 from shardwise.spec.cluster import ClusterSpec
 
@@ -86,6 +86,9 @@ class Result(NamedTuple):
         if self.calibrated is not None:
             after = estimate_run(trained.run._replace(cluster=self.calibrated))
             found["calibrated"] = after.to_dict()
+        # Times beside other work are no evidence.
+        if trained.contribution is not None and trained.busy <= MAX_BUSY:
+            found["contribution"] = trained.contribution.to_dict()
         return found
 
 

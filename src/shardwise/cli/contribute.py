@@ -12,7 +12,12 @@ from shardwise.cli.output import JsonOption, check_output
 
 
 def contribute(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a finished run, or the file that accept wrote.", show_default=False
+        ),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The JSON file to write.")] = Path(
         "contribution.json"
     ),
@@ -27,23 +32,30 @@ def contribute(
     """
     import json
 
-    from shardwise.contribution.collect import collect
+    from shardwise.contribution.collect import collect_all
     from shardwise.spec.record import SpecError
 
     check_output(output, ".json")
-    text = json.dumps(collect(run).to_dict(), indent=2, allow_nan=False)
-    typer.echo(text)
+    files = {
+        output.with_stem(f"{output.stem}-{name}") if name else output: one.to_dict()
+        for name, one in collect_all(run).items()
+    }
+    records = list(files.values())
+    shown = records[0] if len(records) == 1 else records
+    typer.echo(json.dumps(shown, indent=2, allow_nan=False))
+    names = ", ".join(str(path) for path in files)
     if not yes:
         if as_json:
             return
         if not sys.stdin.isatty():
             raise SpecError("contribute: nothing is written without a terminal to ask; add --yes")
-        if not typer.confirm(f"\nWrite this to {output}?", err=True):
+        if not typer.confirm(f"\nWrite this to {names}?", err=True):
             typer.echo("Nothing was written.", err=True)
             raise typer.Exit(1)
-    output.write_text(text + "\n", encoding="utf-8")
+    for path, record in files.items():
+        path.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     typer.echo(
-        f"\nWritten to {output}. Nothing was sent. To contribute it, open a pull request that adds "
+        f"\nWritten to {names}. Nothing was sent. To contribute it, open a pull request that adds "
         "it to benchmarks/measured/runs.",
         err=True,
     )

@@ -51,7 +51,31 @@ _VENDORS: dict[Vendor, tuple[str, ...]] = {
     "intel": ("intel",),
     "huawei": ("ascend",),
 }
+_LAYOUT = re.compile(r"[a-z0-9]{1,20}")
 _RELEASE = re.compile(r"[0-9]{1,4}(\.[0-9]{1,5}){1,3}")
+
+
+def collect_all(path: Path) -> dict[str, Contribution]:
+    """The contribution of a run folder, under an empty name; or those of a result file of
+    `shardwise accept`, by layout."""
+    if not path.is_file():
+        return {"": collect(path)}
+    data = _json(path)
+    if data.get("kind") != "accept":
+        raise SpecError(f"contribute: {path} is neither a run folder nor a file of accept")
+    runs = [one for one in data.get("runs") or () if isinstance(one, Mapping)]
+    found = {}
+    for number, one in enumerate(runs, 1):
+        if "contribution" in one:
+            layout = str(one.get("layout"))
+            name = layout if _LAYOUT.fullmatch(layout) else str(number)
+            found[name] = Contribution.of_file(one["contribution"], f"{path}: {name}")
+    if not found:
+        raise SpecError(
+            f"contribute: {path} has no run that may be contributed; run 'shardwise accept' on a "
+            "machine that does nothing else"
+        )
+    return found
 
 
 def collect(folder: Path) -> Contribution:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from shardwise.planning.problem import Problem, Units, peaks, steps, times
 from shardwise.planning.rows import Candidate
 from shardwise.predict.configurations import Configurations
+from shardwise.predict.work import model_flops_per_token
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.strategy import Strategy
 
@@ -66,5 +67,5 @@ def mfu_of(problem: Problem, units: Units, candidate: Candidate) -> float:
     cluster, strategy = problem.cluster, candidate.strategy
     peak = cluster.device.peak_flops(strategy.param_dtype)
     assert peak is not None, "checked before the search"
-    per_token = 3.0 * strategy.tensor * units.of(strategy).forward_flops()
+    per_token = model_flops_per_token(units.of(strategy))
     return candidate.tokens_per_s * per_token / (peak * cluster.devices)

@@ -26,12 +26,17 @@ class Work(NamedTuple):
     hardware_flops: Floats
 
 
+def model_flops_per_token(units: ModelUnits) -> float:
+    """Forward and backward, once."""
+    # Every device of a tensor group does its part.
+    return units.division.tensor * (units.forward_flops() + units.backward_flops())
+
+
 def predict_work(units: ModelUnits, c: Configurations) -> Work:
     """Forward and backward; recomputation adds what its policy runs again."""
     tokens = c.micro_batch * c.accumulate * c.data_parallel * float(units.seq_len)
-    # Every device of a tensor group does its part.
+    once = model_flops_per_token(units)
     share = units.division.tensor
-    once = share * (units.forward_flops() + units.backward_flops())
     blocks = units.single_blocks
     full = share * np.asarray([b.stage.recomputed_flops("full") for b in blocks])
     selective = share * np.asarray([b.stage.recomputed_flops("selective") for b in blocks])

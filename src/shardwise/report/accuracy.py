@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.report.screen import screen
-from shardwise.report.table import Column, Table, terminal_table
+from shardwise.report.screen import screen, terminal_table
+from shardwise.report.table import Column, Table
 from shardwise.spec import catalogue
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from shardwise.report.page.markup import element
+from shardwise.report.page.markup import Markup, element
 from shardwise.report.words import TERMS, percent, signed_percent
 from shardwise.spec.quantity import show_count, show_gib, show_seconds
 from shardwise.step import StepProfile, relative_error
@@ -56,7 +56,7 @@ def changed_words(before: Mapping[str, float] | None, after: Mapping[str, float]
     return str(element("ul", told, class_="changes"))
 
 
-def _change(what: str, was: str, now: str, ratio: float | None) -> object:
+def _change(what: str, was: str, now: str, ratio: float | None) -> Markup:
     by = f" ({signed_percent(ratio, 1)})" if ratio is not None else ""
     return element("li", element("span", what), f" {was} → {now}{by}")
 

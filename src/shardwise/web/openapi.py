@@ -55,7 +55,7 @@ def _ask() -> dict[str, Any]:
         "requestBody": {"required": True, "content": {"application/json": schema}},
         "responses": {
             "200": _json("The answer.", {"$ref": "#/components/schemas/Answer"}),
-            **_refusals(("413", "too large"), ("415", "not JSON")),
+            **_refusals(("413", "too large"), ("415", "not JSON"), ("422", "not a question")),
         },
     }
 

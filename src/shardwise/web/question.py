@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
 
 from shardwise.spec import catalogue
 from shardwise.spec.cluster import ClusterSpec, parse_cluster
@@ -18,13 +18,23 @@ from shardwise.spec.record import Record, SpecError
 # A word of the command line, and a pasted config.json.
 Word = Annotated[str, StringConstraints(max_length=200)]
 Pasted = Annotated[str, StringConstraints(max_length=2**20)]
-Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _MOST_VALUES = 32
+
+
+def _whole(value: object) -> object:
+    """In JSON, 4096.0 is the same number as 4096."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Number = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
 
 
 class Question(Record):
     """A question. A model is a name or the text of a config.json; a cluster is a shorthand, or
     JSON with the fields of its TOML table. No file is ever read."""
+
+    # What JSON calls a number is not taken for a text, as its schema says.
+    model_config = ConfigDict(strict=True)
 
     ask: Literal["plan", "estimate", "curve", "export"]
     model: Pasted | None = None

@@ -22,6 +22,7 @@ from shardwise.spec.record import SpecError
 from shardwise.web.answer import answer
 from shardwise.web.local_runs import page_of, runs_in
 from shardwise.web.openapi import openapi
+from shardwise.web.question import read_question
 from shardwise.web.site import page_files
 
 if TYPE_CHECKING:
@@ -86,6 +87,10 @@ def make_app(port: int, token: str, runs: Path | None, workers: int) -> Starlett
     async def ask(request: Request) -> Response:
         _check(request, token)
         body = await _body(request)
+        try:
+            read_question(body)
+        except SpecError:
+            return Response(answer(body), 422, media_type="application/json", headers=_SAFE)
         found = await asyncio.get_running_loop().run_in_executor(pool, answer, body)
         return Response(found, media_type="application/json", headers=_SAFE)
 

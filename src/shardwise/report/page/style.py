@@ -7,9 +7,15 @@ from importlib import resources
 
 from markupsafe import Markup
 
-# Themes of JupyterLab and VS Code say so on an element above; elsewhere the system decides.
-_LIGHT = '[data-jp-theme-light="true"] .shardwise, .vscode-light .shardwise'
-_DARK = '[data-jp-theme-light="false"] .shardwise, .vscode-dark .shardwise'
+# Themes of JupyterLab, VS Code and MkDocs say so on an element above; elsewhere the system decides.
+_LIGHT = (
+    '[data-jp-theme-light="true"] .shardwise, .vscode-light .shardwise, '
+    '[data-md-color-scheme="default"] .shardwise'
+)
+_DARK = (
+    '[data-jp-theme-light="false"] .shardwise, .vscode-dark .shardwise, '
+    '[data-md-color-scheme="slate"] .shardwise'
+)
 
 
 @cache

@@ -64,7 +64,8 @@ async function onServer(told) {
   const send = async (question) => {
     const response = await fetch("api/answer", { method: "POST", headers, body: question });
     if (response.status === 401) throw new Error("Open the address that 'shardwise serve' printed: it holds the token.");
-    if (!response.ok) throw new Error(`The server answered ${response.status}.`);
+    // A question that cannot be read has its problems told as any other.
+    if (!response.ok && response.status !== 422) throw new Error(`The server answered ${response.status}.`);
     return response.text();
   };
   const searches = new Lane(send), estimates = new Lane(send);

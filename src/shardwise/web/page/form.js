@@ -67,7 +67,8 @@ export function address() {
 }
 
 function readAddress() {
-  const told = new URLSearchParams(location.hash.slice(1));
+  // A form without scripts puts its fields behind a question mark.
+  const told = new URLSearchParams(location.hash.slice(1) || location.search);
   for (const name of FIELDS) {
     const value = told.get(name);
     if (value === null) { field(name).value = first[name]; continue; }
