@@ -10,22 +10,17 @@ import argparse
 import json
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
-from playwright.sync_api import Page, Route, sync_playwright
+from playwright.sync_api import sync_playwright
 
+from benchmarks.planner.browser import CHROMIUM, OPTIONS, Watched, file_server
 from benchmarks.planner.questions import Asked, questions
 
-CHROMIUM = "/usr/bin/chromium"
-OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
-PATIENCE_MS = 300_000
 LARGE = {"ask": "plan", "model": "llama-3-70b", "cluster": "64x8xH100-SXM@400Gbps"}
 # Starts a planner of its own in the page, and keeps it for the questions that follow.
 START = """async () => {
@@ -36,17 +31,6 @@ START = """async () => {
   window.planner = await connect(() => {});
 }"""
 ASK = "async (question) => JSON.stringify(await window.planner.search(question))"
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        return
-
-
-def serve(folder: Path) -> ThreadingHTTPServer:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
 
 
 def cpu_s() -> float:
@@ -61,11 +45,10 @@ def cpu_s() -> float:
     return spent
 
 
-def measure(page: Page, address: str) -> dict[str, Any]:
+def measure(watched: Watched) -> dict[str, Any]:
     """Seconds of CPU until the planner is ready, of a plan, and of estimates."""
-    begin = cpu_s()
-    page.goto(address)
-    page.locator("#verdict .verdict").wait_for(timeout=PATIENCE_MS)
+    page, begin = watched.page, cpu_s()
+    watched.open()
     first = cpu_s() - begin
     begin = cpu_s()
     page.evaluate(START)
@@ -105,7 +88,7 @@ def printed(asked: Asked) -> tuple[int, str, list[str]]:
     return done.returncode, done.stdout, problems
 
 
-def differences(page: Page, count: int, seed: int) -> list[dict[str, Any]]:
+def differences(page: Any, count: int, seed: int) -> list[dict[str, Any]]:
     """Questions that the browser answers otherwise than the command line."""
     asked = list(questions(count, seed))
     found = []
@@ -131,32 +114,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    server = serve(given.folder)
-    address = f"http://127.0.0.1:{server.server_address[1]}/"
-    outside: list[str] = []
-    said: list[str] = []
-
-    def only_here(route: Route) -> None:
-        if route.request.url.startswith(address):
-            route.continue_()
-        else:
-            outside.append(route.request.url)
-            route.abort()
-
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(OPTIONS))
-        page = browser.new_page()
-        page.route("**/*", only_here)
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        told = measure(page, address)
-        different = differences(page, given.questions, given.seed)
+    with file_server(given.folder) as address, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
+        watched = Watched(browser.new_context(), address)
+        told = measure(watched)
+        different = differences(watched.page, given.questions, given.seed)
         browser.close()
     told |= {
         "questions": given.questions,
         "different": len(different),
-        "outside": outside,
-        "console": said,
+        "outside": watched.outside,
+        "console": watched.said,
     }
     sys.stdout.write(json.dumps(told, indent=2 if given.json else None) + "\n")
 

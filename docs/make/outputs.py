@@ -25,7 +25,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAIR = re.compile(r"^```sh\n(.*?)^```\n\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PAIR = re.compile(
+    r"^```sh\n((?:(?!```)[^\n]*\n)*)```\n\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
 LEFT_OUT = "…"
 PLANNING = ("plan", "estimate", "whatif", "catalog", "export", "import")
 

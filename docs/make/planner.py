@@ -9,6 +9,7 @@ there, with `--numpy` it is part of the folder.
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import io
 import json
@@ -225,7 +226,10 @@ def main() -> None:
     given = parser.parse_args()
     files = build(given.output, given.downloads, given.numpy)
     size = sum(len(file.data) for file in files)
-    sys.stdout.write(f"{len(files)} files, {size / 1e6:.1f} MB\n")
+    sent = sum(min(len(file.data), len(gzip.compress(file.data))) for file in files)
+    sys.stdout.write(
+        f"{len(files)} files, {size / 1e6:.1f} MB, {sent / 1e6:.1f} MB as servers compress them\n"
+    )
 
 
 if __name__ == "__main__":

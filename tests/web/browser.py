@@ -1,4 +1,4 @@
-"""The planner's folder as a file server sends it, and a browser that reaches nothing else."""
+"""The planner's folder, built from its pinned files, and the script that judges a page."""
 
 from __future__ import annotations
 
@@ -6,26 +6,17 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import threading
 import tomllib
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.command import ROOT
 
-CHROMIUM = shutil.which("chromium")
-OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 LOCK = ROOT / "docs" / "make" / "planner.lock.toml"
 # The only package on PyPI that holds numpy as Pyodide distributes it.
 HOLDS_NUMPY = "open_webui==0.12.4"
-PATIENCE_MS = 180_000
 
 
 def numpy_wheel(downloads: Path) -> Path:
@@ -62,46 +53,3 @@ def built_planner(output: Path, downloads: Path) -> Path:
     words = [str(script), str(output), "--downloads", str(downloads)]
     subprocess.run([sys.executable, *words, "--numpy", str(numpy_wheel(downloads))], check=True)
     return output
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        return
-
-
-@contextmanager
-def file_server(folder: Path) -> Iterator[str]:
-    """The address of a plain file server."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/"
-    server.shutdown()
-
-
-class Watched:
-    """A page, what its console said, and which other addresses it asked for."""
-
-    def __init__(self, context: Any, address: str) -> None:
-        self.said: list[str] = []
-        self.outside: list[str] = []
-        self.page = context.new_page()
-        self.address = address
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.route("**/*", self._only_here)
-
-    def _only_here(self, route: Any) -> None:
-        if route.request.url.startswith(self.address):
-            route.continue_()
-        else:
-            self.outside.append(route.request.url)
-            route.abort()
-
-    def open(self, question: str = "") -> None:
-        """Open the page and wait for its answer."""
-        self.page.goto(f"{self.address}{question}")
-        self.answered()
-
-    def answered(self) -> None:
-        waits = "#answer[aria-busy='false']"
-        self.page.locator(waits).wait_for(timeout=PATIENCE_MS)

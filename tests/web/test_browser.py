@@ -9,16 +9,21 @@ from typing import Any
 
 import pytest
 
+from benchmarks.planner.browser import (
+    CHROMIUM,
+    OPEN_DETAILS,
+    OPTIONS,
+    VIOLATIONS,
+    Watched,
+    file_server,
+)
 from tests.command import shardwise
-from tests.web.browser import CHROMIUM, OPTIONS, Watched, axe_script, built_planner, file_server
+from tests.web.browser import axe_script, built_planner
 
 pytestmark = pytest.mark.nightly
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 HOSTILE = '"><img src=x onerror="document.title=1"><script>document.title=1</script>'
-OPEN = "() => document.querySelectorAll('details').forEach((one) => { one.open = true; })"
-VIOLATIONS = """async () => (await axe.run()).violations
-  .map((one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 120)).join(" | ")}`)"""
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +124,7 @@ def test_everyone_can_use_it(watched: Watched, downloads: Path, width: int, sche
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 900})
     watched.open("#nodes=4&tokens=1T&price=2")
-    page.evaluate(
-        "() => document.querySelectorAll('details').forEach((one) => { one.open = true; })"
-    )
+    page.evaluate(OPEN_DETAILS)
     page.evaluate(axe_script(downloads))
     assert page.evaluate(VIOLATIONS) == []
     assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")

@@ -60,12 +60,12 @@ def _network(cluster: ClusterSpec, shown: int) -> list[Content]:
     bottom = shown * (_NODE + _GAP)
     wires = [f"M264 {middle}H296" for middle in middles] + [f"M296 {middles[0]}V{bottom}"]
     rest = cluster.nodes - shown
-    more = f"and {rest:,} more nodes, " if rest else ""
-    speed = write_rate(cluster.network) if cluster.network else "unknown"
-    told = f"{more}{speed} per device between nodes"
+    more = f"and {rest:,} more nodes · " if rest else ""
+    speed = write_rate(cluster.network) if cluster.network else "unknown speed"
+    told = f"{more}{speed} per device"
     return [
         element("path", class_="wire", d=" ".join(wires)),
-        element("text", told, x="296", y=str(bottom + 16), text_anchor="end"),
+        element("text", told, x="2", y=str(bottom + 16)),
     ]
 
 

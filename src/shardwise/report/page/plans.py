@@ -53,7 +53,7 @@ def layouts_table(plan: Plan, named: Named = lambda _, name: name) -> Markup:
     """The best of each layout, and how many were priced."""
     rows = [_row(plan, one, number, named) for number, one in enumerate(shown_layouts(plan))]
     rows += [
-        [f"{b.name}: {shorthand(b.strategy)}", batch_words(b.strategy),
+        [_baseline_name(b.name, shorthand(b.strategy)), batch_words(b.strategy),
          recompute_cell(b.strategy, plan.units.blocks), "does not fit", "", "",
          f"{b.needed_bytes / GIB:,.1f} GiB"]
         for b in plan.baselines if b.candidate is None
@@ -72,6 +72,10 @@ def layouts_table(plan: Plan, named: Named = lambda _, name: name) -> Markup:
             class_="fine",
         ),
     )
+
+
+def _baseline_name(name: str, layout: str) -> str:
+    return layout if name == layout else f"{name}: {layout}"
 
 
 def _row(plan: Plan, one: Candidate, number: int, named: Named) -> list[Content]:

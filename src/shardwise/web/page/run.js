@@ -23,16 +23,22 @@ function make(tag, options = {}, ...content) {
 // `exported(stack)` answers with the file of another stack.
 export function drawRun(place, answer, stacks, exported) {
   const code = make("code"), told = make("div"), text = { now: "" };
-  const button = make("button", { type: "button", className: "copy", textContent: "Copy" });
+  const start = make("div", { className: "start" });
+  const button = make("button", { type: "button", className: "copy", textContent: "Copy file" });
   button.addEventListener("click", () => copy(text.now, button));
   const link = make("button", { type: "button", className: "copy", textContent: "Copy link to this plan" });
   link.addEventListener("click", () => copy(location.href.replace(/[#&]token=[^&]*/, ""), link));
-  const show = (content, sentences = []) => {
+  // The file, what to know about it, and the command that starts it.
+  const show = (content, sentences = [], command = "") => {
     text.now = code.textContent = content;
+    const also = make("button", { type: "button", className: "copy", textContent: "Copy command" });
+    also.addEventListener("click", () => copy(command, also));
+    const line = make("pre", { tabIndex: 0 }, make("code", { textContent: command }));
+    start.replaceChildren(...(command ? [line, also] : []));
     told.replaceChildren(...sentences.map((sentence) => make("p", { className: "fine", textContent: sentence })));
   };
   const shown = {
-    "run.toml": () => show(answer.run, ["Save it as run.toml; then: " + answer.start]),
+    "run.toml": () => show(answer.run, ["Save it as run.toml, and start it with this:"], answer.start),
     command: () => show(`pip install "shardwise[train]"\n${answer.command ?? answer.start}\n${answer.start}`,
       ["The first line installs, the second plans and writes run.toml, the third trains."]),
     JSON: () => show(answer.json),
@@ -59,12 +65,12 @@ export function drawRun(place, answer, stacks, exported) {
     const found = await exported(other.value);
     if (!found) return;
     if (found.problems.length) show("", found.problems);
-    else show(found.export.text, [`${found.export.name}; start it: ${found.export.command}`,
-      ...found.export.unsupported, ...found.export.in_script]);
+    else show(found.export.text, [...found.export.unsupported, ...found.export.in_script,
+      `Save it as ${found.export.name}, and start it with this:`], found.export.command);
   });
   const file = make("div", { className: "file" }, make("pre", { tabIndex: 0 }, code));
   const actions = make("div", { className: "copies" }, button, link, other);
-  place.replaceChildren(tabs, actions, told, file);
+  place.replaceChildren(tabs, actions, told, start, file);
   select(tabs.firstElementChild);
   shown["run.toml"]();
 }
