@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -85,6 +86,12 @@ class Launchers:
     def serve(self) -> subprocess.Popen[str]:
         return self._run(*COMMAND, "rendezvous", self._variables["PET_RDZV_ENDPOINT"])
 
+    def is_served(self) -> bool:
+        """Whether a launcher serves the rendezvous."""
+        address, _, port = self._variables["PET_RDZV_ENDPOINT"].partition(":")
+        with socket.socket() as asking:
+            return asking.connect_ex((address, int(port))) == 0
+
     def _run(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             words, cwd=self._folder, env=environment(**self._variables), text=True,
@@ -100,7 +107,10 @@ class Launchers:
 def test_two_launchers_of_one_machine_shrink_and_grow(tmp_path: Path) -> None:
     """One launcher is killed and comes back."""
     hosts = Launchers(tmp_path, "1:2", steps=200)
-    first, second = hosts.start(), hosts.start()
+    first = hosts.start()
+    # Whoever comes first serves the rendezvous; without it nobody could go on.
+    assert wait_until(hosts.is_served, PATIENCE_S)
+    second = hosts.start()
     assert wait_until(lambda: len(hosts.steps()) > 25, PATIENCE_S)
     second.kill()
     second.communicate()
