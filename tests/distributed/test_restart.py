@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.faults import plant
@@ -247,6 +248,23 @@ def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(
     assert losses(tmp_path) == losses(undisturbed)
     last = "runs/it/checkpoints/step-00000200/rank-00001.safetensors"
     assert (tmp_path / last).read_bytes() == (undisturbed / last).read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_every_process_of_a_job_stops_it_after_a_checkpoint(
+    tmp_path: Path, started: object, number: signal.Signals
+) -> None:
+    """As Slurm sends it: also to the processes between the launcher and its ranks."""
+    assert callable(started)
+    process = started(plant.RUN.format(train="").replace("steps = 30", "steps = 2000"))
+    metrics = tmp_path / "runs/it/metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 5)
+    launcher = psutil.Process(process.pid)
+    for one in (launcher, *launcher.children(recursive=True)):
+        one.send_signal(number)
+    assert process.wait(240) == 128 + number
+    [saved] = (tmp_path / "runs/it/checkpoints").glob("step-*")
+    assert int(saved.name.removeprefix("step-")) == len(losses(tmp_path)) < 2000
 
 
 def test_other_processes_go_on_with_the_same_samples(tmp_path: Path, workers: Workers) -> None:

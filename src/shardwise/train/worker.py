@@ -11,15 +11,20 @@ import contextlib
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 import threading
+from collections.abc import Iterable, Iterator
 from functools import cache
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 from shardwise.train.launch import PARENT, signal_of_end
 
 START_METHOD = "forkserver"
+# A scheduler sends these to all processes of a job. The launcher and the ranks handle them; the
+# processes between them would die of them, and nobody would learn how the ranks end.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 # Torch imports its compiler when the first optimizer is created, compiled or not.
 IMPORTED_ONCE = ["shardwise.train.run", "shardwise.report.train", "torch._dynamo"]
 # For models of transformers. Its modeling_utils is not here: torchao, which it imports, looks at
@@ -37,8 +42,21 @@ def import_once(*, transformers: bool) -> dict[str, str]:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     imported = [*IMPORTED_ONCE, *(OF_TRANSFORMERS if transformers else [])]
     multiprocessing.set_forkserver_preload([*imported, "shardwise.train.fork_server"])
-    forkserver.ensure_running()
+    # Apart: Python itself unblocks SIGTERM once its tracker runs.
+    for start in (resource_tracker.ensure_running, forkserver.ensure_running):
+        with _blocked(STOP_SIGNALS):
+            start()
     return dict(os.environ)
+
+
+@contextlib.contextmanager
+def _blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """Block signals in processes that are started here; this one gets them afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def variables_since(before: dict[str, str]) -> dict[str, str]:
@@ -48,6 +66,8 @@ def variables_since(before: dict[str, str]) -> dict[str, str]:
 
 def work(variables: dict[str, str], *arguments: str) -> None:
     """Run `shardwise` with `arguments` and more environment variables as one rank."""
+    # Blocked in the process that this one was forked from.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     launcher = multiprocessing.parent_process()
     assert launcher is not None, "a rank is forked for a launcher"
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
