@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 LOOPBACK = "127.0.0.1"
-DOCS = "https://shardwise.readthedocs.io/"
 # A pasted config.json, and some room.
 MOST_BYTES = 2 * 2**20
 _TYPES = {
@@ -69,7 +68,7 @@ class OnlyFromHere:
 
 def make_app(port: int, token: str, runs: Path | None, workers: int) -> Starlette:
     """The application. It reads nothing but `runs`, a folder of runs and traces."""
-    files = page_files("server", DOCS)
+    files = page_files("server")
     # Plans take seconds of Python: each has a process, so that none waits for another's.
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
 

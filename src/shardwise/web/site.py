@@ -19,8 +19,9 @@ _WHERE = {
 }
 
 
-def page_files(mode: Mode, docs: str, connects: str = "") -> dict[str, bytes]:
-    """The page by file name; `connects` are other addresses that it may fetch from."""
+def page_files(mode: Mode, docs: str = "", connects: str = "") -> dict[str, bytes]:
+    """The page by file name; `docs` is the documentation's address, seen from it, and `connects`
+    are other addresses that it may fetch from."""
     texts = {
         "index.html": _index(mode, docs, connects),
         "planner.css": f"{page_style()}\n{_text('planner.css')}",
@@ -47,7 +48,8 @@ def _index(mode: Mode, docs: str, connects: str) -> str:
     )
     told = {"policy": policy, "mode": mode, "where": _WHERE[mode], "version": __version__}
     text = _text("index.html")
-    for name, value in {**told, "docs": docs}.items():
+    told["docs"] = f'<a href="{docs}">documentation</a> · ' if docs else ""
+    for name, value in told.items():
         text = text.replace(f"{{{name}}}", value)
     return text
 
