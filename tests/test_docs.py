@@ -37,6 +37,7 @@ import yaml
 from shardwise.cli.main import COMMANDS
 from shardwise.observe.rules import read_rules
 from shardwise.spec.run import SECTIONS, run_from_dict
+from shardwise.web.site import page_files
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -389,6 +390,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    # The planner's page, which is built apart; what it downloads is not needed here.
+    (folder / "planner").mkdir()
+    for name, data in page_files("browser", docs="../").items():
+        (folder / "planner" / name).write_bytes(data)
     return folder
 
 
