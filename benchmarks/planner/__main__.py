@@ -18,19 +18,10 @@ from typing import Any
 import psutil
 from playwright.sync_api import sync_playwright
 
-from benchmarks.planner.browser import CHROMIUM, OPTIONS, Watched, file_server
+from benchmarks.planner.browser import ASK, CHROMIUM, OPTIONS, START, Watched, file_server
 from benchmarks.planner.questions import Asked, questions
 
 LARGE = {"ask": "plan", "model": "llama-3-70b", "cluster": "64x8xH100-SXM@400Gbps"}
-# Starts a planner of its own in the page, and keeps it for the questions that follow.
-START = """async () => {
-  window.blocked = [];
-  const seen = (list) => list.getEntries().forEach((one) => window.blocked.push(one.duration));
-  new PerformanceObserver(seen).observe({ type: "longtask", buffered: true });
-  const { connect } = await import(new URL("ask.js", location.href).href);
-  window.planner = await connect(() => {});
-}"""
-ASK = "async (question) => JSON.stringify(await window.planner.search(question))"
 
 
 def cpu_s() -> float:

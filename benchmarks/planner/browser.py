@@ -19,6 +19,16 @@ VIOLATIONS = """async () => (await axe.run()).violations
   .map((one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 120)).join(" | ")}`)"""
 OPEN_DETAILS = "() => document.querySelectorAll('details').forEach((one) => { one.open = true; })"
 
+# Starts a planner of its own in the page, and keeps it for the questions that follow.
+START = """async () => {
+  window.blocked = [];
+  const seen = (list) => list.getEntries().forEach((one) => window.blocked.push(one.duration));
+  new PerformanceObserver(seen).observe({ type: "longtask", buffered: true });
+  const { connect } = await import(new URL("ask.js", location.href).href);
+  window.planner = await connect(() => {});
+}"""
+ASK = "async (question) => JSON.stringify(await window.planner.search(question))"
+
 
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:

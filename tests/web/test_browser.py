@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from benchmarks.planner.browser import (
+    ASK,
     CHROMIUM,
     OPEN_DETAILS,
     OPTIONS,
+    START,
     VIOLATIONS,
     Watched,
     file_server,
@@ -72,6 +74,27 @@ def test_a_stranger_gets_from_a_question_to_a_command(watched: Watched) -> None:
     again = Watched(page.context, watched.address)
     again.page.goto(page.url)
     again.page.locator("#about", has_text="llama-3-70b").wait_for(timeout=60_000)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster"),
+    [
+        # Blocks with more parameters than 32 bits count: integers of a browser are that small.
+        ("qwen3-235b-a22b", "2x4xRTX-5090@400Gbps"),
+        ("shape-310b", "64x8xH100-SXM@400Gbps"),
+        # Where the last bit of a power would differ between math libraries.
+        ("gpt2", "4x4xGB300@50Gbps"),
+    ],
+)
+def test_its_numbers_are_those_of_the_command_line(
+    watched: Watched, model: str, cluster: str
+) -> None:
+    watched.page.goto(watched.address)
+    watched.page.evaluate(START)
+    asked = {"ask": "plan", "model": model, "cluster": cluster}
+    found = json.loads(watched.page.evaluate(ASK, asked))
+    printed = shardwise("plan", "--model", model, "--cluster", cluster, "--json")
+    assert found["json"].strip() == printed.stdout.strip()
 
 
 def test_a_layout_and_a_slider_tell_what_changed(watched: Watched) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -203,6 +204,6 @@ def first_true(holds: Callable[[float], bool], low: float, high: float) -> float
     if not holds(high):
         return None
     while high / low > 1.02:
-        middle = (low * high) ** 0.5
+        middle = math.sqrt(low * high)
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high

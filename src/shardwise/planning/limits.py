@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ SLOWDOWN_THRESHOLD = 0.05
 MOST_DOUBLINGS = 2
 
 # A crossover has to hold for all rows this many doublings beyond it.
-CONFIRMED_BEYOND = 0.14
+CONFIRMED_BEYOND = 5 / 32
 
 
 class Limits(NamedTuple):
@@ -96,7 +97,7 @@ def _way(cluster: ClusterSpec) -> float:
 def _network_slack(problem: Problem, units: Units, winner: Candidate) -> float | None:
     """How many times slower the network may be, to two percent."""
     strategy = winner.strategy
-    slower = 1.02 ** np.arange(1, 351)
+    slower = np.cumprod(np.full(350, 1.02))
     priced = steps(units.of(strategy), Configurations.of([strategy]), problem)
     found = times(priced, problem.cluster, strategy.param_dtype, networks=1 / slower)
     longer = found.step_s[:, 0] > winner.step_s * (1 + SLOWDOWN_THRESHOLD)
@@ -106,13 +107,25 @@ def _network_slack(problem: Problem, units: Units, winner: Candidate) -> float |
 def link_crossover(search: Search, winner: Candidate) -> Crossover | None:
     """The bandwidth inside a node below which other degrees would be chosen, if there is one."""
     powers = np.arange(1, 4 * MOST_DOUBLINGS + 1) / 4
-    for power, there in zip(
-        powers, search.on_networks(2.0**-powers, "link_bandwidth"), strict=True
-    ):
+    factors = _two_to(-powers)
+    for factor, there in zip(factors, search.on_networks(factors, "link_bandwidth"), strict=True):
         best = there.best()
         if best is not None and Degrees.of(best.strategy) != Degrees.of(winner.strategy):
-            return Crossover(2.0**-power, best)
+            return Crossover(float(factor), best)
     return None
+
+
+# Two to the power of k / 32. Multiplied, not raised: math libraries differ in the last bit, and
+# answers are equal on every machine, also in a browser.
+_ROOTS = np.cumprod([1.0, *(31 * [math.sqrt(math.sqrt(math.sqrt(math.sqrt(math.sqrt(2.0)))))])])
+
+
+def _two_to(powers: Floats | float) -> Floats:
+    """Two to powers that are multiples of 1/32."""
+    whole = np.floor(powers)
+    parts = np.rint((powers - whole) * 32).astype(np.int64)
+    found: Floats = np.ldexp(_ROOTS[parts], whole.astype(np.int64))
+    return found
 
 
 class Crossover(NamedTuple):
@@ -133,7 +146,7 @@ def crossover(search: Search, winner: Candidate) -> Crossover | None:
 
     def first(powers: Floats) -> int | None:
         """The first of these powers of two at which the choice is the other one."""
-        for index, there in enumerate(search.on_networks(2.0 ** (direction * powers))):
+        for index, there in enumerate(search.on_networks(_two_to(direction * powers))):
             best = there.best()
             if best is not None and best.strategy.hybrid != winner.strategy.hybrid:
                 return index
@@ -147,8 +160,8 @@ def crossover(search: Search, winner: Candidate) -> Crossover | None:
     assert nearest is not None, "the last of them is the one found before"
     high = float(fine[nearest])
     # Contenders keep the batches that suit today's network: confirm with all rows.
-    beyond = scaled_network(cluster, 2.0 ** (direction * (high + CONFIRMED_BEYOND)))
+    beyond = scaled_network(cluster, float(_two_to(direction * (high + CONFIRMED_BEYOND))))
     there = search.retimed(beyond).best()
     if there is None or there.strategy.hybrid == winner.strategy.hybrid:
         return None
-    return Crossover(2.0 ** (direction * high), there)
+    return Crossover(float(_two_to(direction * high)), there)

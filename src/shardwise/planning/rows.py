@@ -80,8 +80,8 @@ class Rows(NamedTuple):
         shape = (len(strategies), len(sizes), len(policies))
         which, size, policy = (axis.ravel() for axis in np.indices(shape))
         columns = Configurations.of(strategies).take(which)
-        columns.micro_batch = np.asarray([s.micro_batch for s in sizes])[size]
-        columns.accumulate = np.asarray([s.accumulate for s in sizes])[size]
+        columns.micro_batch = np.asarray([s.micro_batch for s in sizes], dtype=np.int64)[size]
+        columns.accumulate = np.asarray([s.accumulate for s in sizes], dtype=np.int64)[size]
         shares = [p if isinstance(p, float) else float(p == "full") for p in policies]
         columns.full_recompute = np.asarray(shares)[policy]
         columns.selective = np.asarray([p == "selective" for p in policies])[policy]

@@ -114,7 +114,8 @@ class Replicated(Placement):
         """What is alive of a block's copies after its forward: cached, or saved by autograd."""
         saves = block.stage.kept["none"].activation_bytes > 0
         saved = block.wide_numel(self.narrow) if saves else block.trained_numel
-        return self.copied(np.where(again, block.trained_numel, saved))
+        # Not as integers: those of a browser have 32 bits, too few for the largest blocks.
+        return self.copied(np.where(again, float(block.trained_numel), float(saved)))
 
     def _copies_again(self, number: int, recomputed: Ints) -> Bools:
         """Whether the backward of a unit's block has to copy its weights again."""
@@ -228,7 +229,7 @@ class Replicated(Placement):
         if not full or not self.ddp or not rows.any():
             return
         sizes = tuple(elements * self.itemsize for elements in full)
-        message = Message("replicate", np.full(self.rows, sum(sizes)), calls=len(sizes))
+        message = Message("replicate", np.full(self.rows, float(sum(sizes))), calls=len(sizes))
         yield from self.collective(
             "replicate",
             "all-reduce",
