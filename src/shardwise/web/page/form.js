@@ -71,7 +71,9 @@ function readAddress() {
   const told = new URLSearchParams(location.hash.slice(1) || location.search);
   for (const name of FIELDS) {
     const value = told.get(name);
-    if (value === null) { field(name).value = first[name]; continue; }
+    // A field for numbers takes nothing else, and complains on the console.
+    const fits = value !== null && (field(name).type !== "number" || Number.isFinite(Number(value)));
+    if (!fits) { field(name).value = first[name]; continue; }
     field(name).value = value;
     // A select keeps no value that it does not have.
     if (field(name).value !== value && field(name).tagName === "SELECT") field(name).value = first[name];
