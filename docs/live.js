@@ -7,6 +7,5 @@ for (const form of document.querySelectorAll("form.live")) {
     frame.className = "live";
     frame.src = `${form.action}#${new URLSearchParams(new FormData(form))}`;
     form.after(frame);
-    form.parentElement.querySelector("img")?.remove();
   });
 }

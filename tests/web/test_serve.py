@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -67,14 +66,7 @@ def serving(*words: str, folder: Path | None = None) -> Iterator[Server]:
         assert process.stdout is not None
         address = process.stdout.readline()
         assert f"http://127.0.0.1:{port}/#token=" in address
-        server = Server(port, address.strip().partition("token=")[2])
-        for _ in range(600):
-            try:
-                server.request("GET", "/")
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.1)
-        yield server
+        yield Server(port, address.strip().partition("token=")[2])
     finally:
         process.terminate()
         assert process.wait(60) in (0, -15)
@@ -166,6 +158,21 @@ def test_it_listens_on_the_loopback_only(server: Server) -> None:
     listening = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True, check=True).stdout
     own = [line.split()[3] for line in listening.splitlines() if f":{server.port} " in line]
     assert own == [f"127.0.0.1:{server.port}"]
+
+
+def test_a_port_in_use_is_refused_in_one_sentence(server: Server) -> None:
+    done = subprocess.run(
+        [*COMMAND, "serve", "--port", str(server.port)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert f"cannot listen on {server.port}" in done.stderr
+    assert "--port" in done.stderr
 
 
 @pytest.mark.nightly

@@ -21,6 +21,8 @@ def serve(
     It listens on the loopback only, and answers only who has the address that it prints.
     """
     import secrets
+    import socket
+    from contextlib import suppress
 
     from shardwise.spec.record import SpecError
 
@@ -36,8 +38,16 @@ def serve(
         ) from None
     if runs is not None and not runs.is_dir():
         raise SpecError(f"runs: {runs} is not a folder")
+    try:
+        listening = socket.create_server((LOOPBACK, port))
+    except OSError as error:
+        raise SpecError(
+            f"port: cannot listen on {port} ({error.strerror}); choose another with --port"
+        ) from None
     token = secrets.token_urlsafe(24)
     app = make_app(port, token, runs, workers=max(1, min(4, os.cpu_count() or 1)))
     typer.echo(f"Planner: http://{LOOPBACK}:{port}/#token={token}")
     typer.echo("Stop it with Ctrl-C.", err=True)
-    uvicorn.run(app, host=LOOPBACK, port=port, log_level="warning", access_log=False)
+    config = uvicorn.Config(app, log_level="warning", access_log=False)
+    with listening, suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run([listening])

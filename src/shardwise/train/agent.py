@@ -19,10 +19,10 @@ from torch.multiprocessing import spawn
 from shardwise.engine.torch_private import elastic_agent
 from shardwise.train.hang_detector import kill_processes
 from shardwise.train.supervisor import Supervisor
-from shardwise.train.worker import START_METHOD
+from shardwise.train.worker import START_METHOD, STOP_SIGNALS
 
-# Signals by which a terminal or a scheduler stops a run.
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+# A terminal sends SIGINT, a scheduler the others.
+_STOP_SIGNALS = (signal.SIGINT, *STOP_SIGNALS)
 
 
 class _NotStarted(BaseException):  # torch catches Exception where it waits for other machines
