@@ -117,6 +117,23 @@ def test_the_binding_constraint_binds() -> None:
     assert gain >= slow.limits.twice_network - 0.03
 
 
+def test_latency_is_told_from_bandwidth() -> None:
+    """Collectives of 2,048 nodes wait for their messages to travel, not for their bytes."""
+    asked = {"seq_len": 8192, "global_batch": 16 * 2**20, "for_stack": "megatron-bridge"}
+    found = plan("llama-3.1-405b", "2048x8xH100-SXM@400Gbps", **asked)
+    (limited,) = reasons(found, LimitedBy)
+    assert limited.binding == "latency"
+    assert limited.waiting_share > 0.5
+    # So twice the bandwidth brings little.
+    assert limited.twice_network < 0.1
+    (other,) = reasons(found, OtherParallelism)
+    assert other.parallelism == ("pipeline",)
+
+
+def test_one_device_is_not_told_of_parallelism() -> None:
+    assert not reasons(plan("llama-3-70b", "1xH100-SXM"), OtherParallelism)
+
+
 def test_slack_is_what_is_left() -> None:
     found = plan("llama-3-8b", "8x8xH100-SXM@400Gbps")
     assert found.limits is not None

@@ -47,7 +47,7 @@ from shardwise.planning.reasons import (
     StepBatch,
 )
 from shardwise.planning.rows import Candidate, complexity
-from shardwise.report.reasons import reason_words, share_words
+from shardwise.report.reasons import reason_words, share_words, speed_words
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 
@@ -131,9 +131,7 @@ def check_compared(plan: Plan, winner: Candidate, reason: Reason) -> bool:
             ratio = row.tokens_per_s / winner.tokens_per_s - 1
             assert throughput == pytest.approx(ratio, abs=1e-9)
             assert rival.tokens_per_s / winner.tokens_per_s - 1 == pytest.approx(ratio, abs=1e-6)
-            if abs(throughput) >= 0.0005:
-                assert share_words(throughput) in words
-                assert ("slower" if throughput < 0 else "faster") in words
+            assert speed_words(throughput) in words
             assert (reason.decided_by is not None) == (throughput > 0.0005)
             for name in ("recompute", "micro_batch"):
                 differs = getattr(strategy, name) != getattr(winner.strategy, name)
@@ -185,28 +183,40 @@ def check_batch(plan: Plan, winner: Candidate, reason: Reason) -> bool:
     return True
 
 
+def check_limited_by(plan: Plan, winner: Candidate, reason: LimitedBy) -> None:
+    """What binds, and the gains from more of it, priced again."""
+    devices, words = plan.problem.cluster.devices, reason_words(reason, plan.units.blocks)
+    assert plan.limits is not None
+    network = scaled_network(plan.problem.cluster, 2.0)
+    gains = [(reason.twice_network, network)] if devices > 1 else []
+    if reason.inner_link:
+        gains.append((reason.twice_link, scaled_link(plan.problem.cluster, 2.0)))
+    for gain, cluster in gains:
+        faster = price_one(plan.problem, plan.units, winner.strategy, cluster)
+        own = faster.tokens_per_s / winner.tokens_per_s - 1
+        assert gain == pytest.approx(max(0.0, own), abs=1e-9)
+    if reason.with_network is not None:
+        other = price_one(plan.problem, plan.units, reason.with_network, network)
+        assert other.layout != winner.layout
+        again_gain = other.tokens_per_s / winner.tokens_per_s - 1
+        assert reason.planned_again == pytest.approx(again_gain, abs=1e-6)
+        assert reason.planned_again > reason.twice_network
+    assert 0 <= reason.waiting_share <= 1
+    if reason.binding == "latency":
+        assert reason.waiting_share >= 0.03
+        assert (reason.waiting_without_latency or 0.0) < reason.waiting_share
+    binding = reason.inner_link if plan.limits.link_binds else reason.link
+    assert (f"Limited by {binding} bandwidth" in words) == (reason.binding == "bandwidth")
+    assert "(0% of" not in words
+
+
 def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
     """What limits, what is left, and tips. False for reasons of another kind."""
     devices = plan.problem.cluster.devices
     words = reason_words(reason, plan.units.blocks)
     match reason:
         case LimitedBy():
-            assert plan.limits is not None
-            network = scaled_network(plan.problem.cluster, 2.0)
-            gains = [(reason.twice_network, network)] if devices > 1 else []
-            if reason.inner_link:
-                gains.append((reason.twice_link, scaled_link(plan.problem.cluster, 2.0)))
-            for gain, cluster in gains:
-                faster = price_one(plan.problem, plan.units, winner.strategy, cluster)
-                # Planned again, nothing is slower than today's choice on that network.
-                today = max(c.tokens_per_s for c in plan.layouts)
-                most = max(1.0, winner.tokens_per_s / today)
-                assert gain >= 0
-                assert (1 + gain) * today * most * 1.026 >= faster.tokens_per_s
-            assert 0 <= reason.waiting_share <= 1
-            binding = reason.inner_link if plan.limits.link_binds else reason.link
-            assert (f"Limited by {binding} bandwidth" in words) == (reason.binding == "bandwidth")
-            assert "(0% of" not in words
+            check_limited_by(plan, winner, reason)
         case Slack(free_bytes=free, network_factor=factor):
             assert free == pytest.approx(plan.limit_bytes - winner.needed_bytes)
             if factor is not None:
@@ -240,6 +250,9 @@ def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
             assert saved == pytest.approx(winner.needed_bytes - needed)
             assert saved > 0
             assert f"--optimizer {optimizer}" in words
+        case OtherParallelism(parallelism=kinds):
+            assert devices > 1
+            assert "expert" in kinds or winner.exposed_s > 0.2 * winner.step_s
         case LowPrecisionReduce(dtype=dtype, gain=gain):
             low = again(plan, winner.strategy.but(reduce_dtype=dtype))
             assert gain == pytest.approx(low.tokens_per_s / winner.tokens_per_s - 1, abs=1e-9)

@@ -150,7 +150,10 @@ def test_missed_deadlines() -> None:
         (Least("devices", target, None, [], "network needed"), node),
         (Least("devices", target, None, [answer]), problem),
     ]
-    assert_screen("whatif-deadline", "\n".join(deadline_words(*one) for one in found))
+    budget = Budget(tokens=target.tokens, deadline_s=DAY)
+    told = [deadline_words(*one, budget) for one in found]
+    assert "upper end of the 90% interval" in told[0]
+    assert_screen("whatif-deadline", "\n".join(told))
 
 
 @given(

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.spec.quantity import (
+    LEAST_RATE,
     QuantityError,
     parse_bytes,
     parse_count,
@@ -62,6 +63,8 @@ def test_flops() -> None:
         (parse_bytes, "", "cannot read"),
         (parse_bytes, True, "expected a quantity"),
         (parse_rate, "400", "has no unit"),
+        (parse_rate, "1Mbps", "slower than 8Mbps"),
+        (parse_rate, "1e-300Gbps", "slower than 8Mbps"),
         (parse_rate, "fast", "400Gbps or 50GB/s"),
         (parse_count, "1.5", "not a whole number"),
         (parse_count, "1e99", "larger than anything"),
@@ -105,7 +108,7 @@ def test_bytes_round_trip(value: int) -> None:
     assert parse_bytes(write_bytes(value)) == value
 
 
-@given(st.floats(min_value=1e-3, max_value=1e18))
+@given(st.floats(min_value=LEAST_RATE, max_value=1e18))
 def test_rates_round_trip(value: float) -> None:
     assert parse_rate(write_rate(value)) == value
     assert parse_rate(write_byte_rate(value)) == value

@@ -146,7 +146,7 @@ def plan(
         if for_stack and chosen is not None:
             _print_for_stack(chosen, lowered(for_stack) or "", output)
         if more is not None:
-            screen().print("\n" + deadline_words(more, found.problem))
+            screen().print("\n" + deadline_words(more, found.problem, found.budget))
     _print_unsupported(current)
     if not found.succeeds:
         raise typer.Exit(1)

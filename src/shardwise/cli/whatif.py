@@ -202,7 +202,7 @@ def _print(
     if found is not None:
         print_least(found, problem, budget)
     if more is not None:
-        screen().print("\n" + deadline_words(more, problem))
+        screen().print("\n" + deadline_words(more, problem, budget))
 
 
 def _read_vary(text: str) -> tuple[str, list[str]]:

@@ -106,6 +106,8 @@ def _layout(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
         return
     if layout.is_divided:
         yield from _divided(search, found, winner, by_speed)
+    if layout.mesh.states * layout.mesh.replicate == 1:
+        return  # one copy of the data: all kinds are the same
     replicated = layout.mesh._replace(replicate=layout.mesh.data_parallel, shard=1)
     yield from _rival(search, found, winner, Layout("ddp", replicated), "replicated")
     if layout.kind == "zero3":
@@ -142,11 +144,18 @@ def _divided(search: Search, found: Found, winner: Candidate, by_speed: bool) ->
         sequences=None if nearest else problem.job.sequences / cluster.devices,
         undivided=undivided.strategy if undivided else None,
         throughput=relative(undivided, winner) if undivided else 0.0,
+        lacks_headroom=undivided is not None
+        and found.is_tight(undivided)
+        and not found.is_tight(winner),
         needed_undivided_bytes=min(nearest) if nearest and not undivided else None,
         tensor_share=_share(times_found.tensor_s, winner) if strategy.tensor > 1 else None,
         context_share=_share(times_found.context_s, winner) if strategy.context > 1 else None,
         across_nodes=tuple(axis for axis in INSIDE if spans[axis] > cluster.devices_per_node),
     )
+    others = [c for c in found.layouts() if c.layout.is_divided and not _same_degrees(c, winner)]
+    roomy = [c for c in others if found.is_tight(winner) or not found.is_tight(c)]
+    if others:
+        yield _compared(search, found, "divided otherwise", (roomy or others)[0], winner)
     turn = link_crossover(search, winner) if by_speed else None
     if turn is not None:
         link = cluster.device.link_bandwidth * turn.factor
@@ -356,7 +365,8 @@ def limit_reasons(problem: Problem, winner: Candidate, limits: Limits) -> list[R
     device, devices = problem.cluster.device, winner.strategy.devices
     here = "link between processes" if device.is_cpu else device.link
     link = "network" if problem.cluster.nodes > 1 else here
-    changed = limits.with_memory
+    changed, planned = limits.with_memory, limits.with_network
+    latency = limits.waiting_without_latency if limits.binding == "latency" else None
     return [
         LimitedBy(
             binding=limits.binding,
@@ -368,6 +378,9 @@ def limit_reasons(problem: Problem, winner: Candidate, limits: Limits) -> list[R
             twice_network=limits.twice_network,
             inner_link=here if problem.cluster.nodes > 1 else "",
             twice_link=limits.twice_link,
+            with_network=planned.strategy if planned else None,
+            planned_again=relative(planned, winner) if planned else 0.0,
+            waiting_without_latency=latency,
             more_memory=limits.more_memory,
             with_memory=changed.strategy if changed and changed != winner else None,
         ),

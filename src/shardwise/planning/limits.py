@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.planning.layout import Degrees
-from shardwise.planning.price import scaled_link, scaled_network
-from shardwise.planning.problem import Problem, Units, steps, times
+from shardwise.planning.price import scaled_network
+from shardwise.planning.problem import Problem, Units, Way, steps, times
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import MIN_GAIN, WITH_MORE_MEMORY, Found, Search
 from shardwise.predict.configurations import Configurations, Floats
@@ -18,6 +18,8 @@ from shardwise.step import Bottleneck
 
 # A step this much longer counts as slower.
 SLOWDOWN_THRESHOLD = 0.05
+# A gain below this is not told.
+SEEN_GAIN = 0.01
 # How far from today's network another is looked for: up to four times.
 MOST_DOUBLINGS = 2
 
@@ -29,16 +31,22 @@ class Limits(NamedTuple):
     """The binding constraint of a configuration, gains from relaxing each, and slack."""
 
     binding: Bottleneck
-    # Relative gains in tokens/s of the fastest that fits: each is planned again.
+    # Relative gains in tokens/s of the configuration itself, from twice a bandwidth.
     twice_network: float
     # Of the link inside a node, where a network connects several.
     twice_link: float
+    # What would be chosen with twice the network, where it is another layout that gains more.
+    with_network: Candidate | None
+    # A relative gain of the fastest that fits: it is planned again.
     more_memory: float
     with_memory: Candidate | None
     free_bytes: float
     # The network could be this many times slower before a step takes 5 % longer; None where
     # nothing moves or no slowness in reach does that.
     network_slack: float | None
+    # The share of a step that would wait for communication if messages took no longer than their
+    # bytes.
+    waiting_without_latency: float
 
     @property
     def link_binds(self) -> bool:
@@ -47,46 +55,54 @@ class Limits(NamedTuple):
 
 
 def limits_of(search: Search, cluster: ClusterSpec, found: Found, winner: Candidate) -> Limits:
-    """Relax each constraint in turn, plan again, and compare with the fastest that fits today.
+    """Relax each constraint in turn.
 
     `cluster` is the one of the search, or the same with another network.
     """
-    problem, units = search.problem._replace(cluster=cluster), search.units
     today, roomier = found.fastest(), found.fastest(memory=WITH_MORE_MEMORY)
     assert today is not None, "the winner fits"
     more_memory = roomier.tokens_per_s / today.tokens_per_s - 1 if roomier else 0.0
-    moves = winner.strategy.devices > 1
-    twice = twice_link = 0.0
-    if moves:
-        ratio = 2.0 * _way(cluster) / _way(search.problem.cluster)
-        twice = _gain(search.on_networks(np.asarray([ratio]))[0], today)
+    own = _Own(search.problem._replace(cluster=cluster), search.units, winner)
+    twice = twice_link = most = waiting = 0.0
+    planned = slack = None
+    latency = False
+    if winner.strategy.devices > 1:
+        twice = own.gain(2.0)
+        planned = _planned_again(search, cluster, winner, twice)
+        most = planned.tokens_per_s / winner.tokens_per_s - 1 if planned else twice
+        slack = own.slack()
+        latency, waiting = own.without_latency()
     if cluster.nodes > 1 and cluster.devices_per_node > 1:
-        twice_link = _gain(_with_twice_the_link(search, cluster), today)
-    slack = _network_slack(problem, units, winner) if moves else None
-    if max(twice, twice_link) >= max(MIN_GAIN, more_memory):
-        binding: Bottleneck = "bandwidth"
+        twice_link = own.gain(2.0, "link_bandwidth")
+    if latency and more_memory < MIN_GAIN:
+        binding: Bottleneck = "latency"
+    elif max(most, twice_link) >= max(MIN_GAIN, more_memory):
+        binding = "bandwidth"
     else:
         binding = "memory" if more_memory >= MIN_GAIN else "compute"
     return Limits(
         binding=binding,
-        twice_network=max(twice, 0.0),
-        twice_link=max(twice_link, 0.0),
+        twice_network=twice,
+        twice_link=twice_link,
+        with_network=planned,
         more_memory=max(more_memory, 0.0),
         with_memory=roomier,
         free_bytes=found.limit_bytes - winner.needed_bytes,
         network_slack=slack,
+        waiting_without_latency=waiting,
     )
 
 
-def _gain(found: Found, today: Candidate) -> float:
-    faster = found.fastest()
-    return faster.tokens_per_s / today.tokens_per_s - 1 if faster else 0.0
-
-
-def _with_twice_the_link(search: Search, cluster: ClusterSpec) -> Found:
-    if cluster == search.problem.cluster:
-        return search.on_networks(np.asarray([2.0]), "link_bandwidth")[0]
-    return search.retimed(scaled_link(cluster, 2.0))
+def _planned_again(
+    search: Search, cluster: ClusterSpec, winner: Candidate, own_gain: float
+) -> Candidate | None:
+    """What would be chosen with twice the network, if it is another layout that gains more."""
+    ratio = 2.0 * _way(cluster) / _way(search.problem.cluster)
+    best = search.on_networks(np.asarray([ratio]))[0].best()
+    if best is None or best.layout == winner.layout:
+        return None
+    gain = best.tokens_per_s / winner.tokens_per_s - 1
+    return best if gain >= own_gain + SEEN_GAIN else None
 
 
 def _way(cluster: ClusterSpec) -> float:
@@ -94,14 +110,38 @@ def _way(cluster: ClusterSpec) -> float:
     return cluster.network or 0.0 if cluster.nodes > 1 else cluster.device.link_bandwidth
 
 
-def _network_slack(problem: Problem, units: Units, winner: Candidate) -> float | None:
-    """How many times slower the network may be, to two percent."""
-    strategy = winner.strategy
-    slower = np.cumprod(np.full(350, 1.02))
-    priced = steps(units.of(strategy), Configurations.of([strategy]), problem)
-    found = times(priced, problem.cluster, strategy.param_dtype, networks=1 / slower)
-    longer = found.step_s[:, 0] > winner.step_s * (1 + SLOWDOWN_THRESHOLD)
-    return float(slower[longer.argmax()]) if longer.any() else None
+class _Own:
+    """The chosen configuration itself on other networks."""
+
+    def __init__(self, problem: Problem, units: Units, winner: Candidate) -> None:
+        strategy = winner.strategy
+        self.cluster, self.winner = problem.cluster, winner
+        self.priced = steps(units.of(strategy), Configurations.of([strategy]), problem)
+
+    def _steps(self, networks: Floats, way: Way | None = None) -> Floats:
+        dtype = self.winner.strategy.param_dtype
+        found: Floats = times(self.priced, self.cluster, dtype, networks, way).step_s[:, 0]
+        return found
+
+    def gain(self, factor: float, way: Way | None = None) -> float:
+        """The relative gain of a bandwidth that is `factor` times as high."""
+        return max(0.0, self.winner.step_s / float(self._steps(np.asarray([factor]), way)[0]) - 1)
+
+    def slack(self) -> float | None:
+        """How many times slower the network may be, to two percent."""
+        slower = np.cumprod(np.full(350, 1.02))
+        longer = self._steps(1 / slower) > self.winner.step_s * (1 + SLOWDOWN_THRESHOLD)
+        return float(slower[longer.argmax()]) if longer.any() else None
+
+    def without_latency(self) -> tuple[bool, float]:
+        """Whether latency is most of what a step waits for, and the share that waits without."""
+        waiting = self.winner.exposed_s
+        if waiting < MIN_GAIN * self.winner.step_s:
+            return False, waiting / self.winner.step_s
+        dtype = self.winner.strategy.param_dtype
+        found = times(self.priced, self.cluster, dtype, latency=False)
+        left = float(found.exposed_communication_s[0])
+        return left < waiting / 2, max(0.0, left) / float(found.step_s[0])
 
 
 def link_crossover(search: Search, winner: Candidate) -> Crossover | None:

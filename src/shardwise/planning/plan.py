@@ -53,6 +53,8 @@ CLOSE = 0.05
 MIN_REDUCE_GAIN = 0.01
 # States in fewer bits are worth a tip from this share of the needed memory on.
 MIN_SAVED_STATES = 0.05
+# Steps that wait for communication this share of their time may need other parallelism.
+MUCH_WAITING = 0.25
 # A gain from torch.compile below this is not worth a line.
 MIN_COMPILE_GAIN = 0.01
 # Adapters to try where training all parameters does not fit; the first that fits is proposed.
@@ -342,7 +344,7 @@ def _tips(search: Search, found: Found, winner: Candidate | None) -> list[Reason
         gain = low.tokens_per_s / winner.tokens_per_s - 1
         if gain > MIN_REDUCE_GAIN:
             tips.append(LowPrecisionReduce(dtype=strategy.param_dtype, gain=gain))
-    return [*tips, *_compiled(problem, units, winner)]
+    return [*tips, *_compiled(problem, units, winner), *_other_parallelism(problem, winner)]
 
 
 def _smaller_states(search: Search, found: Found, winner: Candidate | None) -> Iterator[Reason]:
@@ -359,7 +361,7 @@ def _smaller_states(search: Search, found: Found, winner: Candidate | None) -> I
     saved = nearest.needed_bytes - needed
     has = search.space.has_optimizer
     if saved > MIN_SAVED_STATES * nearest.needed_bytes and (has is None or has(smaller)):
-        fits = winner is None and needed <= found.limit_bytes
+        fits = needed <= found.limit_bytes if winner is None else None
         yield SmallerStates(optimizer=smaller, saved_bytes=saved, needed_bytes=needed, fits=fits)
 
 
@@ -395,7 +397,7 @@ def _helps(
         *_why_nothing_fits(search, found, objective),
         *_adapted(problem, search.space),
         *_offloaded(problem, search.space),
-        *_other_parallelism(problem),
+        *_other_parallelism(problem, winner),
     ]
 
 
@@ -453,17 +455,32 @@ def _offloaded(problem: Problem, space: Space) -> list[Reason]:
     """The fastest that fits with parameters and optimizer states in host memory."""
     if problem.cluster.device.is_cpu:
         return []
-    best = Search(problem, space.quick()._replace(offload=True)).run().best()
+    search = Search(problem, space.quick()._replace(offload=True))
+    best = search.run().best()
     if best is None:
         return []
+    units, columns = search.units.of(best.strategy), Configurations.of([best.strategy])
+    host = predict_memory(units, columns, problem.job.optimizer).host_bytes[0]
     return [
-        FitsOffloaded(strategy=best.strategy, needed_bytes=best.needed_bytes, step_s=best.step_s)
+        FitsOffloaded(
+            strategy=best.strategy,
+            needed_bytes=best.needed_bytes,
+            host_bytes=float(host),
+            step_s=best.step_s,
+        )
     ]
 
 
-def _other_parallelism(problem: Problem) -> list[Reason]:
-    """Those that split model states."""
-    return [OtherParallelism(parallelism=other_parallelism(problem.model))]
+def _other_parallelism(problem: Problem, winner: Candidate | None) -> list[Reason]:
+    """What shardwise does not run, where it may be better: for experts, for want of memory, and
+    where most devices wait for each other.
+    """
+    kinds = other_parallelism(problem.model)
+    if winner is not None and winner.exposed_s < MUCH_WAITING * winner.step_s:
+        kinds = tuple(kind for kind in kinds if kind == "expert")
+    if not kinds or problem.cluster.devices == 1:
+        return []
+    return [OtherParallelism(parallelism=kinds)]
 
 
 def _risky_alternative(

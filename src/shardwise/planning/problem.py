@@ -91,8 +91,12 @@ def times(
     dtype: DType,
     networks: Floats | None = None,
     way: Way | None = None,
+    *,
+    latency: bool = True,
 ) -> Times:
     """Seconds of every row of a cluster whose rates are known.
+
+    Without `latency`, messages take no longer than their bytes.
 
     `networks` are several to price at once: how many times as fast a way between devices is in
     each of them, the slowest way where none is named.
@@ -105,4 +109,4 @@ def times(
         changed = way or slowest
         rate = getattr(hardware, changed) * networks[:, None]
         hardware = hardware._replace(**{changed: rate})
-    return steps_on(priced, hardware, k)
+    return steps_on(priced, hardware, k if latency else k.without_latency)

@@ -93,6 +93,7 @@ Difference = Literal[
     "over all devices",
     "in groups",
     "divided",
+    "divided otherwise",
 ]
 
 
@@ -135,6 +136,8 @@ class Divided(Reason):
     # The best without, and its throughput; None where none fits.
     undivided: Strategy | None = None
     throughput: float = 0.0
+    # Whether that leaves less memory free than is wanted, and the chosen one does not.
+    lacks_headroom: bool = False
     # The least that any without needs, where none fits.
     needed_undivided_bytes: float | None = None
     # Of the step: collectives inside blocks.
@@ -282,11 +285,17 @@ class LimitedBy(Reason):
     binding_link: str
     devices: int
     waiting_share: float
+    # Gains of the chosen configuration itself.
     twice_network: float
     more_memory: float
     # What connects the devices of one of several nodes, and the gain from twice its bandwidth.
     inner_link: str = ""
     twice_link: float = 0.0
+    # What would be chosen with twice the network, and its gain; None where no other gains more.
+    with_network: Strategy | None = None
+    planned_again: float = 0.0
+    # The share that would wait if messages took no longer than their bytes, where that binds.
+    waiting_without_latency: float | None = None
     # What more memory would be used for; None where it changes nothing.
     with_memory: Strategy | None = None
 
@@ -345,8 +354,8 @@ class SmallerStates(Reason):
     optimizer: Optimizer
     saved_bytes: float
     needed_bytes: float
-    # Whether it makes the configuration fit, where none does.
-    fits: bool
+    # Whether it makes the configuration fit; None where another one fits.
+    fits: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,6 +382,7 @@ class FitsOffloaded(Reason):
 
     strategy: Strategy
     needed_bytes: float
+    host_bytes: float
     step_s: float
 
 
@@ -385,7 +395,7 @@ class ShorterFits(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class OtherParallelism(Reason):
-    """Parallelism that reduces model states per device and that shardwise does not run."""
+    """Parallelism that may be better and that shardwise does not run for this model."""
 
     # The most useful first.
     parallelism: tuple[Parallelism, ...]

@@ -329,15 +329,16 @@ def _shardings(strategy: Strategy, cluster: ClusterSpec) -> Iterator[Changes]:
 def _on_more_devices(
     strategy: Strategy, cluster: ClusterSpec, job: Job
 ) -> Iterator[tuple[ClusterSpec, Strategy]]:
-    """ZeRO-3 on power-of-two multiples of the cluster; a single node is filled first."""
+    """ZeRO-3 on more devices, in steps of a third to a half; a single node is filled first."""
     own = cluster.devices_per_node
     per_node = max(own, cluster.device.node_size) if cluster.nodes == 1 else own
-    count = cluster.devices * 2
-    while count <= MOST_DEVICES:
-        size = min(per_node, count)
-        if count % size == 0:
-            larger = cluster.but(nodes=count // size, devices_per_node=size)
-            resolved = _resolved(strategy, {"kind": "zero3", **_UNSET}, larger, job)
-            if resolved is not None:
-                yield larger, resolved
-        count *= 2
+    doubled = cluster.devices * 2
+    while doubled <= MOST_DEVICES:
+        for count in (doubled, doubled * 3 // 2):
+            size = min(per_node, count)
+            if count % size == 0:
+                larger = cluster.but(nodes=count // size, devices_per_node=size)
+                resolved = _resolved(strategy, {"kind": "zero3", **_UNSET}, larger, job)
+                if resolved is not None:
+                    yield larger, resolved
+        doubled *= 2

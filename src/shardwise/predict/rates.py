@@ -61,6 +61,11 @@ class Coefficients(NamedTuple):
     # Efficiency of attention on long sequences, relative to that on those of runs.
     long_attention: float = 1.0
 
+    @property
+    def without_latency(self) -> Coefficients:
+        """The same if messages took no longer than their bytes."""
+        return self._replace(hop_latency_s=0.0, network_latency_s=0.0)
+
 
 class Bandwidths(NamedTuple):
     """Measured bus bandwidth of collectives of whole nodes, in bytes per second, by nodes."""

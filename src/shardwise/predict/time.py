@@ -74,7 +74,7 @@ def predict_time(
     if k is None or hardware is None:
         return None
     if not latency:
-        k = k._replace(hop_latency_s=0.0, network_latency_s=0.0)
+        k = k.without_latency
     return times_of(units, c, hardware, k, optimizer)
 
 

@@ -14,10 +14,9 @@ from shardwise.report.adapter import adapter_words
 from shardwise.report.memory_words import profile_memory_words, shortfall_words, show_memory
 from shardwise.report.screen import bar, option, plain_table, screen
 from shardwise.report.strategy import arithmetic_words, compile_words, run_words
-from shardwise.report.words import COLOURS, TERMS, VERDICTS, collective_names, parallelism_words
+from shardwise.report.words import COLOURS, TERMS, VERDICTS, collective_names
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DTYPE_BYTES
-from shardwise.spec.lookup import Model
 from shardwise.spec.optimizer import LOW_BIT
 from shardwise.spec.quantity import GIB, show_count, show_gb, show_seconds
 from shardwise.spec.run import RunSpec
@@ -43,7 +42,9 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
     out.print(run_words(run), style="dim")
     if run.adapter is not None:
         trained = profile.model.get("trained_parameters", 0)
-        out.print(adapter_words(run.adapter, trained, profile.model["parameters"]))
+        experts = getattr(run.model, "experts", None) is not None
+        total = profile.model["parameters"]
+        out.print(adapter_words(run.adapter, trained, total, experts=experts))
     if run.cluster.device.peak and run.cluster.device.peak_flops(strategy.param_dtype) is None:
         out.print(
             f"Note: {run.cluster.device.name} has no fast {strategy.param_dtype}. Try --precision "
@@ -79,7 +80,7 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
             out.print(compiled)
     if memory.verdict != "fits":
         out.print()
-        print_ways(out, ways, run.model)
+        print_ways(out, ways)
 
 
 def padding_share(profile: StepProfile) -> float:
@@ -238,14 +239,12 @@ def not_compared(cluster: ClusterSpec) -> str:
     )
 
 
-def print_ways(out: Console, ways: Sequence[Change], model: Model, of: str = "") -> None:
+def print_ways(out: Console, ways: Sequence[Change], of: str = "") -> None:
     """Options after which it fits; `of` is the command that has them, where it is another one."""
     if not ways:
-        from shardwise.predict.fit import other_parallelism
-
         out.print(
-            "No change of settings makes it fit. Use a shorter sequence, devices with more memory, "
-            f"or {parallelism_words(other_parallelism(model))} (which shardwise does not run)."
+            "No change of settings makes it fit. Use a shorter sequence, or devices with more "
+            "memory."
         )
         return
     whose = f" (options of '{of}')" if of else ""

@@ -175,11 +175,14 @@ def _devices(size: Sized, all_devices: int) -> str:
     return f"{count:,} of {all_devices:,} devices"
 
 
-def deadline_words(found: Least, problem: Problem) -> str:
+def deadline_words(found: Least, problem: Problem, budget: Budget) -> str:
     """How many devices would meet a missed deadline, as advice."""
     if found.answer is not None and found.answer.candidate is not None:
         candidate, cluster = found.answer.candidate, found.answer.problem.cluster
         took = show_long(found.target.tokens / candidate.tokens_per_s)
+        upper = budget.upper_s(candidate.tokens_per_s, cluster) or 0.0
+        if upper > (budget.deadline_s or upper):
+            took += f"; upper end of the 90% interval: {show_long(upper)}"
         return f"To meet the deadline: {cluster.devices:,} devices ({took}): --cluster {cluster}"
     if found.obstacle == "network needed":
         return (

@@ -64,7 +64,9 @@ def print_plan(plan: Plan, *, top: int, written: str | None, command: str | None
     )
     if problem.model.adapter is not None:
         units = plan.units.of(problem.base.but(blocks_per_unit=1))
-        out.print(adapter_words(problem.model.adapter, units.trained_numel, units.numel))
+        experts = getattr(problem.model, "experts", None) is not None
+        words = (problem.model.adapter, units.trained_numel, units.numel)
+        out.print(adapter_words(*words, experts=experts))
     if plan.aim:
         out.print(reason_words(plan.aim, plan.units.blocks))
     if plan.size_choice:
@@ -269,7 +271,7 @@ def _print_nothing_fits(out: Console, plan: Plan) -> None:
     out.print(f"{plan.considered:,} configurations priced." + _rejected(plan), style="dim")
     out.print()
     whose = "" if plan.for_stack else "shardwise estimate"
-    print_ways(out, plan.ways, plan.problem.model, of=whose)
+    print_ways(out, plan.ways, of=whose)
     for tip in plan.tips:
         if plan.ways and isinstance(tip, OtherParallelism):
             out.print(reason_words(tip), style="dim")

@@ -57,9 +57,10 @@ from shardwise.report.strategy import (
     KIND_NAMES,
     configuration_words,
     layout_words,
+    mesh_words,
     unusual_settings,
 )
-from shardwise.report.words import parallelism_words, percent, signed_percent
+from shardwise.report.words import capital, parallelism_words, percent, signed_percent
 from shardwise.spec.quantity import show_count, show_seconds, write_byte_rate, write_rate
 from shardwise.spec.strategy import Strategy, show_recompute
 
@@ -95,14 +96,9 @@ def speed_words(throughput: float) -> str:
     """A relative throughput: "12% slower", "3% faster", "as fast"."""
     if abs(throughput) < 0.0005:
         return "as fast"
+    if throughput < -0.5:
+        return f"{1 / (1 + throughput):,.1f}x slower"
     return f"{share_words(throughput)} {'slower' if throughput < 0 else 'faster'}"
-
-
-def group_words(layout: Layout) -> str:
-    """A layout in a sentence: "ZeRO-3 in groups of 8"."""
-    mesh = layout.mesh
-    groups = f" in groups of {mesh.shard}" if mesh.states > 1 and mesh.replicate > 1 else ""
-    return KIND_NAMES[layout.kind] + groups + mesh.in_words
 
 
 # ---- the layout -----------------------------------------------------------------------------
@@ -142,6 +138,7 @@ def _compared(reason: Compared, blocks: int | None) -> str:
         "over all devices": f"{layout} over all {reason.strategy.devices} devices",
         "in groups": layout,
         "divided": layout,
+        "divided otherwise": layout,
     }[reason.difference]
     if reason.throughput > 0 and what.endswith(" but"):
         what = what.removesuffix(", but") + " and"
@@ -193,10 +190,14 @@ def _recompute_setting(strategy: Strategy, blocks: int | None) -> str:
     return f"recompute of {show_recompute(strategy.recompute, blocks)}"
 
 
+def _layout_words(layout: Layout) -> str:
+    return KIND_NAMES[layout.kind] + mesh_words(layout.mesh)
+
+
 def _crossover(reason: NetworkCrossover, blocks: int | None) -> str:
     return (
         f"{reason.direction.capitalize()} {write_rate(reason.network)} per device, "
-        f"{group_words(reason.layout)} would be recommended."
+        f"{_layout_words(reason.layout)} would be recommended."
     )
 
 
@@ -207,9 +208,12 @@ def _divided(reason: Divided, blocks: int | None) -> str:
         told += f"the global batch leaves {reason.sequences:.2g} sequences per device"
     elif reason.undivided is None:
         short = shortfall_words(reason.needed_undivided_bytes or 0, reason.usable_bytes)
-        told += f"without it no configuration fits (at least {short.removeprefix('needs ')})"
+        least = short.removeprefix("needs ")
+        told += f"without tensor or context parallelism no configuration fits (at least {least})"
     else:
         told += f"without it, {layout_words(reason.undivided)} is {speed_words(reason.throughput)}"
+        if reason.lacks_headroom:
+            told += f" and leaves less than {percent(HEADROOM)} of usable memory free"
     costs = {"tensor": reason.tensor_share, "context": reason.context_share}
     parts = [
         f"{share_words(share)} of the step in {_INSIDE[axis]}"
@@ -232,15 +236,15 @@ def _degrees(strategy: Strategy) -> str:
 
 def _link_crossover(reason: LinkCrossover, blocks: int | None) -> str:
     return (
-        f"Below {write_byte_rate(reason.link)} inside a node, {group_words(reason.layout)} would "
+        f"Below {write_byte_rate(reason.link)} inside a node, {_layout_words(reason.layout)} would "
         "be recommended."
     )
 
 
 def _padding(reason: Padding, blocks: int | None) -> str:
     return (
-        f"Sharded over all {reason.devices} devices, {percent(reason.share)} of the sharded memory "
-        "is padding: some tensors have fewer rows than devices."
+        f"Sharded over {reason.devices:,} devices, {percent(reason.share)} of the sharded memory "
+        "is padding: the rows of some tensors do not divide evenly."
     )
 
 
@@ -350,15 +354,25 @@ def _data_parallel_ends(reason: DataParallelEnds, blocks: int | None) -> str:
 
 def _limited_by(reason: LimitedBy, blocks: int | None) -> str:
     told = f"Limited by {reason.binding}"
-    if reason.binding == "bandwidth":
+    waits = f"{percent(reason.waiting_share)} of the step waits for communication"
+    if reason.binding == "latency":
+        without = percent(reason.waiting_without_latency or 0.0)
+        told = f"Limited by latency ({waits}; without latency it would be {without})"
+    elif reason.binding == "bandwidth":
         told = f"Limited by {reason.binding_link} bandwidth"
         if reason.waiting_share >= SEEN_SHARE:
-            told += f" ({percent(reason.waiting_share)} of the step waits for communication)"
-        else:
+            told += f" ({waits})"
+        elif max(reason.twice_network, reason.twice_link) >= SEEN_SHARE:
             told += " (communication slows the compute that it overlaps)"
+        else:
+            told += " (this layout avoids communication)"
     gains = []
     if reason.devices > 1:
-        gains.append(f"2x the {reason.link} bandwidth: {_gain(reason.twice_network)}")
+        gain = f"2x the {reason.link} bandwidth: {_gain(reason.twice_network)}"
+        if reason.with_network is not None:
+            other = configuration_words(reason.with_network, blocks=blocks)
+            gain += f", or {_gain(reason.planned_again)} with {other}"
+        gains.append(gain)
     if reason.twice_link >= SEEN_SHARE:
         gains.append(f"2x the {reason.inner_link} bandwidth: {_gain(reason.twice_link)}")
     if reason.binding == "memory" and reason.with_memory is not None:
@@ -376,10 +390,9 @@ def _gain(gain: float) -> str:
 def _slack(reason: Slack, blocks: int | None) -> str:
     told = f"Headroom: {show_memory(reason.free_bytes)} of usable memory"
     if reason.network_factor is not None and reason.network_factor > 1.05:
-        told += (
-            f"; {reason.link} bandwidth could be {reason.network_factor:.1f}x lower before steps "
-            "take 5% longer"
-        )
+        factor = reason.network_factor
+        lower = "over 100x" if factor > 100 else f"{factor:.1f}x"
+        told += f"; {reason.link} bandwidth could be {lower} lower before steps take 5% longer"
     return f"{told}."
 
 
@@ -419,7 +432,7 @@ def _low_precision_reduce(reason: LowPrecisionReduce, blocks: int | None) -> str
 
 def _smaller_states(reason: SmallerStates, blocks: int | None) -> str:
     saved, needed = show_memory(reason.saved_bytes), show_memory(reason.needed_bytes)
-    fits = " and fit" if reason.fits else ""
+    fits = {True: " and fit", False: ", still too much", None: ""}[reason.fits]
     return (
         f"{reason.optimizer} would need {saved} less ({needed}){fits}, but changes the arithmetic: "
         f"states are rounded to 8 bits. --optimizer {reason.optimizer}."
@@ -445,9 +458,10 @@ def _adapted(reason: FitsAdapted, blocks: int | None) -> str:
 
 def _offloaded(reason: FitsOffloaded, blocks: int | None) -> str:
     return (
-        f"Fits with offload to host memory: {configuration_words(reason.strategy, blocks=blocks)}, "
-        f"{show_memory(reason.needed_bytes)} per device, about {show_seconds(reason.step_s)} per "
-        "step (host links and memory are assumed, not measured)."
+        f"Fits with offload: {configuration_words(reason.strategy, blocks=blocks)} needs "
+        f"{show_memory(reason.needed_bytes)}, and {show_memory(reason.host_bytes)} of host memory "
+        f"per device; about {show_seconds(reason.step_s)} per step (host links and memory are "
+        "assumed, not measured)."
     )
 
 
@@ -459,9 +473,9 @@ def _shorter_fits(reason: ShorterFits, blocks: int | None) -> str:
 
 
 def _other_parallelism(reason: OtherParallelism, blocks: int | None) -> str:
-    them = "them" if len(reason.parallelism) > 1 else "it"
-    names = parallelism_words(reason.parallelism)
-    return f"{names.capitalize()} would reduce memory; shardwise does not run {them}."
+    names = capital(parallelism_words(reason.parallelism))
+    are, them = ("are", "them") if len(reason.parallelism) > 1 else ("is", "it")
+    return f"{names} {are} not considered: shardwise does not run {them} for this model."
 
 
 def _gradients_unsharded(reason: GradientsUnsharded, blocks: int | None) -> str:
@@ -536,9 +550,10 @@ def rule_words(plan: Plan) -> str:
     assert winner is not None
     rule = (
         f"Rule: the fastest wins; one that leaves less than {percent(HEADROOM)} of usable memory "
-        f"free must be more than {percent(TIGHT_GAIN, 1)} faster than all that leave more. Within "
-        f"{percent(TIE)}, more free memory wins (by over {percent(HEADROOM_STEP)} of usable), then "
-        "the simpler, then the smaller group of whole nodes."
+        f"free must be more than {percent(TIGHT_GAIN, 1)} faster than all that leave more. Of "
+        f"layouts within {percent(TIE)}, the one with more free memory wins (by over "
+        f"{percent(HEADROOM_STEP)} of usable), then the simpler, then the smaller group of whole "
+        "nodes; of settings of one layout, the simpler."
     )
     asked = plan.problem.job.global_batch
     if asked and any(tokens(c.strategy) != tokens(winner.strategy) for c in plan.layouts):

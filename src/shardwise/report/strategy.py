@@ -34,8 +34,16 @@ _GRADIENT_SYNC = {
 
 def layout_words(strategy: Strategy) -> str:
     """The layout in a sentence: "DDP", "ZeRO-3", "ZeRO-3 in groups of 8"."""
-    groups = f" in groups of {strategy.shard}" if strategy.hybrid else ""
-    return KIND_NAMES[strategy.kind] + groups + strategy.mesh.in_words
+    return KIND_NAMES[strategy.kind] + mesh_words(strategy.mesh)
+
+
+def mesh_words(mesh: Mesh) -> str:
+    """How devices share states and sequences: " in groups of 8 × tensor 2"; empty for all alike."""
+    groups = ""
+    if mesh.states > 1 and mesh.replicate > 1:
+        # Where only a context group shares a copy, its size is that degree.
+        groups = f" in groups of {mesh.shard}" if mesh.shard > 1 else " within context groups"
+    return groups + mesh.in_words
 
 
 def shorthand(strategy: Strategy) -> str:
@@ -149,9 +157,8 @@ def strategy_words(profile: StepProfile) -> str:
     fields = profile.strategy
     shard, replicate = fields.get("shard") or 1, fields.get("replicate") or 1
     mesh = Mesh(replicate, shard, fields.get("context", 1), fields.get("tensor", 1))
-    groups = f" in groups of {shard}" if mesh.states > 1 and replicate > 1 else ""
     kind = fields.get("kind", "?")
-    return KIND_NAMES.get(kind, str(kind)) + groups + mesh.in_words
+    return KIND_NAMES.get(kind, str(kind)) + mesh_words(mesh)
 
 
 def _joined(*parts: str) -> str:

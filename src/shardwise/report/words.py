@@ -42,9 +42,9 @@ VERDICTS: dict[Verdict, VerdictWords] = {
 
 
 def parallelism_words(kinds: Sequence[str]) -> str:
-    """`tensor parallelism`, `expert, tensor or context parallelism`."""
+    """`tensor parallelism`, `expert, tensor and context parallelism`."""
     *first, last = kinds
-    return f"{', '.join(first)} or {last} parallelism" if first else f"{last} parallelism"
+    return f"{', '.join(first)} and {last} parallelism" if first else f"{last} parallelism"
 
 
 def collective_names(

@@ -33,6 +33,8 @@ FLOPS_UNITS: dict[str, int | Decimal] = {
 FLOPS_UNITS |= {prefix + "FLOP/s": factor for prefix, factor in _DECIMAL.items()}
 COUNT_UNITS: Mapping[str, int | Decimal] = {**_DECIMAL, "K": 10**3, "B": 10**9, **_BINARY}
 
+# Bytes per second: nothing trains over less.
+LEAST_RATE = 1e6
 # Python refuses to turn thousands of digits into an int; no real quantity comes near either bound.
 _LARGEST = Decimal(10) ** 30
 _NUMBER = re.compile(
@@ -87,8 +89,10 @@ def parse_rate(text: str | int | float) -> float:
     A bare number is bytes per second, and a small one most likely a forgotten unit.
     """
     value = float(_parse(text, RATE_UNITS, "400Gbps or 50GB/s"))
-    if value < 1e6 and str(text).strip().replace(".", "").isdigit():
+    if value < LEAST_RATE and str(text).strip().replace(".", "").isdigit():
         raise QuantityError(f"{_shown(text)} has no unit; write it like 400Gbps or 50GB/s")
+    if 0 < value < LEAST_RATE:
+        raise QuantityError(f"{_shown(text)} is slower than 8Mbps, the least that can be planned")
     return value
 
 

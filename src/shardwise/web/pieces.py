@@ -68,7 +68,7 @@ def _cost(plan: Plan, more: Least | None) -> Markup | None:
     if plan.winner is not None:
         told.append(cost_words(plan.budget, plan.winner.tokens_per_s, plan.problem.cluster))
     if more is not None:
-        told.append(deadline_words(more, plan.problem))
+        told.append(deadline_words(more, plan.problem, plan.budget))
     return fragment([element("p", sentence) for sentence in told if sentence]) or None
 
 
