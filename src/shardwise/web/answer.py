@@ -13,17 +13,15 @@ from shardwise.api import (
     plan_run,
     read_budget,
     replay_run,
-    start_command,
     ways_for,
 )
 from shardwise.planning.problem import Problem
 from shardwise.planning.record import devices_in_time, plan_record
 from shardwise.planning.vary import node_size, varied
 from shardwise.report.page.subject import Subject
-from shardwise.spec.lookup import write_cluster
 from shardwise.spec.quantity import GIB
 from shardwise.spec.record import SpecError, SpecWarning
-from shardwise.spec.run import RunSpec, write_run
+from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.web.changes import changed_words, figures_of
 from shardwise.web.command import plan_command
@@ -31,8 +29,8 @@ from shardwise.web.curve import draw_curve
 from shardwise.web.picture import cluster_picture
 from shardwise.web.pieces import estimate_pieces, plan_pieces, planned_layouts
 from shardwise.web.question import PASTED, Question, read_question
+from shardwise.web.start import start_of
 
-RUN_FILE = "run.toml"
 _INVALID = 2
 
 
@@ -88,7 +86,7 @@ def _plan(question: Question) -> dict[str, Any]:
         "at": _quantities(found.problem),
         "layouts": planned_layouts(found),
         "command": plan_command(question),
-        **_start(chosen),
+        **start_of(chosen),
     }
 
 
@@ -105,7 +103,7 @@ def _estimate(question: Question) -> dict[str, Any]:
         "json": _printed(profile.to_dict()),
         "html": {**pieces, "changed": changed_words(question.before, figures)},
         "figures": figures,
-        **_start(run),
+        **start_of(run),
     }
 
 
@@ -186,20 +184,6 @@ def _described(question: Question) -> RunSpec:
         strategy = strategy.unplaced()
     moved = run._replace(cluster=cluster, job=problem.job, strategy=strategy)
     return moved.resolved()
-
-
-def _start(run: RunSpec | None) -> dict[str, Any]:
-    """The run.toml and the command that starts it; nothing where no run fits."""
-    if run is None:
-        return {}
-    from pathlib import Path
-
-    return {
-        "run": write_run(run),
-        "start": start_command(run.cluster, Path(RUN_FILE)),
-        "cluster": write_cluster(run.cluster),
-        "strategy": run.strategy.model_dump(mode="json"),
-    }
 
 
 def _printed(record: dict[str, Any]) -> str:

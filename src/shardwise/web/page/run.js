@@ -37,10 +37,13 @@ export function drawRun(place, answer, stacks, exported) {
     start.replaceChildren(...(command ? [line, also] : []));
     told.replaceChildren(...sentences.map((sentence) => make("p", { className: "fine", textContent: sentence })));
   };
+  // A chosen layout has no command that plans it: its file is what holds it.
+  const lines = [answer.install, answer.command, answer.start].filter(Boolean);
+  const how = answer.command ? "The first line installs, the second plans and writes run.toml, the third trains."
+    : "Save the file of the tab run.toml as run.toml first. The first line installs, the second trains.";
   const shown = {
-    "run.toml": () => show(answer.run, ["Save it as run.toml, and start it with this:"], answer.start),
-    command: () => show(`pip install "shardwise[train]"\n${answer.command ?? answer.start}\n${answer.start}`,
-      ["The first line installs, the second plans and writes run.toml, the third trains."]),
+    "run.toml": () => show(answer.run, [answer.before, "Save it as run.toml, and start it with this:"], answer.start),
+    command: () => show(lines.join("\n"), [how, answer.before]),
     JSON: () => show(answer.json),
     cluster: () => show(answer.cluster, ["cluster.toml: for --cluster cluster.toml"]),
   };
