@@ -9,13 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.predict.rates import is_fitted
 from shardwise.report.adapter import adapter_words
+from shardwise.report.estimate_words import no_way_words, not_compared, way_words, ways_title
 from shardwise.report.memory_words import profile_memory_words, shortfall_words, show_memory
 from shardwise.report.screen import bar, option, plain_table, screen
 from shardwise.report.strategy import arithmetic_words, compile_words, run_words
-from shardwise.report.words import COLOURS, TERMS, VERDICTS, collective_names, parallelism_words
-from shardwise.spec.cluster import ClusterSpec
+from shardwise.report.words import COLOURS, TERMS, VERDICTS, collective_names
 from shardwise.spec.dtype import DTYPE_BYTES
 from shardwise.spec.lookup import Model
 from shardwise.spec.optimizer import LOW_BIT
@@ -26,6 +25,8 @@ from shardwise.step import StepProfile
 
 if TYPE_CHECKING:
     from shardwise.predict.fit import Change
+
+__all__ = ["not_compared", "padding_share", "print_estimate", "print_ways"]
 
 
 def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -> None:
@@ -228,33 +229,11 @@ def _time(run: RunSpec, profile: StepProfile) -> str:
     )
 
 
-def not_compared(cluster: ClusterSpec) -> str:
-    """A sentence for devices whose coefficients are those of a relative."""
-    if is_fitted(cluster):
-        return ""
-    return (
-        f"\nNo run on {cluster.device.name} was fitted: times assume the efficiency of a related "
-        "device. Published runs on such devices took up to 50% longer."
-    )
-
-
 def print_ways(out: Console, ways: Sequence[Change], model: Model, of: str = "") -> None:
     """Options after which it fits; `of` is the command that has them, where it is another one."""
     if not ways:
-        from shardwise.predict.fit import other_parallelism
-
-        out.print(
-            "No change of settings makes it fit. Use a shorter sequence, devices with more memory, "
-            f"or {parallelism_words(other_parallelism(model))} (which shardwise does not run)."
-        )
+        out.print(no_way_words(model))
         return
-    whose = f" (options of '{of}')" if of else ""
-    risky = " at risk" if all(way.at_risk for way in ways) else ""
-    out.print(Text(f"Lower-memory options{risky}{whose}", style="bold"))
+    out.print(Text(ways_title(ways, of), style="bold"))
     for way in ways:
-        host = (
-            f", and {show_memory(way.host_bytes)} of host memory per device"
-            if way.host_bytes
-            else ""
-        )
-        option(out, f"{way.options}: needs {show_memory(way.needed_bytes)}{host}")
+        option(out, way_words(way))
