@@ -13,8 +13,8 @@ from shardwise.api import (
     plan_run,
     read_budget,
     replay_run,
-    ways_for,
 )
+from shardwise.planning.plan import Plan
 from shardwise.planning.problem import Problem
 from shardwise.planning.record import devices_in_time, plan_record
 from shardwise.planning.vary import node_size, varied
@@ -32,6 +32,8 @@ from shardwise.web.question import PASTED, Question, read_question
 from shardwise.web.start import start_of
 
 _INVALID = 2
+# A slider offers at most this many times the devices asked for.
+_MOST_TIMES = 64
 
 
 def answer(text: str | bytes) -> str:
@@ -53,8 +55,9 @@ def answer(text: str | bytes) -> str:
 
 def _plan(question: Question) -> dict[str, Any]:
     asked = _settings(question)
+    unmoved = describe_run(planned=True, **asked)
     if question.change:
-        moved = _moved(question, describe_run(planned=True, **asked))
+        moved = _moved(question, unmoved)
         asked |= {"cluster": moved.cluster, "model": moved.model}
         asked |= moved.job.model_dump(exclude_none=True)
     stack = _lowered(question.for_stack)
@@ -83,7 +86,8 @@ def _plan(question: Question) -> dict[str, Any]:
             "picture": str(cluster_picture(found.problem.cluster)),
         },
         "figures": figures,
-        "at": _quantities(found.problem),
+        "at": _quantities(unmoved),
+        "searched": _searched(found),
         "layouts": planned_layouts(found),
         "command": plan_command(question),
         **start_of(chosen),
@@ -93,11 +97,11 @@ def _plan(question: Question) -> dict[str, Any]:
 def _estimate(question: Question) -> dict[str, Any]:
     run = _described(question)
     profile = estimate_run(run)
-    fits = profile.known_memory.verdict == "fits"
     simulated = replay_run(run) if question.timeline else None
     subject = Subject(run.model.name, "", run, profile, simulated=simulated)
     figures = figures_of(profile)
-    pieces = estimate_pieces(subject, [] if fits else ways_for(run))
+    budget = read_budget(question.tokens, question.price, question.deadline)
+    pieces = estimate_pieces(subject, budget)
     return {
         "exit_code": 0 if profile.known_memory.fits else 1,
         "json": _printed(profile.to_dict()),
@@ -153,19 +157,29 @@ def _moved(question: Question, run: RunSpec) -> Problem:
     return problem
 
 
-def _quantities(problem: Problem) -> dict[str, float]:
-    """Where sliders stand, in the units of `shardwise whatif`."""
-    cluster = problem.cluster
+def _quantities(run: RunSpec) -> dict[str, float]:
+    """Where sliders stand that nobody moved, in the units of `shardwise whatif`."""
+    cluster = run.cluster
     found = {
         "memory": cluster.device.memory / GIB,
         "devices": cluster.devices,
-        "seq-len": problem.job.seq_len,
-        # Devices of a full node.
+        "seq-len": run.job.seq_len,
+        # Devices of a full node, and the most to try: one node grows only with a network.
         "node": node_size(cluster),
+        "most": cluster.devices * _MOST_TIMES if cluster.network else node_size(cluster),
     }
     if cluster.network is not None and cluster.nodes > 1:
         found["network"] = cluster.network * 8 / 1e9
     return found
+
+
+def _searched(plan: Plan) -> dict[str, str]:
+    """Quantities that the search chose itself, as changes of the question."""
+    if plan.objective == "money":
+        return {"devices": str(plan.problem.cluster.devices)}
+    if plan.objective == "sequence":
+        return {"seq-len": str(plan.problem.job.seq_len)}
+    return {}
 
 
 def _described(question: Question) -> RunSpec:
