@@ -168,6 +168,7 @@ def test_an_earlier_answer_cannot_be_copied(watched: Watched) -> None:
     page = watched.page
     assert page.locator("#run-section[inert]").count() == 0
     page.fill("#model", "llama-3-8x")
+    assert page.locator("#run-section[inert]").count() == 1
     page.locator("#problems p").wait_for(timeout=60_000)
     assert page.locator("#run-section[inert]").count() == 1
     page.fill("#model", "llama-3-8b")
@@ -192,6 +193,7 @@ def test_it_works_without_a_network_once_loaded(watched: Watched) -> None:
     [
         f"#model={HOSTILE}",
         "#config=" + json.dumps({"model_type": HOSTILE}),
+        f"#layout={HOSTILE}&if-network={HOSTILE}",
         f"#device={HOSTILE}&nodes={HOSTILE}&seq-len={HOSTILE}",
     ],
 )

@@ -94,10 +94,10 @@ function readAddress() {
 }
 
 // `changed` is called when a question is complete: when typing rests, a choice is made, or an
-// address is opened, whose layout and changes it is then given.
-export function watchForm(changed) {
+// address is opened, whose layout and changes it is then given. `typed` is called at once.
+export function watchForm(changed, typed) {
   let timer = 0;
-  const soon = (wait, shown) => { clearTimeout(timer); timer = setTimeout(() => changed(shown), wait); };
+  const soon = (wait, shown) => { typed(); clearTimeout(timer); timer = setTimeout(() => changed(shown), wait); };
   form.addEventListener("input", (event) => { follow(); soon(event.target.tagName === "SELECT" ? 0 : 600); });
   form.addEventListener("submit", (event) => { event.preventDefault(); soon(0); });
   addEventListener("hashchange", () => {

@@ -9,10 +9,10 @@ const PLAN = ["about", "verdict", "tiles", "cost", "changed", "memory", "why", "
 const STEP = ["about", "verdict", "tiles", "cost", "changed", "memory", "time", "timeline"];
 // What an answer about one configuration leaves as it was.
 const BESIDE = ["why", "layouts", "front"];
-// What was asked last, what was answered, what is shown of it (the changes of sliders, and the name
-// of a chosen layout with its strategy), and the figures that the next answer is compared with: those of the last one
-// that somebody let stand. `fresh` until sliders are drawn for the question. `turn` counts what was
-// asked, and `searched` is that of the last search.
+// What was asked last, what was answered, and what is shown of it: the changes of sliders, the name
+// of a chosen layout, its strategy. Figures are those of the last answer that somebody let stand,
+// which the next one is compared with. `fresh` until sliders are drawn for the question. `turn`
+// counts what was asked, and `searched` is that of the last search.
 const now = { asked: null, plan: null, change: {}, layout: null, strategy: null, figures: undefined, fresh: true, turn: 0, searched: 0 };
 let planner = null, catalogue = null;
 
@@ -22,11 +22,17 @@ function failed(error) {
   showFailed([String(error.message ?? error)], now.fresh);
 }
 
+// What was asked before is not shown any more.
+function outdate(fresh) {
+  now.searched = ++now.turn;
+  showAsking("Searching for the best configuration", fresh ? "all" : "answer");
+}
+
 // Asks the form, or with `moved` the same question after a slider.
 async function search({ change = {}, layout = null } = {}, moved = false) {
   if (!moved) { now.asked = question(); now.fresh = true; }
-  const turn = now.searched = ++now.turn;
-  showAsking("Searching for the best configuration", now.fresh ? "all" : "answer");
+  outdate(now.fresh);
+  const turn = now.searched;
   const answer = await planner.search({ ...now.asked, change, before: now.figures });
   if (answer === null || turn !== now.searched) return; // a newer question waits
   if (answer.problems.length) { showFailed(answer.problems, now.fresh); return; }
@@ -112,7 +118,7 @@ try {
   catalogue = await (await fetch("catalogue.json")).json();
   fillForm(catalogue);
   planner = await connect(showStage);
-  watchForm((shown) => search(shown).catch(failed));
+  watchForm((shown) => search(shown).catch(failed), () => outdate(true));
   await search(addressed());
   if (planner.runs) showRuns(await planner.runs());
 } catch (error) {
