@@ -198,3 +198,17 @@ def test_planning_imports_neither_screens_nor_traces_nor_torch() -> None:
     loaded = set(done.stdout.split())
     assert "numpy" in loaded
     assert not loaded & {"msgspec", "yaml", "rich", "typer", "torch"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "extra"),
+    [({}, "hf"), ({"adapter": "qlora:16"}, "adapters"), ({"optimizer": "adamw-8bit"}, "adapters")],
+)
+def test_a_run_says_what_to_install_and_what_to_set_before(
+    settings: dict[str, str], extra: str
+) -> None:
+    found = ask(ask="plan", model="llama-3-8b", cluster="8xH100-SXM", **settings)
+    assert found["install"] == f'pip install "shardwise[{extra}]"'
+    assert "pretrained = false" in found["run"]
+    for said in ("random weights", "pretrained =", "synthetic tokens", "[data]"):
+        assert said in found["before"]

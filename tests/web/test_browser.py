@@ -14,6 +14,7 @@ from benchmarks.planner.browser import (
     CHROMIUM,
     OPEN_DETAILS,
     OPTIONS,
+    PATIENCE_MS,
     START,
     VIOLATIONS,
     Watched,
@@ -21,6 +22,7 @@ from benchmarks.planner.browser import (
 )
 from tests.command import shardwise
 from tests.web.browser import axe_script, built_planner
+from tests.web.test_serve import serving
 
 pytestmark = pytest.mark.nightly
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -114,6 +116,66 @@ def test_a_layout_and_a_slider_tell_what_changed(watched: Watched) -> None:
     page.locator("#sliders .curve svg").nth(2).wait_for(timeout=120_000)
 
 
+def opened_again(page: Any, browser: Any, address: str) -> Any:
+    """A page of another browser, at the link that this page copies."""
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy link to this plan").click()
+    page.get_by_role("button", name="Copied").wait_for(timeout=60_000)
+    again = Watched(browser.new_context(), address)
+    again.page.goto(page.evaluate("() => navigator.clipboard.readText()"))
+    return again.page
+
+
+def test_a_link_holds_the_layout_and_the_sliders(watched: Watched, browser: Any) -> None:
+    watched.open("#model=llama-3-8b&nodes=2")
+    page = watched.page
+    page.focus("#slider-network")
+    page.keyboard.press("ArrowLeft")
+    page.locator("#about", has_text="@200Gbps").wait_for(timeout=60_000)
+    watched.answered()
+    page.locator("button.layout").nth(2).click()
+    page.locator("#run-section:not([inert])").wait_for(timeout=60_000)
+    shown = page.inner_text("#about"), page.inner_text("#verdict")
+    assert page.locator("#why h2").inner_text() != ""
+    again = opened_again(page, browser, watched.address)
+    again.locator("#about", has_text=shown[0]).wait_for(timeout=PATIENCE_MS)
+    assert again.inner_text("#verdict") == shown[1]
+    assert again.locator("button.layout").nth(2).get_attribute("aria-pressed") == "true"
+    assert again.locator("#slider-network + output").inner_text() == "200 Gbps instead of 400"
+    again.get_by_role("button", name="Back to the cluster asked for").click()
+    again.locator("#about", has_text="@400Gbps").wait_for(timeout=60_000)
+    again.context.close()
+
+
+def test_a_link_of_a_server_opens_in_a_new_tab(browser: Any) -> None:
+    with serving() as server:
+        address = f"http://127.0.0.1:{server.port}/"
+        watched = Watched(browser.new_context(), address)
+        watched.open(f"#token={server.token}")
+        page = watched.page
+        page.locator("button.layout").nth(1).click()
+        page.locator("#run-section:not([inert])").wait_for(timeout=60_000)
+        shown = page.inner_text("#about")
+        again = opened_again(page, browser, address)
+        again.locator("#about", has_text=shown).wait_for(timeout=60_000)
+        assert server.token not in again.url
+        again.context.close()
+        page.context.close()
+
+
+def test_an_earlier_answer_cannot_be_copied(watched: Watched) -> None:
+    watched.open()
+    page = watched.page
+    assert page.locator("#run-section[inert]").count() == 0
+    page.fill("#model", "llama-3-8x")
+    assert page.locator("#run-section[inert]").count() == 1
+    page.locator("#problems p").wait_for(timeout=60_000)
+    assert page.locator("#run-section[inert]").count() == 1
+    page.fill("#model", "llama-3-8b")
+    page.locator("#run-section:not([inert])").wait_for(timeout=60_000)
+    assert page.locator("#problems p").count() == 0
+
+
 def test_it_works_without_a_network_once_loaded(watched: Watched) -> None:
     watched.open()
     page = watched.page
@@ -131,6 +193,7 @@ def test_it_works_without_a_network_once_loaded(watched: Watched) -> None:
     [
         f"#model={HOSTILE}",
         "#config=" + json.dumps({"model_type": HOSTILE}),
+        f"#layout={HOSTILE}&if-network={HOSTILE}",
         f"#device={HOSTILE}&nodes={HOSTILE}&seq-len={HOSTILE}",
     ],
 )

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from shardwise.spec.adapter import ALL_LINEAR, Adapter
+from shardwise.spec.lookup import Model
 from shardwise.spec.quantity import show_count
 
 _STORED = {"nf4": "in 4 bits (NF4)", "int8": "in 8 bits"}
 
 
-def adapter_words(adapter: Adapter, trained: int, total: int, *, experts: bool = False) -> str:
+def adapter_words(model: Model, trained: int, total: int) -> str:
     """Such as "Trains LoRA of rank 16 on all linear layers: 41.9M of 8.07B parameters. …".
 
-    `experts` says that the model has some: their matrices are no linear layers.
+    Empty for a model that is trained as a whole.
     """
+    adapter = model.adapter
+    if adapter is None:
+        return ""
+    # The matrices of experts are parameters, not linear layers.
+    experts = getattr(model, "experts", None) is not None
     stored = _STORED.get(adapter.base, f"in {adapter.base}")
     share = f"{show_count(trained)} of {show_count(total)} parameters"
     return f"Trains {_what(adapter, experts)}: {share}. The rest is frozen, stored {stored}."

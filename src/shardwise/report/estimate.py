@@ -9,13 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shardwise.predict.rates import is_fitted
 from shardwise.report.adapter import adapter_words
+from shardwise.report.estimate_words import NO_WAY, not_compared, way_words, ways_title
 from shardwise.report.memory_words import profile_memory_words, shortfall_words, show_memory
 from shardwise.report.screen import bar, option, plain_table, screen
 from shardwise.report.strategy import arithmetic_words, compile_words, run_words
 from shardwise.report.words import COLOURS, TERMS, VERDICTS, collective_names
-from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DTYPE_BYTES
 from shardwise.spec.optimizer import LOW_BIT
 from shardwise.spec.quantity import GIB, show_count, show_gb, show_seconds
@@ -42,9 +41,7 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
     out.print(run_words(run), style="dim")
     if run.adapter is not None:
         trained = profile.model.get("trained_parameters", 0)
-        experts = getattr(run.model, "experts", None) is not None
-        total = profile.model["parameters"]
-        out.print(adapter_words(run.adapter, trained, total, experts=experts))
+        out.print(adapter_words(run.model, trained, profile.model["parameters"]))
     if run.cluster.device.peak and run.cluster.device.peak_flops(strategy.param_dtype) is None:
         out.print(
             f"Note: {run.cluster.device.name} has no fast {strategy.param_dtype}. Try --precision "
@@ -229,31 +226,11 @@ def _time(run: RunSpec, profile: StepProfile) -> str:
     )
 
 
-def not_compared(cluster: ClusterSpec) -> str:
-    """A sentence for devices whose coefficients are those of a relative."""
-    if is_fitted(cluster):
-        return ""
-    return (
-        f"\nNo run on {cluster.device.name} was fitted: times assume the efficiency of a related "
-        "device. Published runs on such devices took up to 50% longer."
-    )
-
-
 def print_ways(out: Console, ways: Sequence[Change], of: str = "") -> None:
     """Options after which it fits; `of` is the command that has them, where it is another one."""
     if not ways:
-        out.print(
-            "No change of settings makes it fit. Use a shorter sequence, or devices with more "
-            "memory."
-        )
+        out.print(NO_WAY)
         return
-    whose = f" (options of '{of}')" if of else ""
-    risky = " at risk" if all(way.at_risk for way in ways) else ""
-    out.print(Text(f"Lower-memory options{risky}{whose}", style="bold"))
+    out.print(Text(ways_title(ways, of), style="bold"))
     for way in ways:
-        host = (
-            f", and {show_memory(way.host_bytes)} of host memory per device"
-            if way.host_bytes
-            else ""
-        )
-        option(out, f"{way.options}: needs {show_memory(way.needed_bytes)}{host}")
+        option(out, way_words(way))

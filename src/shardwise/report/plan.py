@@ -9,7 +9,8 @@ from shardwise.planning.plan import Baseline, Plan
 from shardwise.planning.reasons import LeastMemory, OtherParallelism, RiskyAlternative, StepBatch
 from shardwise.planning.rows import Candidate
 from shardwise.report.adapter import adapter_words
-from shardwise.report.estimate import not_compared, print_ways
+from shardwise.report.estimate import print_ways
+from shardwise.report.estimate_words import not_compared
 from shardwise.report.memory_words import memory_words, show_memory
 from shardwise.report.money import (
     added_cost_cells,
@@ -64,9 +65,7 @@ def print_plan(plan: Plan, *, top: int, written: str | None, command: str | None
     )
     if problem.model.adapter is not None:
         units = plan.units.of(problem.base.but(blocks_per_unit=1))
-        experts = getattr(problem.model, "experts", None) is not None
-        words = (problem.model.adapter, units.trained_numel, units.numel)
-        out.print(adapter_words(*words, experts=experts))
+        out.print(adapter_words(problem.model, units.trained_numel, units.numel))
     if plan.aim:
         out.print(reason_words(plan.aim, plan.units.blocks))
     if plan.size_choice:

@@ -13,17 +13,15 @@ from shardwise.api import (
     plan_run,
     read_budget,
     replay_run,
-    start_command,
-    ways_for,
 )
+from shardwise.planning.plan import Plan
 from shardwise.planning.problem import Problem
 from shardwise.planning.record import devices_in_time, plan_record
 from shardwise.planning.vary import node_size, varied
 from shardwise.report.page.subject import Subject
-from shardwise.spec.lookup import write_cluster
 from shardwise.spec.quantity import GIB
 from shardwise.spec.record import SpecError, SpecWarning
-from shardwise.spec.run import RunSpec, write_run
+from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.web.changes import changed_words, figures_of
 from shardwise.web.command import plan_command
@@ -31,9 +29,11 @@ from shardwise.web.curve import draw_curve
 from shardwise.web.picture import cluster_picture
 from shardwise.web.pieces import estimate_pieces, plan_pieces, planned_layouts
 from shardwise.web.question import PASTED, Question, read_question
+from shardwise.web.start import start_of
 
-RUN_FILE = "run.toml"
 _INVALID = 2
+# A slider offers at most this many times the devices asked for.
+_MOST_TIMES = 64
 
 
 def answer(text: str | bytes) -> str:
@@ -55,8 +55,9 @@ def answer(text: str | bytes) -> str:
 
 def _plan(question: Question) -> dict[str, Any]:
     asked = _settings(question)
+    unmoved = describe_run(planned=True, **asked)
     if question.change:
-        moved = _moved(question, describe_run(planned=True, **asked))
+        moved = _moved(question, unmoved)
         asked |= {"cluster": moved.cluster, "model": moved.model}
         asked |= moved.job.model_dump(exclude_none=True)
     stack = _lowered(question.for_stack)
@@ -85,27 +86,28 @@ def _plan(question: Question) -> dict[str, Any]:
             "picture": str(cluster_picture(found.problem.cluster)),
         },
         "figures": figures,
-        "at": _quantities(found.problem),
+        "at": _quantities(unmoved),
+        "searched": _searched(found),
         "layouts": planned_layouts(found),
         "command": plan_command(question),
-        **_start(chosen),
+        **start_of(chosen),
     }
 
 
 def _estimate(question: Question) -> dict[str, Any]:
     run = _described(question)
     profile = estimate_run(run)
-    fits = profile.known_memory.verdict == "fits"
     simulated = replay_run(run) if question.timeline else None
     subject = Subject(run.model.name, "", run, profile, simulated=simulated)
     figures = figures_of(profile)
-    pieces = estimate_pieces(subject, [] if fits else ways_for(run))
+    budget = read_budget(question.tokens, question.price, question.deadline)
+    pieces = estimate_pieces(subject, budget)
     return {
         "exit_code": 0 if profile.known_memory.fits else 1,
         "json": _printed(profile.to_dict()),
         "html": {**pieces, "changed": changed_words(question.before, figures)},
         "figures": figures,
-        **_start(run),
+        **start_of(run),
     }
 
 
@@ -155,19 +157,29 @@ def _moved(question: Question, run: RunSpec) -> Problem:
     return problem
 
 
-def _quantities(problem: Problem) -> dict[str, float]:
-    """Where sliders stand, in the units of `shardwise whatif`."""
-    cluster = problem.cluster
+def _quantities(run: RunSpec) -> dict[str, float]:
+    """Where sliders stand that nobody moved, in the units of `shardwise whatif`."""
+    cluster = run.cluster
     found = {
         "memory": cluster.device.memory / GIB,
         "devices": cluster.devices,
-        "seq-len": problem.job.seq_len,
-        # Devices of a full node.
+        "seq-len": run.job.seq_len,
+        # Devices of a full node, and the most to try: one node grows only with a network.
         "node": node_size(cluster),
+        "most": cluster.devices * _MOST_TIMES if cluster.network else node_size(cluster),
     }
     if cluster.network is not None and cluster.nodes > 1:
         found["network"] = cluster.network * 8 / 1e9
     return found
+
+
+def _searched(plan: Plan) -> dict[str, str]:
+    """Quantities that the search chose itself, as changes of the question."""
+    if plan.objective == "money":
+        return {"devices": str(plan.problem.cluster.devices)}
+    if plan.objective == "sequence":
+        return {"seq-len": str(plan.problem.job.seq_len)}
+    return {}
 
 
 def _described(question: Question) -> RunSpec:
@@ -186,20 +198,6 @@ def _described(question: Question) -> RunSpec:
         strategy = strategy.unplaced()
     moved = run._replace(cluster=cluster, job=problem.job, strategy=strategy)
     return moved.resolved()
-
-
-def _start(run: RunSpec | None) -> dict[str, Any]:
-    """The run.toml and the command that starts it; nothing where no run fits."""
-    if run is None:
-        return {}
-    from pathlib import Path
-
-    return {
-        "run": write_run(run),
-        "start": start_command(run.cluster, Path(RUN_FILE)),
-        "cluster": write_cluster(run.cluster),
-        "strategy": run.strategy.model_dump(mode="json"),
-    }
 
 
 def _printed(record: dict[str, Any]) -> str:

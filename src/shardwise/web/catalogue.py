@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.report.memory_words import show_memory
 from shardwise.spec import catalogue as known
 from shardwise.spec.optimizer import OPTIMIZERS
-from shardwise.spec.quantity import show_count, show_gib
+from shardwise.spec.quantity import show_count
 from shardwise.stacks.write.exports import STACKS
 from shardwise.units.decoder import decoder_units
 from shardwise.version import __version__
@@ -24,7 +25,7 @@ def catalogue() -> dict[str, Any]:
             {
                 "name": name,
                 "title": device.title or name,
-                "memory": show_gib(device.memory),
+                "memory": show_memory(device.memory),
                 "node_size": device.node_size,
             }
             for name, device in known.devices().items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 
@@ -20,7 +21,9 @@ def page_of(folder: Path | None, name: str) -> str | None:
 
     if folder is None or name not in runs_in(folder):
         return None
-    return write_page(read_subjects([folder / name]), f"shardwise report {name}")
+    return write_page(
+        read_subjects([folder / name]), shlex.join(["shardwise", "report", str(folder / name)])
+    )
 
 
 def _can_report(path: Path) -> bool:

@@ -60,7 +60,7 @@ def _network(cluster: ClusterSpec, shown: int) -> list[Content]:
     bottom = shown * (_NODE + _GAP)
     wires = [f"M264 {middle}H296" for middle in middles] + [f"M296 {middles[0]}V{bottom}"]
     rest = cluster.nodes - shown
-    more = f"and {rest:,} more nodes · " if rest else ""
+    more = f"and {rest:,} more node{'s' if rest > 1 else ''} · " if rest else ""
     speed = write_rate(cluster.network) if cluster.network else "unknown speed"
     told = f"{more}{speed} per device"
     return [

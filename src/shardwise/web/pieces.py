@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from shardwise.planning.least import Least
+from shardwise.planning.money import Budget
 from shardwise.planning.plan import Plan
-from shardwise.predict.fit import Change
+from shardwise.planning.rows import Candidate
 from shardwise.report.money import cost_words, deadline_words
 from shardwise.report.page.headline import about, tiles, verdict
 from shardwise.report.page.markup import Content, Markup, element, fragment
@@ -16,7 +16,7 @@ from shardwise.report.page.plans import front_section, layouts_table, reasons_li
 from shardwise.report.page.subject import Subject
 from shardwise.report.page.time import time_section
 from shardwise.report.page.timeline import timeline_section
-from shardwise.report.strategy import configuration_words
+from shardwise.report.strategy import layout_words, shorthand
 
 
 def plan_pieces(subject: Subject, more: Least | None) -> dict[str, str]:
@@ -26,25 +26,28 @@ def plan_pieces(subject: Subject, more: Least | None) -> dict[str, str]:
     told: dict[str, Content] = {"cost": _cost(plan, more)}
     if plan.winner is not None:
         told |= {
-            "why": reasons_list(plan),
+            # Another layout may be shown beside it.
+            "why": [element("h2", _recommended(plan.winner)), reasons_list(plan)],
             "layouts": layouts_table(plan, _layout_button),
             "front": front_section(plan),
         }
     return _written({**_step(subject), **told})
 
 
-def estimate_pieces(subject: Subject, ways: Sequence[Change]) -> dict[str, str]:
-    """One configuration: whether it fits, and all that is known of its step."""
-    told = [element("li", f"With {way.options} it would fit.") for way in ways[:3]]
-    return _written({**_step(subject), "ways": element("ul", told) if told else None})
+def estimate_pieces(subject: Subject, budget: Budget) -> dict[str, str]:
+    """One configuration: whether it fits, what it costs, and all that is known of its step."""
+    cost, profile = "", subject.profile
+    if subject.run is not None and profile is not None and profile.throughput is not None:
+        cost = cost_words(budget, profile.throughput.tokens_per_s, subject.run.cluster)
+    return _written({**_step(subject), "cost": element("p", cost) if cost else None})
 
 
 def planned_layouts(plan: Plan) -> list[dict[str, Any]]:
     """The configurations behind the buttons of the layouts, as questions name them."""
     return [
         {
+            "name": shorthand(one.strategy),
             "strategy": one.strategy.model_dump(mode="json"),
-            "words": configuration_words(one.strategy, blocks=plan.units.blocks),
         }
         for one in shown_layouts(plan)
     ]
@@ -61,6 +64,10 @@ def _step(subject: Subject) -> dict[str, Content]:
         "time": time_section([subject]),
         "timeline": timeline_section([subject]),
     }
+
+
+def _recommended(winner: Candidate) -> str:
+    return f"Why {layout_words(winner.strategy)} is recommended"
 
 
 def _cost(plan: Plan, more: Least | None) -> Markup | None:

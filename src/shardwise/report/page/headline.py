@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from shardwise.report.memory_words import memory_words, profile_memory_words
+from shardwise.planning.plan import Plan
+from shardwise.planning.reasons import OtherParallelism, RiskyAlternative, StepBatch
+from shardwise.report.adapter import adapter_words
+from shardwise.report.estimate_words import NO_WAY, not_compared, way_words, ways_title
+from shardwise.report.memory_words import memory_words, profile_memory_words, show_memory
+from shardwise.report.money import size_words
 from shardwise.report.page.bars import badge
 from shardwise.report.page.markup import Markup, element
 from shardwise.report.page.subject import Subject
 from shardwise.report.page.sweeps import best_by_value
 from shardwise.report.plan_words import nearest_words, step_words
-from shardwise.report.reasons import plan_tips
+from shardwise.report.reasons import reason_words
 from shardwise.report.strategy import configuration_words, run_words
 from shardwise.report.verdicts import explain, health_words
 from shardwise.report.words import VERDICTS, signed_percent
@@ -60,12 +65,12 @@ def _plan(one: Subject) -> Headline:
     plan = one.plan
     assert plan is not None
     if plan.winner is None:
-        told = [f"{nearest_words(plan)} (predicted)"] if plan.rejected else []
-        told += [f"With {way.options} it would fit." for way in plan.ways[:3]]
-        return Headline("No configuration fits.", [*told, *plan_tips(plan)], "bad")
+        return _nothing_fits(plan)
     winner = plan.winner
     told = [
+        *_aim_words(plan),
         f"Step: {step_words(plan, winner)} (predicted)",
+        *_batch_words(plan),
         memory_words(
             tensors=winner.peak_bytes,
             needed=winner.needed_bytes,
@@ -73,6 +78,8 @@ def _plan(one: Subject) -> Headline:
             capacity=plan.problem.cluster.device.capacity,
         ),
     ]
+    if not plan.fitted:
+        told.append(not_compared(plan.problem.cluster).strip())
     same = one.run is not None and one.run.strategy == winner.strategy
     if not same and one.run is not None and one.predicted is not None and one.predicted.time:
         tokens = one.predicted.throughput.tokens_per_s if one.predicted.throughput else 0.0
@@ -87,6 +94,39 @@ def _plan(one: Subject) -> Headline:
     return Headline(f"Recommended: {what}.", told, "good")
 
 
+def _aim_words(plan: Plan) -> list[str]:
+    """What is trained, what was searched for, and on how many devices, where that was asked."""
+    told = []
+    model = plan.problem.model
+    if model.adapter is not None:
+        units = plan.units.of(plan.problem.base.but(blocks_per_unit=1))
+        told.append(adapter_words(model, units.trained_numel, units.numel))
+    if plan.aim:
+        told.append(reason_words(plan.aim, plan.units.blocks))
+    if plan.size_choice:
+        told.append(size_words(plan.size_choice))
+    return [sentence for sentence in told if sentence]
+
+
+def _batch_words(plan: Plan) -> list[str]:
+    """The tokens of a step, after a warning where the batch asked for does not divide."""
+    batches = [reason_words(reason) for reason in plan.why if isinstance(reason, StepBatch)]
+    return [line for words in batches for line in words.splitlines()]
+
+
+def _nothing_fits(plan: Plan) -> Headline:
+    risky = any(isinstance(tip, RiskyAlternative) for tip in plan.tips)
+    told = [*_aim_words(plan), *([f"{nearest_words(plan)} (predicted)"] if plan.rejected else [])]
+    others = [tip for tip in plan.tips if isinstance(tip, OtherParallelism)]
+    told += [reason_words(tip, plan.units.blocks) for tip in plan.tips if tip not in others]
+    if plan.ways:
+        told.append(f"{ways_title(plan.ways, '' if plan.for_stack else 'shardwise estimate')}:")
+        told += [*map(way_words, plan.ways), *map(reason_words, others)]
+    else:
+        told.append(NO_WAY)
+    return Headline(f"No configuration fits{' safely' if risky else ''}.", told, "bad")
+
+
 def _predicted(one: Subject) -> Headline:
     profile = one.predicted
     if profile is None or profile.memory is None:
@@ -98,7 +138,12 @@ def _predicted(one: Subject) -> Headline:
     told = [f"{profile_memory_words(profile.memory)} ({profile.provenance.kind.capitalize()}.)"]
     if profile.time is not None:
         told.append(f"A step takes {show_seconds(profile.time.step_s)} (predicted).")
-    return Headline(said, told, tone)
+    if one.run is not None and one.run.adapter is not None:
+        trained = profile.model.get("trained_parameters", 0)
+        told.insert(0, adapter_words(one.run.model, trained, profile.model["parameters"]))
+    if one.run is not None and profile.time is not None:
+        told.append(not_compared(one.run.cluster).strip())
+    return Headline(said, [sentence for sentence in told if sentence], tone)
 
 
 def _measured(one: Subject, measured: StepProfile) -> Headline:
@@ -261,7 +306,10 @@ def tiles(one: Subject) -> Markup | None:
         if rates is not None and rates.mfu is not None:
             tile("MFU", f"{rates.mfu:.1%}", kind, "of the dense peak")
         if profile.memory is not None:
-            tile("memory", show_gib(profile.memory.peak_allocated_bytes), kind, "at its peak")
+            memory = profile.memory
+            tensors = show_memory(memory.peak_allocated_bytes)
+            needed = show_memory(memory.needed_bytes or memory.peak_allocated_bytes)
+            tile("memory", needed, kind, f"{tensors} tensors" * (needed != tensors))
         if profile.traffic:
             moved = sum(c.bytes for c in profile.traffic)
             calls = sum(c.calls for c in profile.traffic)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from shardwise.planning.plan import Plan
 from shardwise.planning.problem import Problem
+from shardwise.planning.reasons import StepBatch
 from shardwise.planning.rows import Candidate
 from shardwise.planning.whatif import Point, study
 from shardwise.report.page.bars import badge
@@ -13,7 +14,7 @@ from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.markup import Content, Markup, element, fragment, table
 from shardwise.report.page.subject import Subject
 from shardwise.report.plan_words import alike_words, ranked
-from shardwise.report.reasons import plan_reasons, plan_tips
+from shardwise.report.reasons import reason_words
 from shardwise.report.strategy import (
     batch_words,
     blocks_of,
@@ -40,7 +41,9 @@ def plan_section(plan: Plan) -> Markup | None:
 
 def reasons_list(plan: Plan) -> Markup:
     """Why the winner is the best, and what else to try."""
-    sentences = [*plan_reasons(plan), *plan_tips(plan)]
+    # The verdict says what a step is made of.
+    why = [one for one in (*plan.why, *plan.limits_why) if not isinstance(one, StepBatch)]
+    sentences = [reason_words(one, plan.units.blocks) for one in (*why, *plan.tips)]
     return element("ul", [element("li", sentence) for sentence in sentences], class_="reasons")
 
 
@@ -81,7 +84,7 @@ def _baseline_name(name: str, layout: str) -> str:
 def _row(plan: Plan, one: Candidate, number: int, named: Named) -> list[Content]:
     name = named(number, shorthand(one.strategy))
     if one is plan.winner:
-        name = element("b", name, " (chosen)")
+        name = element("b", name, " (recommended)")
     return [
         name,
         batch_words(one.strategy),
@@ -94,7 +97,7 @@ def _row(plan: Plan, one: Candidate, number: int, named: Named) -> list[Content]
 
 
 def front_section(plan: Plan) -> Markup | None:
-    """Memory against speed, the chosen point among them."""
+    """Memory against speed, the recommended one among them."""
     if plan.winner is None:
         return None
     front = sorted([*plan.front, plan.winner], key=lambda c: c.needed_bytes)
@@ -104,10 +107,10 @@ def front_section(plan: Plan) -> Markup | None:
     series = [
         _points("fastest at this memory", front, 0, True),
         _points("best of another layout", others, 1, False),
-        _points("chosen", [plan.winner], 2, False)._replace(strong=True),
+        _points("recommended", [plan.winner], 2, False)._replace(strong=True),
     ]
     alt = (
-        f"Tokens per second against memory per device: the chosen configuration reaches "
+        f"Tokens per second against memory per device: the recommended configuration reaches "
         f"{show_count(plan.winner.tokens_per_s)} with {plan.winner.needed_bytes / GIB:,.1f} GiB."
     )
     return chart(x, y, series, alt)

@@ -58,8 +58,13 @@ def timeline_section(subjects: Sequence[Subject]) -> Markup | None:
     return fragment(
         element(
             "p",
-            "One step on one clock. Drag to move, pinch or Ctrl-wheel to zoom; or with the keys "
-            "← → + − 0. A name opens and closes its lanes.",
+            "One step on one clock. ",
+            element(
+                "span",
+                "Drag to move, pinch or Ctrl-wheel to zoom; or with the keys ← → + − 0. A name "
+                "opens and closes its lanes.",
+                class_="moving",
+            ),
         ),
         element(
             "div",

@@ -52,6 +52,7 @@ async function inBrowser(told) {
   return {
     search: (question) => searches.ask(question),
     estimate: async (question) => (await second()).ask(question),
+    link: (address) => address,
     prepare: () => { second().catch(() => { estimates = Promise.resolve(searches); }); },
   };
 }
@@ -72,6 +73,8 @@ async function onServer(told) {
   return {
     search: (question) => searches.ask(question),
     estimate: (question) => estimates.ask(question),
+    // A new tab does not know the token.
+    link: (address) => `${address}${address.includes("#") ? "&" : "#"}token=${encodeURIComponent(token)}`,
     prepare: () => {},
     runs: async () => (await (await fetch("api/runs", { headers })).json()).runs
       .map((name) => ({ name, href: `runs/${encodeURIComponent(name)}?token=${encodeURIComponent(token)}` })),

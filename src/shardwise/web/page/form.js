@@ -4,7 +4,9 @@ const form = document.getElementById("question");
 const FIELDS = ["model", "config", "adapter", "rank", "device", "nodes", "per-node", "network", "seq-len",
   "global-batch", "optimizer", "precision", "objective", "for-stack", "tokens", "price", "deadline"];
 const field = (name) => form.elements.namedItem(name);
-const first = {};
+const first = {}, titles = {};
+// Quantities that sliders moved are in the address after this.
+const MOVED = "if-";
 
 // Options come from the catalogue; all of it reaches the page as text.
 export function fillForm(catalogue) {
@@ -14,7 +16,8 @@ export function fillForm(catalogue) {
     option.label = `${model.size} parameters`;
     return option;
   }));
-  addOptions("device", catalogue.devices.map((device) => [device.name, `${device.title}, ${device.memory}`]));
+  addOptions("device", catalogue.devices.map((device) => [device.name, `${device.name}, ${device.memory}`]));
+  for (const device of catalogue.devices) titles[device.name] = device.title;
   addOptions("optimizer", catalogue.optimizers.map((name) => [name === "adamw" ? "" : name, name]));
   addOptions("for-stack", catalogue.stacks.map((name) => [name, name]));
   field("device").value = "H100-SXM";
@@ -34,7 +37,7 @@ function addOptions(name, options) {
 
 // Fields that depend on others.
 function follow() {
-  field("network").disabled = Number(field("nodes").value) < 2;
+  document.getElementById("device-title").textContent = titles[field("device").value] ?? "";
   field("rank").disabled = field("adapter").value === "";
   field("model").disabled = field("config").value.trim() !== "";
 }
@@ -42,7 +45,7 @@ function follow() {
 export function question() {
   const text = (name) => field(name).value.trim() || undefined;
   const nodes = text("nodes") ?? "1", network = text("network");
-  const wire = Number(nodes) > 1 && network ? `@${network}Gbps` : "";
+  const wire = network ? `@${network}Gbps` : "";
   return {
     ask: "plan",
     model: text("config") ?? text("model"),
@@ -60,10 +63,19 @@ export function question() {
   };
 }
 
-export function address() {
+// `shown` is what is shown of the answer: the layout that was chosen, and what sliders moved.
+export function address({ layout, change }) {
   const told = new URLSearchParams();
   for (const name of FIELDS) if (field(name).value !== first[name]) told.set(name, field(name).value);
+  if (layout) told.set("layout", layout);
+  for (const [name, value] of Object.entries(change)) told.set(MOVED + name, value);
   return `#${told}`;
+}
+
+export function addressed() {
+  const told = [...new URLSearchParams(location.hash.slice(1))];
+  const moved = told.filter(([name]) => name.startsWith(MOVED)).map(([name, value]) => [name.slice(MOVED.length), value]);
+  return { layout: told.find(([name]) => name === "layout")?.[1], change: Object.fromEntries(moved) };
 }
 
 function readAddress() {
@@ -81,16 +93,18 @@ function readAddress() {
   }
 }
 
-// `changed` is called when a question is complete: when typing rests, or a choice is made.
-export function watchForm(changed) {
+// `changed` is called when a question is complete: when typing rests, a choice is made, or an
+// address is opened, whose layout and changes it is then given. `typed` is called at once.
+export function watchForm(changed, typed) {
   let timer = 0;
-  const soon = (wait) => { clearTimeout(timer); timer = setTimeout(changed, wait); };
+  const soon = (wait, shown) => { typed(); clearTimeout(timer); timer = setTimeout(() => changed(shown), wait); };
   form.addEventListener("input", (event) => { follow(); soon(event.target.tagName === "SELECT" ? 0 : 600); });
   form.addEventListener("submit", (event) => { event.preventDefault(); soon(0); });
   addEventListener("hashchange", () => {
-    if (location.hash === address()) return;
+    // A link to a part of this page is no question.
+    if (!location.hash.includes("=") && location.hash.length > 1) return;
     readAddress();
     follow();
-    soon(0);
+    soon(0, addressed());
   });
 }

@@ -1,99 +1,125 @@
 // The planner's page: asks when the form rests, and shows the answer.
 import { connect } from "./ask.js";
-import { address, fillForm, question, watchForm } from "./form.js";
+import { address, addressed, fillForm, question, watchForm } from "./form.js";
 import { drawRun } from "./run.js";
-import { pressLayout, showBusy, showNotes, showPieces, showProblems, showRuns, showStage, showStale } from "./show.js";
+import { pressLayout, showAsking, showFailed, showNotes, showPieces, showReady, showRuns, showStage, showStale } from "./show.js";
 import { drawSliders } from "./whatif.js";
 
 const PLAN = ["about", "verdict", "tiles", "cost", "changed", "memory", "why", "layouts", "time", "timeline", "front"];
-const STEP = ["about", "verdict", "tiles", "changed", "memory", "time", "timeline"];
-// What was asked last, what was answered, what sliders changed of it, and the figures that the
-// next answer is compared with: those of the last one that somebody let stand.
-const now = { asked: null, change: {}, plan: null, figures: undefined };
+const STEP = ["about", "verdict", "tiles", "cost", "changed", "memory", "time", "timeline"];
+// What an answer about one configuration leaves as it was.
+const BESIDE = ["why", "layouts", "front"];
+// What was asked last, what was answered, and what is shown of it: the changes of sliders, the name
+// of a chosen layout, its strategy. Figures are those of the last answer that somebody let stand,
+// which the next one is compared with. `fresh` until sliders are drawn for the question. `turn`
+// counts what was asked, and `searched` is that of the last search.
+const now = { asked: null, plan: null, change: {}, layout: null, strategy: null, figures: undefined, fresh: true, turn: 0, searched: 0 };
 let planner = null, catalogue = null;
 
-const withChange = (change) => ({ ...now.asked, change });
+const isMoved = (change) => Object.keys(change).length > 0;
 
 function failed(error) {
-  showBusy(false);
-  showStage(null);
-  showProblems([String(error.message ?? error)]);
+  showFailed([String(error.message ?? error)], now.fresh);
 }
 
-async function search(change = {}) {
-  const fresh = Object.keys(change).length === 0;
-  if (fresh) now.asked = question();
-  showBusy(true);
-  showStage("Searching for the best configuration");
-  const answer = await planner.search({ ...withChange(change), before: now.figures });
-  if (answer === null) return; // a newer question waits
-  showBusy(false);
-  showStage(null);
-  showProblems(answer.problems);
+// What was asked before is not shown any more.
+function outdate(fresh) {
+  now.searched = ++now.turn;
+  showAsking("Searching for the best configuration", fresh ? "all" : "answer");
+}
+
+// Asks the form, or with `moved` the same question after a slider.
+async function search({ change = {}, layout = null } = {}, moved = false) {
+  if (!moved) { now.asked = question(); now.fresh = true; }
+  outdate(now.fresh);
+  const turn = now.searched;
+  const answer = await planner.search({ ...now.asked, change, before: now.figures });
+  if (answer === null || turn !== now.searched) return; // a newer question waits
+  if (answer.problems.length) { showFailed(answer.problems, now.fresh); return; }
+  Object.assign(now, { plan: answer, figures: answer.figures, change, layout: null, strategy: answer.strategy });
+  showReady();
   showNotes(answer.notes);
-  if (answer.problems.length) return;
-  Object.assign(now, { plan: answer, figures: answer.figures, change });
   showPieces(answer.html, PLAN);
-  showStale("timeline", false);
-  showCluster(answer);
-  pressLayout(0);
-  drawAround(answer, fresh);
-  history.replaceState(null, "", address());
-  planner.prepare();
-}
-
-function showCluster(answer) {
+  showStale(["timeline", ...BESIDE], false);
   document.getElementById("cluster-picture").innerHTML = answer.html.picture ?? "";
+  pressLayout(0);
+  drawAround(answer);
+  planner.prepare();
+  const number = answer.layouts.findIndex((one) => one.name === layout);
+  if (number > 0) await choose(number);
+  else if (layout && number < 0) showNotes([...answer.notes, `The layout ${layout} of the address is not among those compared.`]);
+  keepAddress();
 }
 
-function drawAround(answer, fresh) {
+const keepAddress = () => history.replaceState(null, "", address(now));
+
+function drawAround(answer) {
   const runs = document.getElementById("run-section"), sliders = document.getElementById("whatif-section");
-  runs.hidden = sliders.hidden = !answer.run;
-  if (!answer.run) return;
-  showRun(answer);
-  if (fresh) {
-    drawSliders(document.getElementById("sliders"), answer.at, {
-      moved: (change) => estimate(now.plan.strategy, change, false).catch(failed),
-      rested: (change) => search(change).catch(failed),
-      curve: async (vary, values) => (await planner.search({ ...withChange({}), ask: "curve", vary, values }))?.html?.curve ?? "",
-    });
-  }
+  runs.hidden = !answer.run;
+  // Where nothing fits after a slider moved, it can move back.
+  sliders.hidden = !answer.run && !isMoved(now.change);
+  if (answer.run) showRun(answer);
+  if (!now.fresh) return;
+  now.fresh = false;
+  drawSliders(document.getElementById("sliders"), answer.at, { ...now.change }, {
+    moved: (change) => { if (now.strategy) estimate(now.strategy, change, false).catch(failed); },
+    rested: (change) => search({ change }, true).catch(failed),
+    curve: async (vary, values) => (await planner.search({ ...now.asked, ask: "curve", vary, values }))?.html?.curve ?? "",
+  });
 }
 
 function showRun(answer) {
-  const exported = (to) => planner.estimate({ ...withChange(now.change), ask: "export", strategy: answer.strategy, to });
-  drawRun(document.getElementById("run"), answer, catalogue.stacks, exported);
+  drawRun(document.getElementById("run"), answer, catalogue.stacks, {
+    exported: (to) => planner.estimate({ ...configured(answer.strategy, now.change), ask: "export", to }),
+    linked: () => planner.link(new URL(address(now), location.href).href),
+  });
 }
 
-// Shows one configuration; returns its figures. A timeline would not follow a slider.
+// A configuration of the plan, on what the search and the sliders chose. Its micro-batches make the
+// batch, which may be only near the one asked for.
+function configured(strategy, change) {
+  const { global_batch, ...asked } = now.asked;
+  return { ...asked, strategy, change: { ...now.plan.searched, ...change } };
+}
+
+// Shows one configuration. A timeline would not follow a slider.
 async function estimate(strategy, change, timeline = true) {
-  const asked = { ...withChange(change), ask: "estimate", strategy, timeline, before: now.figures };
-  for (const name of ["objective", "exact_batch", "tokens", "price", "deadline", "for_stack", "global_batch"]) delete asked[name];
-  const answer = await planner.estimate(asked);
-  if (answer === null) return;
-  showProblems(answer.problems);
-  if (answer.problems.length) return;
+  const turn = ++now.turn;
+  showAsking("Predicting this configuration", "run");
+  const answer = await planner.estimate({ ...configured(strategy, change), ask: "estimate", timeline, before: now.figures });
+  // What was searched for meanwhile is newer.
+  if (answer === null || turn < now.searched) return null;
+  if (answer.problems.length) { showFailed(answer.problems, false); return null; }
+  if (turn === now.turn) showReady();
   showPieces(answer.html, timeline ? STEP : STEP.filter((name) => name !== "timeline"));
-  showStale("timeline", !timeline);
+  showStale(["timeline"], !timeline);
+  showStale(BESIDE, !timeline);
   showRun(answer);
-  return answer.figures;
+  return answer;
+}
+
+async function choose(number) {
+  pressLayout(number);
+  const { name, strategy } = now.plan.layouts[number];
+  const answer = await estimate(strategy, now.change);
+  if (!answer) return;
+  Object.assign(now, { figures: answer.figures, layout: number ? name : null, strategy });
+  // The recommended one also has a command that plans it.
+  if (!number) showRun(now.plan);
+  keepAddress();
 }
 
 document.getElementById("layouts").addEventListener("click", (event) => {
   const button = event.target.closest("button.layout");
-  if (!button) return;
-  const number = Number(button.dataset.layout);
-  pressLayout(number);
-  estimate(now.plan.layouts[number].strategy, now.change)
-    .then((figures) => { now.figures = figures ?? now.figures; }, failed);
+  if (button) choose(Number(button.dataset.layout)).catch(failed);
 });
 
 try {
   catalogue = await (await fetch("catalogue.json")).json();
   fillForm(catalogue);
   planner = await connect(showStage);
-  watchForm(() => search().catch(failed));
-  await search();
+  watchForm((shown) => search(shown).catch(failed), () => outdate(true));
+  await search(addressed());
   if (planner.runs) showRuns(await planner.runs());
 } catch (error) {
   failed(error);

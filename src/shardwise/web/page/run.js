@@ -20,27 +20,33 @@ function make(tag, options = {}, ...content) {
   return made;
 }
 
-// `exported(stack)` answers with the file of another stack.
-export function drawRun(place, answer, stacks, exported) {
+// `exported(stack)` answers with the file of another stack; `linked()` is the address of what is shown.
+export function drawRun(place, answer, stacks, { exported, linked }) {
   const code = make("code"), told = make("div"), text = { now: "" };
   const start = make("div", { className: "start" });
+  const file = make("div", { className: "file" }, make("pre", { tabIndex: 0 }, code));
   const button = make("button", { type: "button", className: "copy", textContent: "Copy file" });
   button.addEventListener("click", () => copy(text.now, button));
   const link = make("button", { type: "button", className: "copy", textContent: "Copy link to this plan" });
-  link.addEventListener("click", () => copy(location.href.replace(/[#&]token=[^&]*/, ""), link));
+  link.addEventListener("click", () => copy(linked(), link));
   // The file, what to know about it, and the command that starts it.
   const show = (content, sentences = [], command = "") => {
     text.now = code.textContent = content;
+    file.hidden = button.disabled = !content;
     const also = make("button", { type: "button", className: "copy", textContent: "Copy command" });
     also.addEventListener("click", () => copy(command, also));
     const line = make("pre", { tabIndex: 0 }, make("code", { textContent: command }));
     start.replaceChildren(...(command ? [line, also] : []));
-    told.replaceChildren(...sentences.map((sentence) => make("p", { className: "fine", textContent: sentence })));
+    told.replaceChildren(...sentences.map((sentence) =>
+      make("p", { className: sentence === answer.before ? "before" : "fine", textContent: sentence })));
   };
+  // A chosen layout has no command that plans it: its file is what holds it.
+  const lines = [answer.install, answer.command, answer.start].filter(Boolean);
+  const how = answer.command ? "The first line installs, the second plans and writes run.toml, the third trains."
+    : "Save the file of the tab run.toml as run.toml first. The first line installs, the second trains.";
   const shown = {
-    "run.toml": () => show(answer.run, ["Save it as run.toml, and start it with this:"], answer.start),
-    command: () => show(`pip install "shardwise[train]"\n${answer.command ?? answer.start}\n${answer.start}`,
-      ["The first line installs, the second plans and writes run.toml, the third trains."]),
+    "run.toml": () => show(answer.run, [answer.before, "Save it as run.toml, and start it with this:"], answer.start),
+    command: () => show(lines.join("\n"), [how, answer.before]),
     JSON: () => show(answer.json),
     cluster: () => show(answer.cluster, ["cluster.toml: for --cluster cluster.toml"]),
   };
@@ -53,7 +59,7 @@ export function drawRun(place, answer, stacks, exported) {
   for (const [name, open] of Object.entries(shown)) {
     const tab = make("button", { type: "button", textContent: name });
     tab.setAttribute("role", "tab");
-    tab.addEventListener("click", () => { select(tab); open(); });
+    tab.addEventListener("click", () => { select(tab); other.value = ""; open(); });
     tabs.append(tab);
   }
   const other = make("select", { id: "export-to" }, make("option", { value: "", textContent: "export for …" }),
@@ -62,13 +68,13 @@ export function drawRun(place, answer, stacks, exported) {
   other.addEventListener("change", async () => {
     if (!other.value) return;
     select(null);
+    show("", [`Writing the file for ${other.value} …`]);
     const found = await exported(other.value);
     if (!found) return;
     if (found.problems.length) show("", found.problems);
     else show(found.export.text, [...found.export.unsupported, ...found.export.in_script,
       `Save it as ${found.export.name}, and start it with this:`], found.export.command);
   });
-  const file = make("div", { className: "file" }, make("pre", { tabIndex: 0 }, code));
   const actions = make("div", { className: "copies" }, button, link, other);
   place.replaceChildren(tabs, actions, told, start, file);
   select(tabs.firstElementChild);

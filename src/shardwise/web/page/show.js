@@ -20,7 +20,7 @@ function paragraphs(place, sentences) {
   }));
 }
 
-export const showProblems = (sentences) => paragraphs(piece("problems"), sentences);
+const showProblems = (sentences) => paragraphs(piece("problems"), sentences);
 export const showNotes = (sentences) => paragraphs(piece("notes"), sentences);
 
 export function showStage(text, share) {
@@ -31,7 +31,40 @@ export function showStage(text, share) {
   else piece("progress").value = share;
 }
 
-export const showBusy = (busy) => piece("answer").setAttribute("aria-busy", String(busy));
+// What nobody should use while it belongs to an earlier question: the file alone, all but the
+// sliders, or all.
+const OUTDATED = {
+  none: () => false,
+  run: (part) => part.id === "run-section",
+  answer: (part) => part.id !== "whatif-section",
+  all: () => true,
+};
+
+function showState(busy, outdated) {
+  const answer = piece("answer");
+  answer.setAttribute("aria-busy", String(busy));
+  for (const part of answer.children)
+    if (!["loading", "problems"].includes(part.id)) part.inert = OUTDATED[outdated](part);
+}
+
+export function showAsking(stage, outdated) {
+  showStage(stage);
+  showState(true, outdated);
+}
+
+export function showReady() {
+  showStage(null);
+  showProblems([]);
+  showState(false, "none");
+}
+
+// The answer on the page is to an earlier question, `fresh` where that was of another form.
+export function showFailed(problems, fresh) {
+  showStage(null);
+  showProblems(problems);
+  showNotes([]);
+  showState(false, fresh ? "all" : "answer");
+}
 
 export function pressLayout(number) {
   for (const button of document.querySelectorAll("button.layout"))
@@ -49,4 +82,6 @@ export function showRuns(runs) {
 }
 
 // What belongs to an earlier answer, until it is drawn again.
-export const showStale = (name, stale) => piece(`${name}-section`).classList.toggle("stale", stale);
+export function showStale(names, stale) {
+  for (const name of names) piece(`${name}-section`).classList.toggle("stale", stale);
+}

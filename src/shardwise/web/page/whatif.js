@@ -9,15 +9,14 @@ const QUANTITIES = {
 };
 const CURVE_POINTS = 5;
 
-function valuesOf(name, at) {
+function valuesOf(name, at, moved) {
   const { values } = QUANTITIES[name];
   const around = name === "devices"
     ? [1, 2, 4, ...POWERS(0, 14).map((n) => n * at.node), at.devices]
     : [...values, at[name]];
-  // One node grows only where there is a network to the next.
-  const most = at.network === undefined ? at.node : 64 * at.devices;
-  const near = name === "devices" ? around.filter((n) => n <= most) : around;
-  return [...new Set(near)].sort((a, b) => a - b);
+  const near = name === "devices" ? around.filter((n) => n <= at.most) : around;
+  // An address may hold any value.
+  return [...new Set(moved === undefined ? near : [...near, Number(moved)])].sort((a, b) => a - b);
 }
 
 // A few values around the present one, for a curve.
@@ -27,17 +26,27 @@ function curveValues(values, now) {
 }
 
 // `moved` is called while a slider moves, `rested` when it is let go; both with the changes.
-export function drawSliders(place, at, { moved, rested, curve }) {
-  const change = {};
+// `change` is what they begin with, away from `at`.
+export function drawSliders(place, at, change, { moved, rested, curve }) {
+  const back = document.createElement("button");
+  Object.assign(back, { type: "button", className: "copy", textContent: "Back to the cluster asked for" });
+  const resets = [];
+  back.addEventListener("click", () => {
+    for (const name of Object.keys(change)) delete change[name];
+    for (const reset of resets) reset();
+    rested({});
+  });
+  const offer = () => { back.hidden = Object.keys(change).length === 0; };
   place.replaceChildren();
   for (const [name, { title, unit }] of Object.entries(QUANTITIES)) {
     if (at[name] === undefined) continue;
-    const values = valuesOf(name, at), now = values.indexOf(at[name]);
+    const values = valuesOf(name, at, change[name]), now = values.indexOf(at[name]);
+    const begin = name in change ? values.indexOf(Number(change[name])) : now;
     const row = document.createElement("div"), left = document.createElement("div"), drawn = document.createElement("div");
     const label = document.createElement("label"), shown = document.createElement("output"), input = document.createElement("input");
     row.className = "slider";
     drawn.className = "curve";
-    Object.assign(input, { type: "range", min: 0, max: values.length - 1, value: now, id: `slider-${name}` });
+    Object.assign(input, { type: "range", min: 0, max: values.length - 1, value: begin, id: `slider-${name}` });
     label.htmlFor = shown.htmlFor = input.id;
     label.textContent = title;
     const text = () => `${values[input.value].toLocaleString("en")}${unit}`;
@@ -45,9 +54,11 @@ export function drawSliders(place, at, { moved, rested, curve }) {
       shown.textContent = text() + (Number(input.value) === now ? "" : ` instead of ${at[name].toLocaleString("en")}`);
       input.setAttribute("aria-valuetext", text());
       if (Number(input.value) === now) delete change[name]; else change[name] = String(values[input.value]);
+      offer();
     };
     input.addEventListener("input", () => { tell(); moved({ ...change }); });
     input.addEventListener("change", () => rested({ ...change }));
+    resets.push(() => { input.value = now; tell(); });
     tell();
     left.append(label, input, shown);
     row.append(left, drawn);
@@ -59,4 +70,5 @@ export function drawSliders(place, at, { moved, rested, curve }) {
       drawn.innerHTML = await curve(name, curveValues(values, at[name]).map(String));
     }).observe(drawn);
   }
+  place.append(back);
 }
