@@ -212,3 +212,25 @@ def test_a_run_says_what_to_install_and_what_to_set_before(
     assert "pretrained = false" in found["run"]
     for said in ("random weights", "pretrained =", "synthetic tokens", "[data]"):
         assert said in found["before"]
+
+
+def test_what_would_fit_names_its_host_memory_and_its_command() -> None:
+    verdict = ask(ask="plan", model="llama-3-70b", cluster="1xH100-SXM")["html"]["verdict"]
+    for said in ("No configuration fits", "--offload", "of host memory", "shardwise estimate"):
+        assert said in verdict
+
+
+def test_layouts_are_estimated_on_what_the_search_chose() -> None:
+    asked = {"model": "llama-3-8b", "cluster": "8xH100-SXM", "tokens": "1B"}
+    plan = ask(ask="plan", objective="sequence", **asked)
+    assert plan["at"]["seq-len"] == 4096
+    assert int(plan["searched"]["seq-len"]) > 4096
+    best = plan["layouts"][0]
+    again = ask(ask="estimate", strategy=best["strategy"], change=plan["searched"], **asked)
+    assert again["figures"]["step_s"] == pytest.approx(plan["figures"]["step_s"])
+    assert again["html"]["cost"] in plan["html"]["cost"]
+
+
+def test_sliders_stand_at_the_question_after_they_moved() -> None:
+    asked = {"ask": "plan", "model": "llama-3-8b", "cluster": "2x8xH100-SXM@400Gbps"}
+    assert ask(**asked, change={"network": "100"})["at"] == ask(**asked)["at"]

@@ -36,12 +36,12 @@ def before_words(run: RunSpec) -> str:
     """
     if run.adapter is not None:
         return (
-            "As it is, this file adapts random weights to synthetic tokens. Before a real run, "
+            "As it is, run.toml adapts random weights to synthetic tokens. Before a real run, "
             f'{_WEIGHTS}, and add [data] with path = "chat.jsonl" and tokenizer = "my-model". '
             f"{_FOLDER}"
         )
     return (
-        "As it is, this file trains random weights on synthetic tokens. Before a real run, add "
+        "As it is, run.toml trains random weights on synthetic tokens. Before a real run, add "
         f'[data] with path = "my-text" and tokenizer = "my-model"; to fine-tune, {_WEIGHTS}. '
         f"{_FOLDER}"
     )
