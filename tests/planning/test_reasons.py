@@ -197,7 +197,7 @@ def check_limited_by(plan: Plan, winner: Candidate, reason: LimitedBy) -> None:
         assert gain == pytest.approx(max(0.0, own), abs=1e-9)
     if reason.with_network is not None:
         other = price_one(plan.problem, plan.units, reason.with_network, network)
-        assert other.layout != winner.layout
+        assert other.strategy != winner.strategy
         again_gain = other.tokens_per_s / winner.tokens_per_s - 1
         assert reason.planned_again == pytest.approx(again_gain, abs=1e-6)
         assert reason.planned_again > reason.twice_network

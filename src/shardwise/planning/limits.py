@@ -11,15 +11,13 @@ from shardwise.planning.layout import Degrees
 from shardwise.planning.price import scaled_network
 from shardwise.planning.problem import Problem, Units, Way, steps, times
 from shardwise.planning.rows import Candidate
-from shardwise.planning.search import MIN_GAIN, WITH_MORE_MEMORY, Found, Search
+from shardwise.planning.search import MIN_GAIN, TIE, WITH_MORE_MEMORY, Found, Search
 from shardwise.predict.configurations import Configurations, Floats
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.step import Bottleneck
 
-# A step this much longer counts as slower.
+# A step this much longer counts as slower, one this much shorter as faster.
 SLOWDOWN_THRESHOLD = 0.05
-# A gain below this is not told.
-SEEN_GAIN = 0.01
 # How far from today's network another is looked for: up to four times.
 MOST_DOUBLINGS = 2
 
@@ -35,7 +33,7 @@ class Limits(NamedTuple):
     twice_network: float
     # Of the link inside a node, where a network connects several.
     twice_link: float
-    # What would be chosen with twice the network, where it is another layout that gains more.
+    # What would be chosen with twice the network, where it is another one that gains more.
     with_network: Candidate | None
     # A relative gain of the fastest that fits: it is planned again.
     more_memory: float
@@ -96,13 +94,13 @@ def limits_of(search: Search, cluster: ClusterSpec, found: Found, winner: Candid
 def _planned_again(
     search: Search, cluster: ClusterSpec, winner: Candidate, own_gain: float
 ) -> Candidate | None:
-    """What would be chosen with twice the network, if it is another layout that gains more."""
+    """What would be chosen with twice the network, if it is another one that gains more."""
     ratio = 2.0 * _way(cluster) / _way(search.problem.cluster)
     best = search.on_networks(np.asarray([ratio]))[0].best()
-    if best is None or best.layout == winner.layout:
+    if best is None or best.strategy == winner.strategy:
         return None
     gain = best.tokens_per_s / winner.tokens_per_s - 1
-    return best if gain >= own_gain + SEEN_GAIN else None
+    return best if gain >= max(own_gain + TIE, SLOWDOWN_THRESHOLD) else None
 
 
 def _way(cluster: ClusterSpec) -> float:
