@@ -153,9 +153,9 @@ def times_of(one: dict[str, Any], factor: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda one: put(one, "hardware.nodes", 10**13), "nodes"),
+        (lambda one: put(one, "hardware.nodes", 10**13), "hardware.nodes"),
         (lambda one: put(one, "hardware.network_bytes_per_s", 1.0), "network"),
-        (lambda one: put(one, "model.layers", 10**7), "layers"),
+        (lambda one: put(one, "model.layers", 10**7), "model.layers"),
         (lambda one: put(one, "model.kv_heads", 3), "multiple of kv_heads"),
         (lambda one: put(put(one, "model.experts", 2), "model.experts_per_token", 5), "experts"),
         (lambda one: {**one, "adapter": {"dora": False, "base": "bf16", "trains_parts": False,

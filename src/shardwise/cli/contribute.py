@@ -47,7 +47,8 @@ def contribute(
     records = [one.to_dict() for one in found.values()]
     shown = records[0] if len(records) == 1 else records
     typer.echo(json.dumps(shown, indent=2, allow_nan=False))
-    unsteady = next(filter(None, map(_unsteady, found.values())), "")
+    # Accept has withheld its unsteady runs itself: they have names.
+    unsteady = _unsteady(found[""]) if "" in found else ""
     if unsteady:
         typer.echo(f"\n{unsteady}", err=True)
     names = ", ".join(str(path) for path in paths.values())

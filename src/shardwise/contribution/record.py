@@ -136,7 +136,8 @@ class Hardware(Record):
                 "nodes": self.nodes,
                 "devices_per_node": self.devices_per_node,
                 "network": self.network_bytes_per_s,
-            }
+            },
+            where="hardware",
         )
 
 
@@ -310,11 +311,11 @@ class Contribution(Record):
             return None
         shape = {**self.model.model_dump(exclude_none=True), "name": KIND}
         if self.adapter is None:
-            return ModelSpec.read(shape)
+            return ModelSpec.read(shape, where="model")
         if self.adapter.targets is None or self.adapter.trains_parts:
             return None
         adapter = Adapter.read(self.adapter.model_dump(exclude={"trains_parts"}), where="adapter")
-        return ModelSpec.read({**shape, "adapter": adapter})
+        return ModelSpec.read({**shape, "adapter": adapter}, where="model")
 
     def profiles(self) -> tuple[StepProfile, StepProfile]:
         """The predicted and the measured StepProfile."""
