@@ -28,6 +28,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--write", action="store_true", help="update the catalogue")
     asked = parser.parse_args()
+    if not asked.runs.is_dir():
+        parser.error(f"--runs: {asked.runs} is not a folder; give the folder of sources")
     protocol = read_protocol()
     checked = check(asked.runs)
     problems = [*checked.problems, *violations(protocol, checked.entries)]

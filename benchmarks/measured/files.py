@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from shardwise.contribution.check import impossible
 from shardwise.contribution.record import Contribution
+from shardwise.contribution.strict_json import read_json
 from shardwise.spec.record import SpecError
 
 RUNS = Path(__file__).resolve().parent / "runs"
 # A record is a few kilobytes.
 MOST_BYTES = 65_536
+# Two runs agree in every time to four digits only if one is a copy of the other.
+SAME_TIME = 1e-4
 _SOURCE = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+# A name is a text too: no spaces, no line breaks.
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\.json")
 
 
 class Entry(NamedTuple):
@@ -36,6 +40,24 @@ class Entry(NamedTuple):
         text = json.dumps([kept, measured], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def repeats(self, other: Entry) -> bool:
+        """Whether both are one run: the same layout and shapes on the same devices, same times."""
+        return self._setting == other._setting and self._same_times(other)
+
+    @property
+    def _setting(self) -> tuple[object, ...]:
+        run, hardware = self.run, self.run.hardware
+        where = (hardware.label, hardware.nodes, hardware.devices_per_node)
+        return (*where, run.model, run.parameters, run.adapter, run.job, run.strategy)
+
+    def _same_times(self, other: Entry) -> bool:
+        mine, theirs = self.run.measured.time, other.run.measured.time
+        if mine is None or theirs is None:
+            return False
+        ends = zip(mine.step_s_spread or (), theirs.step_s_spread or (), strict=False)
+        pairs = [(mine.step_s, theirs.step_s), *ends]
+        return all(math.isclose(one, two, rel_tol=SAME_TIME) for one, two in pairs)
+
 
 class Checked(NamedTuple):
     """Valid contributions, and a sentence for each problem of the others."""
@@ -48,7 +70,6 @@ def check(folder: Path = RUNS) -> Checked:
     """Read and check every file: schema, names, impossible numbers, duplicates."""
     entries: list[Entry] = []
     problems: list[str] = []
-    seen: dict[str, str] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         where = path.relative_to(folder).as_posix()
         try:
@@ -57,8 +78,12 @@ def check(folder: Path = RUNS) -> Checked:
             problems += error.problems
             continue
         wrong = [f"{where}: {problem}" for problem in impossible(entry.run)]
-        if (first := seen.setdefault(entry.fingerprint, where)) != where:
-            wrong.append(f"{where}: is a duplicate of {first}: the same run, the same measurement")
+        first = next((other.path for other in entries if entry.repeats(other)), None)
+        if first is not None:
+            wrong.append(
+                f"{where}: is a duplicate of {first.relative_to(folder).as_posix()}: the same run, "
+                "the same measurement"
+            )
         problems += wrong
         entries += [] if wrong else [entry]
     return Checked(entries, problems)
@@ -66,12 +91,11 @@ def check(folder: Path = RUNS) -> Checked:
 
 def _read(path: Path, where: str) -> Entry:
     source, _, name = where.rpartition("/")
-    if not _SOURCE.fullmatch(source) or not name.endswith(".json"):
-        raise SpecError(f"{where}: must be runs/SOURCE/NAME.json, the source in [a-z0-9-]")
+    if not _SOURCE.fullmatch(source) or not _FILE.fullmatch(name):
+        raise SpecError(
+            f"{where}: must be runs/SOURCE/NAME.json, the source in [a-z0-9-], the name in "
+            "[A-Za-z0-9._-]"
+        )
     if path.stat().st_size > MOST_BYTES:
         raise SpecError(f"{where}: is larger than {MOST_BYTES:,} bytes; a record is smaller")
-    try:
-        data = msgspec.json.decode(path.read_bytes())
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SpecError(f"{where}: is not valid JSON: {error}") from None
-    return Entry(path, source, Contribution.of_file(data, where))
+    return Entry(path, source, Contribution.of_file(read_json(path, where), where))

@@ -139,6 +139,91 @@ def test_a_bad_file_is_refused_with_its_reason(
     assert any(reason in problem for problem in problems), problems
 
 
+REAL = json.loads((RUNS / "shardwise-ci" / "cpu-zero3.json").read_text())
+
+
+def times_of(one: dict[str, Any], factor: float) -> dict[str, Any]:
+    """All measured times and rates in another unit, consistently."""
+    for path in ("time.step_s", "throughput.tokens_per_s", "throughput.tokens_per_s_per_device"):
+        power = 1 if path.startswith("time") else -1
+        one = put(one, f"measured.{path}", lambda value, power=power: value * factor**power)
+    return put(one, "measured.time.step_s_spread", lambda ends: [end * factor for end in ends])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda one: put(one, "hardware.nodes", 10**13), "hardware.nodes"),
+        (lambda one: put(one, "hardware.network_bytes_per_s", 1.0), "network"),
+        (lambda one: put(one, "model.layers", 10**7), "model.layers"),
+        (lambda one: put(one, "model.kv_heads", 3), "multiple of kv_heads"),
+        (lambda one: put(put(one, "model.experts", 2), "model.experts_per_token", 5), "experts"),
+        (lambda one: {**one, "adapter": {"dora": False, "base": "bf16", "trains_parts": False,
+                                         "targets": []}}, "nothing is trained"),
+        # Of two cores: 27 TFLOP/s each; 27 MFLOP/s each.
+        (lambda one: times_of(one, 1e-3), "faster than the cores"),
+        (lambda one: times_of(one, 1e3), "too slow"),
+        (lambda one: times_of(one, 1e-6), "shorter than any step"),
+        (lambda one: put(one, "measured.work.model_flops", lambda flops: 1000 * flops), "shapes"),
+        (lambda one: put(one, "measured.work.hardware_flops", lambda flops: 9 * flops), "9 times"),
+        (lambda one: put(put(one, "predicted.memory.terms", {"working": 10**18}),
+                         "predicted.memory.peak_allocated_bytes", 10**18), "would not have run"),
+        (lambda one: put(one, "steps", 10**13), "more than a year"),
+        (lambda one: put(one, "steps", True), "steps: must be a number"),
+        (lambda one: put(one, "job.seq_len", "128"), "job.seq_len: must be a number"),
+        (lambda one: put(one, "schema", True), "schema is True"),
+        (lambda one: put(one, "job.seq_len", 10**9), "positions of the model"),
+        (lambda one: put(one, "measured.shardwise", "99.0"), "newest Shardwise"),
+        (lambda one: json.dumps(one)[:-1] + ', "steps": "text", "steps": 5}', "comes twice"),
+        (lambda one: "[" * 60_000, "nested too deeply"),
+    ],
+)  # fmt: skip
+def test_a_hostile_file_is_refused_and_the_others_are_checked(
+    tmp_path: Path, spoil: Callable[[Any], Any], reason: str
+) -> None:
+    (entry,), problems = checked(tmp_path, spoil(REAL), REAL)
+    assert entry.path.name == "1.json"
+    assert all(problem.startswith("us/0.json: ") for problem in problems)
+    assert any(reason in problem for problem in problems), problems
+
+
+def test_a_device_has_the_memory_and_peak_of_the_catalogue(
+    tmp_path: Path, valid: dict[str, Any]
+) -> None:
+    larger = put(valid, "hardware.memory_bytes", 10**17)
+    faster_device = put(valid, "hardware.peak_flops.bf16", 1e19)
+    nearly = put(valid, "hardware.memory_bytes", lambda size: round(0.98 * size))
+    (entry,), problems = checked(tmp_path, larger, faster_device, nearly)
+    assert entry.path.name == "2.json"
+    assert "us/0.json: hardware.memory_bytes" in problems[0]
+    assert any("us/1.json: hardware.peak_flops" in problem for problem in problems)
+
+
+def test_a_step_is_not_hundreds_of_times_the_predicted(tmp_path: Path) -> None:
+    """A prediction of 50 ms, and 50 s measured: milliseconds for seconds."""
+    slow = put(times_of(REAL, 50 / 0.8866), "predicted.time", {"step_s": 0.05})
+    _, (problem,) = checked(tmp_path, slow)
+    assert "too far from the predicted" in problem
+
+
+def test_a_copy_with_other_last_digits_is_a_duplicate(tmp_path: Path) -> None:
+    copies = [times_of(REAL, 1 + 1e-9), put(REAL, "steps", 13), times_of(REAL, 1.001)]
+    entries, problems = checked(tmp_path, REAL, *copies)
+    assert [entry.path.name for entry in entries] == ["0.json", "3.json"]
+    assert [problem.partition(" of ")[0] for problem in problems] == [
+        "us/1.json: is a duplicate", "us/2.json: is a duplicate",
+    ]  # fmt: skip
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.measured", "check", "--runs", str(tmp_path / "no")],
+        capture_output=True, text=True, cwd=ROOT, env=environment(), check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not a folder" in done.stderr
+
+
 def test_three_bad_files_have_one_reason_each(tmp_path: Path, valid: dict[str, Any]) -> None:
     _, problems = checked(tmp_path, faster(valid), fuller(valid), put(valid, "schema", 9), valid)
     assert [problem.partition(":")[0] for problem in problems] == [
@@ -153,13 +238,16 @@ def test_a_duplicate_is_named(tmp_path: Path, valid: dict[str, Any]) -> None:
     assert first.path.name == "0.json"
     (problem,) = problems
     assert problem.startswith("us/1.json: is a duplicate of us/0.json")
-    other = put(valid, "measured.memory.peak_allocated_bytes", lambda size: size + 1)
-    other = put(other, "measured.memory.terms.other", lambda size: size + 1)
+    other = times_of(valid, 1.001)
+    other["measured"]["throughput"].pop("mfu")
+    other["measured"]["throughput"].pop("hfu")
     entries, problems = checked(tmp_path, valid, other)
     assert (len(entries), problems) == (2, [])
 
 
-@pytest.mark.parametrize("place", ["0.json", "Us/0.json", "us/deep/0.json", "us/0.txt"])
+@pytest.mark.parametrize(
+    "place", ["0.json", "Us/0.json", "us/deep/0.json", "us/0.txt", "us/a b.json"]
+)
 def test_a_file_elsewhere_is_refused(tmp_path: Path, valid: dict[str, Any], place: str) -> None:
     path = tmp_path / place
     path.parent.mkdir(parents=True, exist_ok=True)

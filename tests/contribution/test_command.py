@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.measured.files import check
+from shardwise.contribution.collect import collect, collect_all
 from shardwise.contribution.record import Contribution
 from shardwise.runs.record import NAME
 from shardwise.spec.run import write_run
@@ -133,6 +134,115 @@ def test_another_file_is_refused(tmp_path: Path, content: object, named: str) ->
     assert named in problem
 
 
+def accepted(folder: Path, *runs: tuple[object, Any]) -> Path:
+    """A file of accept with these layouts and contributions."""
+    path = folder / "accept.json"
+    listed = [{"layout": layout, "contribution": one} for layout, one in runs]
+    path.write_text(json.dumps({"kind": "accept", "runs": listed}))
+    return path
+
+
+def test_each_run_of_an_acceptance_has_a_name_of_its_own(folder: Path) -> None:
+    one = collect(folder)
+    record = one.to_dict()
+    named = [("../../evil", record), ("1", record), ("ddp", record), ("ddp", record), (7, record)]
+    assert list(collect_all(accepted(folder, *named))) == ["1", "1-2", "ddp", "ddp-4", "5"]
+
+
+def test_impossible_numbers_of_an_acceptance_are_not_written(folder: Path) -> None:
+    record = collect(folder).to_dict()
+    record["parameters"] = 7
+    path = accepted(folder, ("ddp", record))
+    (problem,) = refusal("contribute", str(path), "--yes", "-o", str(folder / "out.json"))
+    assert "the shapes have" in problem
+    assert not list(folder.glob("out*"))
+
+
+def test_all_files_are_written_or_none(folder: Path) -> None:
+    record = collect(folder).to_dict()
+    path = accepted(folder, ("ddp", record), ("zero3", record))
+    (folder / "out-zero3.json").mkdir()
+    (problem,) = refusal("contribute", str(path), "--yes", "-o", str(folder / "out.json"))
+    assert "out-zero3.json" in problem
+    assert not (folder / "out-ddp.json").exists()
+
+
+def nested(path: Path) -> None:
+    path.write_text("[" * 100_000)
+
+
+def put_model(run: Path, model: dict[str, Any]) -> None:
+    change(run / "prediction.json", model=model)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda run: put_model(run, {"name": "gpt2", "parameters": "ours"}), "parameters"),
+        (lambda run: put_model(run, {}), "parameters"),
+        (lambda run: nested(run / "environment.json"), "environment.json"),
+        (lambda run: change(run / "environment.json", cores=10**30), "cores"),
+        (lambda run: change(run / "environment.json", threads=10**30), "threads"),
+        (lambda run: change(run / NAME, step=10**15), "steps"),
+    ],
+)
+def test_a_spoiled_folder_is_refused_in_a_sentence(folder: Path, spoil: Any, named: str) -> None:
+    spoil(folder)
+    (problem,) = refusal("contribute", str(folder), "--json")
+    assert named in problem
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"kind": "accept", "runs": 5}'])
+def test_a_spoiled_accept_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "accept.json").write_text(text)
+    (problem,) = refusal("contribute", str(tmp_path / "accept.json"), "--json")
+    assert problem.startswith("contribute: ")
+
+
+def test_a_folder_of_runs_names_a_run_inside(folder: Path) -> None:
+    (problem,) = refusal("contribute", str(folder.parent), "--json")
+    assert f"give {folder}" in problem
+
+
+def test_only_a_contribution_is_overwritten(folder: Path) -> None:
+    other = folder / "notes.json"
+    other.write_text('{"mine": 1}')
+    (problem,) = refusal("contribute", str(folder), "--yes", "-o", str(other))
+    assert "is no contribution" in problem
+    (problem,) = refusal("contribute", str(folder), "--yes", "-o", str(folder / "new.txt"))
+    assert "not a .json file" in problem
+    assert other.read_text() == '{"mine": 1}'
+    other.write_text(json.dumps(collect(folder).to_dict()))
+    done = shardwise("contribute", "run", "--yes", "-o", "run/notes.json", folder=folder.parent)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in folder.glob("*notes*")] == ["notes.json"]
+
+
+def set_spread(run: Path, low: float, high: float) -> None:
+    """Percentiles of the step time, as shares of the median."""
+    data = json.loads((run / "measurement.json").read_text())
+    step_s = data["time"]["step_s"]
+    data["time"]["step_s_spread"] = [low * step_s, high * step_s]
+    (run / "measurement.json").write_text(json.dumps(data))
+
+
+def test_an_unsteady_run_is_asked_about_and_not_written_by_scripts(folder: Path) -> None:
+    set_spread(folder, 0.6, 2.0)
+    done = shardwise("contribute", "run", "--yes", folder=folder.parent)
+    assert (done.returncode, json.loads(done.stdout)["kind"]) == (2, "contribution")
+    assert "does nothing else" in done.stderr
+    assert not (folder.parent / "contribution.json").exists()
+    done = at_a_terminal("y", "contribute", "run", folder=folder.parent)
+    assert done.returncode == 0, done.stderr
+    assert "does nothing else" in done.stderr
+    assert (folder.parent / "contribution.json").exists()
+
+
+def test_accept_refuses_an_empty_choice() -> None:
+    (problem,) = refusal("accept", "--only", "")
+    assert problem.startswith("--only")
+
+
 def test_a_real_run_goes_through_the_checker(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     train = {"steps": 9, "measure": True, "checkpoint": False}
@@ -140,6 +250,8 @@ def test_a_real_run_goes_through_the_checker(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(write_run(run))
     done = shardwise("train", "run.toml", "--name", "it", folder=tmp_path, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
+    # Tests may share the machine.
+    set_spread(tmp_path / "runs" / "it", 1.0, 1.0)
     runs = tmp_path / "measured"
     (runs / "us").mkdir(parents=True)
     words = ("contribute", "runs/it", "-o", str(runs / "us" / "it.json"), "--yes")

@@ -123,6 +123,8 @@ def _names(only: str | None, skip: str | None) -> list[str]:
     asked: dict[str, set[str]] = {}
     for option, text in (("--only", only), ("--skip", skip)):
         asked[option] = {word.strip() for word in (text or "").split(",") if word.strip()}
+        if text is not None and not asked[option]:
+            problems.found.append(f"{option}: names no check; known are {', '.join(known)}")
         for word in sorted(asked[option] - {*known}):
             with problems.collect():
                 hint = did_you_mean(word, known) or f"; known are {', '.join(known)}"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardwise.cli.output import JsonOption, check_output
+
+if TYPE_CHECKING:
+    from shardwise.contribution.record import Contribution
 
 
 def contribute(
@@ -36,26 +40,91 @@ def contribute(
     from shardwise.spec.record import SpecError
 
     check_output(output, ".json")
-    files = {
-        output.with_stem(f"{output.stem}-{name}") if name else output: one.to_dict()
-        for name, one in collect_all(run).items()
-    }
-    records = list(files.values())
+    found = collect_all(run)
+    paths = {name: output.with_stem(f"{output.stem}-{name}") if name else output for name in found}
+    for path in paths.values():
+        _check_replaceable(path)
+    records = [one.to_dict() for one in found.values()]
     shown = records[0] if len(records) == 1 else records
     typer.echo(json.dumps(shown, indent=2, allow_nan=False))
-    names = ", ".join(str(path) for path in files)
+    # Accept has withheld its unsteady runs itself: they have names.
+    unsteady = _unsteady(found[""]) if "" in found else ""
+    if unsteady:
+        typer.echo(f"\n{unsteady}", err=True)
+    names = ", ".join(str(path) for path in paths.values())
+    if as_json and not yes:
+        return
+    if yes and unsteady:
+        raise SpecError("contribute: nothing is written of an unsteady run with --yes; train again")
     if not yes:
-        if as_json:
-            return
         if not sys.stdin.isatty():
             raise SpecError("contribute: nothing is written without a terminal to ask; add --yes")
         if not typer.confirm(f"\nWrite this to {names}?", err=True):
             typer.echo("Nothing was written.", err=True)
             raise typer.Exit(1)
-    for path, record in files.items():
-        path.write_text(json.dumps(record, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    _write_all(dict(zip(paths.values(), records, strict=True)))
     typer.echo(
         f"\nWritten to {names}. Nothing was sent. To contribute it, open a pull request that adds "
-        "it to benchmarks/measured/runs.",
+        "it to benchmarks/measured/runs/SOURCE/.",
         err=True,
     )
+
+
+def _check_replaceable(path: Path) -> None:
+    """Refuse a path that is no JSON file, or a file that is no contribution."""
+    from shardwise.contribution.record import KIND
+    from shardwise.contribution.strict_json import read_json
+    from shardwise.spec.record import SpecError
+
+    check_output(path, ".json")
+    if path.suffix != ".json":
+        raise SpecError(f"output: {path} is not a .json file; give another path")
+    if not path.exists():
+        return
+    try:
+        data = read_json(path, str(path))
+    except SpecError:
+        data = None
+    if not isinstance(data, dict) or data.get("kind") != KIND:
+        raise SpecError(f"output: {path} exists and is no contribution; give another path")
+
+
+def _unsteady(one: Contribution) -> str:
+    """A sentence about steps that others slowed down; empty for a quiet run.
+
+    A run folder does not say what else ran. As accept withholds runs beside which others used more
+    than MAX_BUSY of the cores, slow steps may not be longer than the median by more than that.
+    """
+    from shardwise.accept.machine import MAX_BUSY
+    from shardwise.spec.quantity import show_seconds
+
+    time = one.measured.time
+    if time is None or time.step_s_spread is None:
+        return ""
+    low, high = time.step_s_spread
+    if high <= (1 + MAX_BUSY) * time.step_s:
+        return ""
+    return (
+        f"Steps took {show_seconds(low)} to {show_seconds(high)}: other work ran beside them, so "
+        "their time is no evidence; train again on a machine that does nothing else."
+    )
+
+
+def _write_all(files: Mapping[Path, object]) -> None:
+    """Write all files or none."""
+    import json
+
+    from shardwise.spec.record import SpecError
+
+    drafts = {path: path.with_name(f".{path.name}.part") for path in files}
+    try:
+        for path, record in files.items():
+            text = json.dumps(record, indent=2, allow_nan=False) + "\n"
+            drafts[path].write_text(text, encoding="utf-8")
+        for path, draft in drafts.items():
+            draft.replace(path)
+    except OSError as error:
+        raise SpecError(f"output: cannot write {error.filename}: {error.strerror}") from None
+    finally:
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)

@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
+from shardwise.contribution.limits import (
+    device_memory,
+    fastest_link,
+    peak_flops,
+    step_times,
+    too_long,
+)
 from shardwise.contribution.record import Contribution, MemoryTerm, Step
-from shardwise.spec.quantity import show_gib, show_seconds
+from shardwise.predict.work import model_flops_per_token
+from shardwise.spec.quantity import show_gib
 from shardwise.spec.record import SpecError
 from shardwise.step import CollectiveProfile, StepProfile, throughput_of
 from shardwise.units.decoder import decoder_units
+from shardwise.units.load import load_units
+from shardwise.version import __version__
 
-# Below this share of the peak, a step time is more likely in another unit.
-LEAST_MFU = 1e-5
 # A measured peak below this share of what is known to be resident is in another unit.
 LEAST_RESIDENT = 0.5
 # How far two values may differ that follow from each other.
 ROUNDING = 0.01
+# FLOPs of a step. Releases may count norms and softmax in another way, a few percent of matmuls.
+FLOPS_TOLERANCE = 0.1
+# Recomputing repeats the forward, at most the half of a step whose weights are frozen.
+MOST_RECOMPUTED = 2.0
+# Rotary positions are stretched: 4,096 to a million are 256 times as many.
+MOST_STRETCHED = 1000
+_RELEASE = re.compile(r"[0-9]+(\.[0-9]+)*")
 
 
 def impossible(one: Contribution) -> list[str]:
     """A sentence for each number that contradicts physics or another number of the record."""
     checks: tuple[Callable[[Contribution], Iterator[str]], ...] = (
-        _layout, _parameters, _device, _tokens, _memory, _times, _rates, _links
+        _layout, _versions, _positions, _parameters, _device, _tokens, _work, device_memory,
+        _memory, too_long, _times, _rates, _links,
     )  # fmt: skip
-    return [problem for check in checks for problem in check(one)]
+    try:
+        return [problem for check in checks for problem in check(one)]
+    except SpecError as error:
+        # What no formula can describe is no run.
+        return error.problems
+    except (ArithmeticError, ValueError) as error:
+        return [f"its numbers cannot be computed with ({type(error).__name__}); check the shapes"]
 
 
 def _steps(one: Contribution) -> tuple[tuple[str, Step], ...]:
@@ -43,6 +66,36 @@ def _layout(one: Contribution) -> Iterator[str]:
         for each in step.traffic:
             if devices % each.group_size:
                 yield f"{name}.traffic: groups of {each.group_size} do not divide {devices} devices"
+
+
+def _versions(one: Contribution) -> Iterator[str]:
+    """A later release may mean other things by the same fields."""
+    said = {f"{name}.shardwise": step.shardwise for name, step in _steps(one)}
+    if "shardwise" in one.host.versions:
+        said["host.versions.shardwise"] = one.host.versions["shardwise"]
+    for where, version in said.items():
+        if _release(version) > _release(__version__):
+            yield f"{where}: {version}, but this is {__version__}; check with the newest Shardwise"
+
+
+def _release(version: str) -> list[int]:
+    """The numbers of a release, without zeros at the end."""
+    found = _RELEASE.match(version)
+    numbers = [int(part) for part in found[0].split(".")] if found else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers
+
+
+def _positions(one: Contribution) -> Iterator[str]:
+    if one.model is None:
+        return
+    stretch = 1 if one.model.positions == "learned" else MOST_STRETCHED
+    if one.job.seq_len > stretch * one.model.max_positions:
+        yield (
+            f"job.seq_len: {one.job.seq_len:,} is far beyond the {one.model.max_positions:,} "
+            "positions of the model"
+        )
 
 
 def _parameters(one: Contribution) -> Iterator[str]:
@@ -69,6 +122,38 @@ def _tokens(one: Contribution) -> Iterator[str]:
                 f"{name}.work.tokens: {step.work.tokens:,}, but sequence length, micro-batch, "
                 f"accumulation and data parallelism make {most:,}"
             )
+
+
+def _model_flops(one: Contribution) -> float | None:
+    """FLOPs of a step by the shapes; None if they do not describe all of the model."""
+    spec = one.model_spec()
+    if spec is None:
+        return None
+    units = load_units(spec, one.job.seq_len, one.strategy)
+    return model_flops_per_token(units) * one.job.tokens_per_step(one.strategy)
+
+
+def _work(one: Contribution) -> Iterator[str]:
+    """FLOPs, against those of the shapes; of a traced model, against those predicted.
+
+    Also for a step with padding: it is computed, though its tokens do not count.
+    """
+    known, source = _model_flops(one), "the shapes"
+    if known is None and one.predicted.work is not None:
+        known, source = one.predicted.work.model_flops, "the prediction"
+    for name, step in _steps(one):
+        work = step.work
+        if work is None:
+            continue
+        if known is not None and abs(work.model_flops / known - 1) > FLOPS_TOLERANCE:
+            yield (
+                f"{name}.work.model_flops: {work.model_flops:.4g}, but {source} "
+                f"{'make' if source == 'the shapes' else 'has'} {known:.4g}"
+            )
+        again = work.hardware_flops / work.model_flops
+        if not 1 - ROUNDING <= again <= MOST_RECOMPUTED:
+            yield f"{name}.work.hardware_flops: are {again:.3g} times model_flops, not 1 to 2 times"
+    yield from step_times(one, known)
 
 
 def _memory(one: Contribution) -> Iterator[str]:
@@ -114,6 +199,8 @@ def _rates(one: Contribution) -> Iterator[str]:
     """Tokens per second and MFU, computed again; the peak of a CPU is not known."""
     dtype = one.strategy.param_dtype
     peak = None if one.hardware.is_cpu else one.hardware.peak_flops.get(dtype)
+    if peak is not None and peak > (1 + ROUNDING) * peak_flops(one.hardware, dtype):
+        yield f"hardware.peak_flops.{dtype}: {peak:.3g} is more than {one.hardware.label} has"
     profiles: dict[str, StepProfile] = dict(
         zip(("predicted", "measured"), one.profiles(), strict=True)
     )
@@ -122,11 +209,6 @@ def _rates(one: Contribution) -> Iterator[str]:
         if step.time is None or work is None:
             continue
         found = throughput_of(work, step.time.step_s, one.hardware.devices, peak)
-        if found.mfu is not None and found.mfu > 1:
-            yield f"{name}.time.step_s: implies an MFU of {found.mfu:.2f}, more than the peak"
-        elif found.mfu is not None and found.mfu < LEAST_MFU:
-            shown = show_seconds(step.time.step_s)
-            yield f"{name}.time.step_s: {shown} implies an MFU of {found.mfu:.1e}; is it seconds?"
         stated = step.throughput
         for field in ("tokens_per_s", "tokens_per_s_per_device", "mfu", "hfu"):
             said, computed = getattr(stated, field, None), getattr(found, field)
@@ -140,7 +222,7 @@ def _links(one: Contribution) -> Iterator[str]:
     if hardware.is_cpu or time is None:
         return
     sent = sum(CollectiveProfile(**each.model_dump()).sent_bytes for each in one.measured.traffic)
-    fastest = max(hardware.link_bytes_per_s, hardware.network_bytes_per_s or 0.0)
+    fastest = fastest_link(hardware)
     if sent / time.step_s > fastest:
         yield (
             f"measured.traffic: {sent / time.step_s / 1e9:,.0f} GB/s per device are more than its "

@@ -7,7 +7,7 @@ because it is a number, a word of a fixed list or a version.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,6 +34,7 @@ from shardwise.contribution.record import (
     Vendor,
     Work,
 )
+from shardwise.contribution.strict_json import read_json
 from shardwise.runs.record import NAME, RunRecord
 from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter
@@ -60,16 +61,16 @@ def collect_all(path: Path) -> dict[str, Contribution]:
     `shardwise accept`, by layout."""
     if not path.is_file():
         return {"": collect(path)}
-    data = _json(path)
-    if data.get("kind") != "accept":
-        raise SpecError(f"contribute: {path} is neither a run folder nor a file of accept")
-    runs = [one for one in data.get("runs") or () if isinstance(one, Mapping)]
-    found = {}
+    data = _accept_file(path)
+    listed = data.get("runs")
+    runs = listed if isinstance(listed, list) else []
+    found: dict[str, Contribution] = {}
     for number, one in enumerate(runs, 1):
-        if "contribution" in one:
-            layout = str(one.get("layout"))
-            name = layout if _LAYOUT.fullmatch(layout) else str(number)
-            found[name] = Contribution.of_file(one["contribution"], f"{path}: {name}")
+        if isinstance(one, Mapping) and "contribution" in one:
+            name = _name(one.get("layout"), number, found)
+            contribution = Contribution.of_file(one["contribution"], f"{path}: {name}")
+            _refuse_impossible(contribution, f"{path}: {name}")
+            found[name] = contribution
     if not found:
         raise SpecError(
             f"contribute: {path} has no run that may be contributed; run 'shardwise accept' on a "
@@ -78,29 +79,65 @@ def collect_all(path: Path) -> dict[str, Contribution]:
     return found
 
 
+def _accept_file(path: Path) -> Mapping[str, Any]:
+    try:
+        data = read_json(path, str(path))
+    except SpecError:
+        data = None
+    if not isinstance(data, Mapping) or data.get("kind") != "accept":
+        raise SpecError(f"contribute: {path} is neither a run folder nor a file of accept")
+    return data
+
+
+def _name(layout: object, number: int, taken: Container[str]) -> str:
+    """A name for a file that no other run has: the layout, or the number of the run."""
+    if not isinstance(layout, str) or not _LAYOUT.fullmatch(layout):
+        layout = str(number)
+    # No layout has a dash.
+    return f"{layout}-{number}" if layout in taken else layout
+
+
+def _refuse_impossible(contribution: Contribution, where: str) -> None:
+    problems = impossible(contribution)
+    if problems:
+        raise SpecError(f"{where}: {problem}" for problem in problems)
+
+
 def collect(folder: Path) -> Contribution:
     """The contribution of a finished run; raise SpecError if it measured nothing usable."""
+    _refuse_folder_of_runs(folder)
     run = read_run(folder / "run.toml").resolved()
     predicted = read_profile_file(folder / "prediction.json")
     measured = _measured(folder)
-    environment = _json(folder / "environment.json")
-    contribution = Contribution(
-        hardware=_hardware(run.cluster, environment),
-        host=_host(environment),
-        model=_shape(run),
-        parameters=int(predicted.model["parameters"]),
-        trained_parameters=predicted.model.get("trained_parameters"),
-        adapter=_adapter(run.adapter) if run.adapter else None,
-        job=run.job,
-        strategy=run.strategy,
-        steps=_steps(folder),
-        predicted=_step(predicted),
-        measured=_step(_with_shares(measured, folder)),
+    environment = _environment(folder)
+    contribution = Contribution.read(
+        {
+            "hardware": _hardware(run.cluster, environment),
+            "host": _host(environment),
+            "model": _shape(run),
+            "parameters": predicted.model.get("parameters"),
+            "trained_parameters": predicted.model.get("trained_parameters"),
+            "adapter": _adapter(run.adapter) if run.adapter else None,
+            "job": run.job,
+            "strategy": run.strategy,
+            "steps": _steps(folder),
+            "predicted": _step(predicted),
+            "measured": _step(_with_shares(measured, folder)),
+        },
+        where="contribute",
     )
-    problems = impossible(contribution)
-    if problems:
-        raise SpecError(f"contribute: {problem}" for problem in problems)
+    _refuse_impossible(contribution, "contribute")
     return contribution
+
+
+def _refuse_folder_of_runs(folder: Path) -> None:
+    """Name runs inside a folder that is not a run itself."""
+    if not folder.is_dir() or (folder / "run.toml").exists():
+        return
+    inside = sorted(str(path.parent) for path in folder.glob("*/run.toml"))
+    if inside:
+        more = f" or another of its {len(inside)} runs" if len(inside) > 1 else ""
+        raise SpecError(f"contribute: {folder} is a folder of runs; give {inside[0]}{more}")
 
 
 def _measured(folder: Path) -> StepProfile:
@@ -128,11 +165,10 @@ def _steps(folder: Path) -> int:
     return max(1, record.step)
 
 
-def _json(path: Path) -> Mapping[str, Any]:
-    try:
-        data = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError):
-        return {}
+def _environment(folder: Path) -> Mapping[str, Any]:
+    """What the run said about its machine; older runs say nothing."""
+    path = folder / "environment.json"
+    data = read_json(path, f"contribute: {path}") if path.exists() else {}
     return data if isinstance(data, Mapping) else {}
 
 
@@ -177,12 +213,16 @@ def _host(environment: Mapping[str, Any]) -> Host:
     given = environment.get("versions")
     versions = given if isinstance(given, Mapping) else {}
     found = {name: _version(versions.get(name)) for name in get_args(Library)}
-    return Host(
-        system=_word(platform.partition("-")[0], get_args(System)),
-        machine=next((one for one in get_args(Machine) if f"-{one}-" in f"{platform}-"), None),
-        cores=_count(environment.get("cores")),
-        threads=_count(environment.get("threads")),
-        versions={name: version for name, version in found.items() if version is not None},
+    machine = next((one for one in get_args(Machine) if f"-{one}-" in f"{platform}-"), None)
+    return Host.read(
+        {
+            "system": _word(platform.partition("-")[0], get_args(System)),
+            "machine": machine,
+            "cores": _count(environment.get("cores")),
+            "threads": _count(environment.get("threads")),
+            "versions": {name: version for name, version in found.items() if version is not None},
+        },
+        where="contribute: environment.json",
     )
 
 

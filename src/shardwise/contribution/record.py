@@ -130,11 +130,14 @@ class Hardware(Record):
         known = catalogue.devices().get(self.device or "")
         name = self.label.replace(" ", "-")
         device = known.but(**figures) if known else DeviceSpec.read({"name": name, **figures})
-        return ClusterSpec(
-            device=device,
-            nodes=self.nodes,
-            devices_per_node=self.devices_per_node,
-            network=self.network_bytes_per_s,
+        return ClusterSpec.read(
+            {
+                "device": device,
+                "nodes": self.nodes,
+                "devices_per_node": self.devices_per_node,
+                "network": self.network_bytes_per_s,
+            },
+            where="hardware",
         )
 
 
@@ -285,16 +288,22 @@ class Contribution(Record):
         """Read the content of a file; raise one SpecError with every problem."""
         if not isinstance(data, Mapping) or data.get("kind") != KIND:
             raise SpecError(f'{where}: is not a contribution (kind = "{KIND}")')
-        if data.get("schema") != SCHEMA:
+        # True equals 1.
+        if data.get("schema") != SCHEMA or type(data["schema"]) is not int:
             raise SpecError(
                 f"{where}: schema is {str(data.get('schema'))[:20]}, this version reads {SCHEMA}; "
                 "write the file with the newest Shardwise"
             )
         fields = {key: value for key, value in data.items() if key not in ("schema", "kind")}
         try:
-            return cls.read(fields)
+            found = cls.read(fields)
+            _same_kinds(fields, found.to_dict())
+            # What predictions refuse is refused here, under the name of the file.
+            found.hardware.spec()
+            found.model_spec()
         except SpecError as error:
             raise SpecError(f"{where}: {problem}" for problem in error.problems) from None
+        return found
 
     def model_spec(self) -> ModelSpec | None:
         """The model as formulas take it; None if this does not describe all of it."""
@@ -302,16 +311,11 @@ class Contribution(Record):
             return None
         shape = {**self.model.model_dump(exclude_none=True), "name": KIND}
         if self.adapter is None:
-            return ModelSpec.read(shape)
+            return ModelSpec.read(shape, where="model")
         if self.adapter.targets is None or self.adapter.trains_parts:
             return None
-        adapter = Adapter(
-            rank=self.adapter.rank,
-            targets=self.adapter.targets,
-            dora=self.adapter.dora,
-            base=self.adapter.base,
-        )
-        return ModelSpec.read({**shape, "adapter": adapter})
+        adapter = Adapter.read(self.adapter.model_dump(exclude={"trains_parts"}), where="adapter")
+        return ModelSpec.read({**shape, "adapter": adapter}, where="model")
 
     def profiles(self) -> tuple[StepProfile, StepProfile]:
         """The predicted and the measured StepProfile."""
@@ -340,3 +344,18 @@ class Contribution(Record):
             if rates
             else None,
         )
+
+
+def _same_kinds(given: object, read: object, path: str = "") -> None:
+    """Raise SpecError for a value that was read as one of another kind: `true` as 1, a text as a
+    number. A file holds values as `to_dict` gives them."""
+    if isinstance(given, Mapping) and isinstance(read, Mapping):
+        for key, value in given.items():
+            if value is not None:
+                _same_kinds(value, read.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(given, list) and isinstance(read, (list, tuple)):
+        for one, other in zip(given, read, strict=True):
+            _same_kinds(one, other, path)
+    elif any(isinstance(given, kind) != isinstance(read, kind) for kind in (bool, str)):
+        wanted = "true or false" if isinstance(read, bool) else "a number"
+        raise SpecError(f"{path}: must be {'a word' if isinstance(read, str) else wanted}")
