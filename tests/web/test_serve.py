@@ -154,6 +154,14 @@ def test_runs_of_the_folder_have_reports(server: Server) -> None:
     assert b"llama-3-8b" in body
 
 
+def test_clients_that_leave_do_not_end_it(server: Server) -> None:
+    asked = f"GET /planner.css HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode()
+    for _ in range(100):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall(asked * 5)
+    assert server.request("GET", "/")[0] == 200
+
+
 def test_it_listens_on_the_loopback_only(server: Server) -> None:
     listening = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True, check=True).stdout
     own = [line.split()[3] for line in listening.splitlines() if f":{server.port} " in line]

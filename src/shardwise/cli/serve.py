@@ -24,8 +24,10 @@ def serve(
     import socket
     from contextlib import suppress
 
+    from shardwise.cli.long import long_command
     from shardwise.spec.record import SpecError
 
+    long_command()
     try:
         import uvicorn
 
