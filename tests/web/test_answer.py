@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,19 @@ def test_planning_imports_neither_screens_nor_traces_nor_torch() -> None:
     loaded = set(done.stdout.split())
     assert "numpy" in loaded
     assert not loaded & {"msgspec", "yaml", "rich", "typer", "torch"}
+
+
+def test_a_step_of_a_million_micro_batches_has_no_timeline() -> None:
+    where = {"model": "gpt2", "cluster": "8xH100-SXM"}
+    began = time.process_time()
+    plan = ask(ask="plan", **where, global_batch="1T")
+    estimate = ask(ask="estimate", **where, strategy=plan["strategy"])
+    assert time.process_time() - began < 60
+    for found in (plan, estimate):
+        assert "micro-batches" in found["html"]["timeline"]
+        assert found["figures"]
+    assert "timeline" not in ask(
+        ask="estimate", **where, strategy=plan["strategy"], timeline=False
+    )["html"]  # fmt: skip
+    words = ["--model", "gpt2", "--cluster", "8xH100-SXM", "--global-batch", "1T"]
+    assert plan["json"] + "\n" == shardwise("plan", *words, "--json").stdout

@@ -19,12 +19,15 @@ from shardwise.api import (
 from shardwise.planning.problem import Problem
 from shardwise.planning.record import devices_in_time, plan_record
 from shardwise.planning.vary import node_size, varied
+from shardwise.report.page.markup import element
 from shardwise.report.page.subject import Subject
 from shardwise.spec.lookup import write_cluster
 from shardwise.spec.quantity import GIB
 from shardwise.spec.record import SpecError, SpecWarning
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.spec.strategy import Strategy
+from shardwise.timeline.spans import Timeline
+from shardwise.units.load import load_units
 from shardwise.web.changes import changed_words, figures_of
 from shardwise.web.command import plan_command
 from shardwise.web.curve import draw_curve
@@ -33,6 +36,8 @@ from shardwise.web.pieces import estimate_pieces, plan_pieces, planned_layouts
 from shardwise.web.question import PASTED, Question, read_question
 
 RUN_FILE = "run.toml"
+# Passes through a block, of all micro-batches of a step, that a timeline simulates: some seconds.
+MOST_PASSES = 32_000
 _INVALID = 2
 
 
@@ -69,9 +74,10 @@ def _plan(question: Question) -> dict[str, Any]:
     )
     more = devices_in_time(found)
     profile = simulated = None
+    not_drawn: dict[str, str] = {}
     if found.winner is not None and chosen is not None:
         profile = found.profile(found.winner)
-        simulated = replay_run(chosen)
+        simulated, not_drawn = _simulated(chosen)
     subject = Subject(
         found.problem.model.name, "", chosen, profile, plan=found, simulated=simulated
     )
@@ -81,6 +87,7 @@ def _plan(question: Question) -> dict[str, Any]:
         "json": _printed(plan_record(found, stack, more)),
         "html": {
             **plan_pieces(subject, more),
+            **not_drawn,
             "changed": changed_words(question.before, figures),
             "picture": str(cluster_picture(found.problem.cluster)),
         },
@@ -96,14 +103,18 @@ def _estimate(question: Question) -> dict[str, Any]:
     run = _described(question)
     profile = estimate_run(run)
     fits = profile.known_memory.verdict == "fits"
-    simulated = replay_run(run) if question.timeline else None
+    simulated, not_drawn = _simulated(run) if question.timeline else (None, {})
     subject = Subject(run.model.name, "", run, profile, simulated=simulated)
     figures = figures_of(profile)
     pieces = estimate_pieces(subject, [] if fits else ways_for(run))
     return {
         "exit_code": 0 if profile.known_memory.fits else 1,
         "json": _printed(profile.to_dict()),
-        "html": {**pieces, "changed": changed_words(question.before, figures)},
+        "html": {
+            **pieces,
+            **not_drawn,
+            "changed": changed_words(question.before, figures),
+        },
         "figures": figures,
         **_start(run),
     }
@@ -186,6 +197,16 @@ def _described(question: Question) -> RunSpec:
         strategy = strategy.unplaced()
     moved = run._replace(cluster=cluster, job=problem.job, strategy=strategy)
     return moved.resolved()
+
+
+def _simulated(run: RunSpec) -> tuple[Timeline | None, dict[str, str]]:
+    """The timeline of a step; else the piece that says why it is not drawn."""
+    micro_batches = run.strategy.accumulate
+    blocks = len(load_units(run.model, run.job.seq_len, run.strategy).blocks)
+    if micro_batches * blocks <= MOST_PASSES:
+        return replay_run(run), {}
+    told = f"The timeline is not drawn: a step has {micro_batches:,} micro-batches."
+    return None, {"timeline": str(element("p", told))}
 
 
 def _start(run: RunSpec | None) -> dict[str, Any]:
