@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
+import h11
 import uvicorn
-from starlette.applications import Starlette
 
 from shardwise.web.workers import Workers
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 # Seconds in which questions that are open hear that the server stops.
 _GRACE_S = 0.2
 
 
-def run_server(app: Starlette, listening: socket.socket, workers: Workers) -> None:
+def run_server(app: ASGIApp, listening: socket.socket, workers: Workers) -> None:
     """Serve `app`; KeyboardInterrupt tells of the signal that ended it."""
-    config = uvicorn.Config(app, log_level="warning", access_log=False)
+
+    async def without_refused(scope: Scope, receive: Receive, send: Send) -> None:
+        # Where uvicorn has refused the rest of a request, it takes no answer to its beginning.
+        with suppress(h11.LocalProtocolError):
+            await app(scope, receive, send)
+
+    config = uvicorn.Config(without_refused, http="h11", log_level="warning", access_log=False)
     _Server(config, workers).run([listening])
 
 

@@ -84,7 +84,11 @@ def make_app(port: int, token: str, runs: Path | None, workers: Workers) -> Star
 
     async def list_runs(request: Request) -> Response:
         _check(request, token)
-        return JSONResponse({"runs": runs_in(runs)}, headers=_SAFE)
+        try:
+            found = runs_in(runs)
+        except OSError as error:
+            raise HTTPException(404, f"{runs}: {error.strerror}") from None
+        return JSONResponse({"runs": found}, headers=_SAFE)
 
     async def show_run(request: Request) -> Response:
         # A link cannot send a header.

@@ -65,6 +65,8 @@ def _report(folder: Path, run: str) -> Reply:
         page = page_of(folder, run)
     except SpecError as error:
         return Reply(422, error.problems[0])
+    except OSError as error:
+        return Reply(404, f"{error.filename or run}: {error.strerror}")
     return Reply(404, "There is no such run.") if page is None else Reply(200, page)
 
 
