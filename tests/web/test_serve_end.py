@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,12 +16,14 @@ from typing import Any
 
 import pytest
 
+from shardwise.web.work import Reply
+from shardwise.web.workers import Workers
 from tests.web.test_serve import QUESTION, Server, serving
 
 psutil = pytest.importorskip("psutil")
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 PATIENCE_S = 60.0
-# Plans of a large model, one for each length: more than ten seconds of work everywhere.
+# Plans of a large model, one for each length: seconds of work everywhere.
 LONG = {
     "ask": "curve",
     "model": "shape-310b",
@@ -120,18 +123,22 @@ def test_work_ends_when_its_client_leaves(tmp_path: Path) -> None:
     assert "Traceback" not in (tmp_path / "stderr").read_text()
 
 
-def test_a_question_has_a_time_limit() -> None:
-    import asyncio
+def test_a_question_that_fails_leaves_others_answered() -> None:
+    good = {"question": json.dumps({**QUESTION, "timeline": False})}
+    # No client can send it: the planner fails on it with a TypeError.
+    bad = {"question": 5}
 
-    from shardwise.web.workers import Workers
-
-    async def ask_twice() -> list[int]:
-        workers = Workers(most=1, limit_s=8)
+    async def ask() -> list[Reply]:
+        workers = Workers(most=1, limit_s=10)
         try:
-            long = await workers.reply({"question": json.dumps(LONG)})
-            short = await workers.reply({"question": json.dumps({**QUESTION, "timeline": False})})
+            replies = [await workers.reply(task) for task in (bad, good)]
+            for worker in psutil.Process().children():
+                worker.suspend()  # as good as a question that never ends
+            return [*replies, await workers.reply(good), await workers.reply(good)]
         finally:
             await workers.close()
-        return [long.status, short.status]
 
-    assert asyncio.run(ask_twice()) == [503, 200]
+    replies = asyncio.run(ask())
+    assert [one.status for one in replies] == [500, 200, 503, 200]
+    assert "TypeError" in replies[0].text
+    assert "10 s" in replies[2].text
