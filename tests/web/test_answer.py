@@ -234,3 +234,17 @@ def test_layouts_are_estimated_on_what_the_search_chose() -> None:
 def test_sliders_stand_at_the_question_after_they_moved() -> None:
     asked = {"ask": "plan", "model": "llama-3-8b", "cluster": "2x8xH100-SXM@400Gbps"}
     assert ask(**asked, change={"network": "100"})["at"] == ask(**asked)["at"]
+
+
+def test_a_step_of_a_million_micro_batches_has_no_timeline() -> None:
+    where = {"model": "gpt2", "cluster": "8xH100-SXM"}
+    plan = ask(ask="plan", **where, global_batch="1T")
+    estimate = ask(ask="estimate", **where, strategy=plan["strategy"])
+    for found in (plan, estimate):
+        assert "micro-batches" in found["html"]["timeline"]
+        assert found["figures"]
+    assert "timeline" not in ask(
+        ask="estimate", **where, strategy=plan["strategy"], timeline=False
+    )["html"]  # fmt: skip
+    words = ["--model", "gpt2", "--cluster", "8xH100-SXM", "--global-batch", "1T"]
+    assert plan["json"] + "\n" == shardwise("plan", *words, "--json").stdout

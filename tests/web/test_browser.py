@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,40 @@ def test_it_works_without_a_network_once_loaded(watched: Watched) -> None:
     watched.answered()
     assert "Recommended" in page.inner_text("#verdict")
     page.context.set_offline(False)
+
+
+def test_a_failure_is_told_and_later_questions_are_answered(
+    browser: Any, folder: Path, tmp_path: Path
+) -> None:
+    failing = Path(shutil.copytree(folder, tmp_path / "failing"))
+    worker = failing / "worker.js"
+    own = "from shardwise.web.answer import answer"
+    # Python fails on one model, and all of its runtime on another.
+    faults = r"""
+from shardwise.web.answer import answer as right
+def answer(text):
+    if '"gpt2-xl"' in text:
+        raise OverflowError("too large")
+    return right(text)
+"""
+    script = worker.read_text().replace(f'"{own}"', f"`{faults}`")
+    fatal = 'if (question.includes("\\"gpt2-large\\"")) throw new RangeError("stack");'
+    script = script.replace(
+        "try { postMessage({ id, answer", f"try {{ {fatal} postMessage({{ id, answer"
+    )
+    worker.write_text(script)
+    with file_server(failing) as address:
+        context = browser.new_context()
+        watched = Watched(context, address)
+        for model, kind in (("gpt2-xl", "OverflowError"), ("gpt2-large", "RangeError")):
+            watched.page.goto("about:blank")
+            watched.page.goto(f"{address}#model={model}")
+            watched.page.locator("#problems", has_text=kind).wait_for(timeout=120_000)
+            watched.page.fill("#model", "gpt2")
+            watched.page.locator("#about", has_text="gpt2").wait_for(timeout=120_000)
+            assert watched.page.inner_text("#problems") == ""
+        context.close()
+    assert watched.said == []
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pytest
 
@@ -24,6 +26,7 @@ MOST_BYTES = 2 * 2**20
 class Server(NamedTuple):
     port: int
     token: str
+    process: subprocess.Popen[str]
 
     def request(
         self, method: str, path: str, body: bytes | None = None, **headers: str
@@ -52,7 +55,9 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def serving(*words: str, folder: Path | None = None) -> Iterator[Server]:
+def serving(
+    *words: str, folder: Path | None = None, stderr: IO[str] | None = None
+) -> Iterator[Server]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen(
@@ -60,16 +65,19 @@ def serving(*words: str, folder: Path | None = None) -> Iterator[Server]:
         env=environment(),
         cwd=folder,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
+        # A signal to its group reaches no test.
+        start_new_session=True,
     )
     try:
         assert process.stdout is not None
         address = process.stdout.readline()
         assert f"http://127.0.0.1:{port}/#token=" in address
-        yield Server(port, address.strip().partition("token=")[2])
+        yield Server(port, address.strip().partition("token=")[2], process)
     finally:
         process.terminate()
-        assert process.wait(60) in (0, -15)
+        process.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +88,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         'model = "llama-3-8b"\ncluster = "8xH100-SXM"\nstrategy = "zero3"\n[job]\nseq_len = 2048\n'
     )
     (runs / "outside").symlink_to("/etc")
+    for name, link, target in (
+        ("linked", "run.toml", "/etc/passwd"),
+        ("leaking", "trace.json", "/etc/passwd"),
+    ):
+        (runs / name).mkdir()
+        (runs / name / link).symlink_to(target)
+    # Of a run of its own, one file leads elsewhere.
+    (runs / "mixed").mkdir()
+    (runs / "mixed" / "run.toml").write_text((runs / "it" / "run.toml").read_text())
+    (runs / "mixed" / "traces").symlink_to("/etc")
+    os.utime(runs / "mixed", (0, 0))
+    if sys.platform == "linux":
+        os.mkdir(os.fsencode(runs) + b"/\xff.json")
     with serving(str(runs)) as found:
         yield found
 
@@ -131,6 +152,9 @@ def test_a_question_that_is_too_large_is_refused(server: Server) -> None:
         "/%2e%2e/%2e%2e/etc/passwd",
         "/runs/..%2f..%2fetc%2fpasswd",
         "/runs/outside",
+        "/runs/linked",
+        "/runs/leaking",
+        "/runs/mixed",
         "/runs/%2e%2e",
         "/runs/nothing",
         "/site.py",
@@ -144,7 +168,7 @@ def test_no_other_file_is_read(server: Server, path: str) -> None:
 
 def test_runs_of_the_folder_have_reports(server: Server) -> None:
     status, _, body = server.request("GET", "/api/runs")
-    assert (status, json.loads(body)) == (200, {"runs": ["it"]})
+    assert (status, json.loads(body)) == (200, {"runs": ["it", "mixed"]})
     assert server.request("GET", "/runs/it", Authorization="")[0] == 401
     status, headers, body = server.request(
         "GET", f"/runs/it?token={server.token}", Authorization=""
@@ -152,6 +176,48 @@ def test_runs_of_the_folder_have_reports(server: Server) -> None:
     assert status == 200
     assert headers["content-type"].startswith("text/html")
     assert b"llama-3-8b" in body
+
+
+def test_clients_that_leave_do_not_end_it(server: Server) -> None:
+    asked = f"GET /planner.css HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode()
+    for _ in range(100):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall(asked * 5)
+    assert server.request("GET", "/")[0] == 200
+
+
+def test_a_folder_that_is_gone_is_told_in_one_sentence(tmp_path: Path) -> None:
+    runs, said = tmp_path / "runs", tmp_path / "stderr"
+    runs.mkdir()
+    with said.open("w") as stderr, serving(str(runs), stderr=stderr) as server:
+        runs.rmdir()
+        for path in ("/api/runs", "/runs/it"):
+            status, _, body = server.request("GET", path)
+            assert (status, len(json.loads(body)["problems"])) == (404, 1)
+    assert said.read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+        "Content-Length: 500\r\n\r\n{",
+    ],
+    ids=["bad chunk", "half a body"],
+)
+@pytest.mark.parametrize("knows", [True, False])
+def test_requests_that_break_off_are_no_tracebacks(tmp_path: Path, tail: str, knows: bool) -> None:
+    said = tmp_path / "stderr"
+    with said.open("w") as stderr, serving(stderr=stderr) as server:
+        head = f"POST /api/answer HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
+        token = server.token if knows else "wrong"
+        head += f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+                connection.sendall((head + tail).encode())
+                time.sleep(0.2)
+        assert server.ask(QUESTION)[0] == 200
+    assert "Traceback" not in said.read_text()
 
 
 def test_it_listens_on_the_loopback_only(server: Server) -> None:

@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+# Seconds that one question may take.
+LIMIT_S = 60
+
 
 def serve(
     runs: Annotated[
@@ -21,15 +24,18 @@ def serve(
     It listens on the loopback only, and answers only who has the address that it prints.
     """
     import secrets
+    import signal
     import socket
     from contextlib import suppress
 
+    from shardwise.cli.long import long_command
     from shardwise.spec.record import SpecError
 
+    long_command()
     try:
-        import uvicorn
-
+        from shardwise.web.listen import run_server
         from shardwise.web.serve import LOOPBACK, make_app
+        from shardwise.web.workers import Workers
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn"):
             raise
@@ -44,10 +50,12 @@ def serve(
         raise SpecError(
             f"port: cannot listen on {port} ({error.strerror}); choose another with --port"
         ) from None
+    # SIGTERM ends it as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     token = secrets.token_urlsafe(24)
-    app = make_app(port, token, runs, workers=max(1, min(4, os.cpu_count() or 1)))
+    workers = Workers(max(1, min(4, os.cpu_count() or 1)), LIMIT_S)
+    app = make_app(port, token, runs, workers)
     typer.echo(f"Planner: http://{LOOPBACK}:{port}/#token={token}")
     typer.echo("Stop it with Ctrl-C.", err=True)
-    config = uvicorn.Config(app, log_level="warning", access_log=False)
     with listening, suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run([listening])
+        run_server(app, listening, workers)

@@ -18,11 +18,14 @@ from shardwise.planning.plan import Plan
 from shardwise.planning.problem import Problem
 from shardwise.planning.record import devices_in_time, plan_record
 from shardwise.planning.vary import node_size, varied
+from shardwise.report.page.markup import element
 from shardwise.report.page.subject import Subject
 from shardwise.spec.quantity import GIB
 from shardwise.spec.record import SpecError, SpecWarning
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.timeline.spans import Timeline
+from shardwise.units.load import load_units
 from shardwise.web.changes import changed_words, figures_of
 from shardwise.web.command import plan_command
 from shardwise.web.curve import draw_curve
@@ -31,6 +34,8 @@ from shardwise.web.pieces import estimate_pieces, plan_pieces, planned_layouts
 from shardwise.web.question import PASTED, Question, read_question
 from shardwise.web.start import start_of
 
+# Passes through a block, of all micro-batches of a step, that a timeline simulates: some seconds.
+MOST_PASSES = 32_000
 _INVALID = 2
 # A slider offers at most this many times the devices asked for.
 _MOST_TIMES = 64
@@ -70,9 +75,10 @@ def _plan(question: Question) -> dict[str, Any]:
     )
     more = devices_in_time(found)
     profile = simulated = None
+    not_drawn: dict[str, str] = {}
     if found.winner is not None and chosen is not None:
         profile = found.profile(found.winner)
-        simulated = replay_run(chosen)
+        simulated, not_drawn = _simulated(chosen)
     subject = Subject(
         found.problem.model.name, "", chosen, profile, plan=found, simulated=simulated
     )
@@ -82,6 +88,7 @@ def _plan(question: Question) -> dict[str, Any]:
         "json": _printed(plan_record(found, stack, more)),
         "html": {
             **plan_pieces(subject, more),
+            **not_drawn,
             "changed": changed_words(question.before, figures),
             "picture": str(cluster_picture(found.problem.cluster)),
         },
@@ -97,7 +104,7 @@ def _plan(question: Question) -> dict[str, Any]:
 def _estimate(question: Question) -> dict[str, Any]:
     run = _described(question)
     profile = estimate_run(run)
-    simulated = replay_run(run) if question.timeline else None
+    simulated, not_drawn = _simulated(run) if question.timeline else (None, {})
     subject = Subject(run.model.name, "", run, profile, simulated=simulated)
     figures = figures_of(profile)
     budget = read_budget(question.tokens, question.price, question.deadline)
@@ -105,7 +112,11 @@ def _estimate(question: Question) -> dict[str, Any]:
     return {
         "exit_code": 0 if profile.known_memory.fits else 1,
         "json": _printed(profile.to_dict()),
-        "html": {**pieces, "changed": changed_words(question.before, figures)},
+        "html": {
+            **pieces,
+            **not_drawn,
+            "changed": changed_words(question.before, figures),
+        },
         "figures": figures,
         **start_of(run),
     }
@@ -198,6 +209,16 @@ def _described(question: Question) -> RunSpec:
         strategy = strategy.unplaced()
     moved = run._replace(cluster=cluster, job=problem.job, strategy=strategy)
     return moved.resolved()
+
+
+def _simulated(run: RunSpec) -> tuple[Timeline | None, dict[str, str]]:
+    """The timeline of a step; else the piece that says why it is not drawn."""
+    micro_batches = run.strategy.accumulate
+    blocks = len(load_units(run.model, run.job.seq_len, run.strategy).blocks)
+    if micro_batches * blocks <= MOST_PASSES:
+        return replay_run(run), {}
+    told = f"The timeline is not drawn: a step has {micro_batches:,} micro-batches."
+    return None, {"timeline": str(element("p", told))}
 
 
 def _printed(record: dict[str, Any]) -> str:

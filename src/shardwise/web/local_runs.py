@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -10,8 +11,8 @@ def runs_in(folder: Path | None) -> list[str]:
     """The names of what a report can be written about, newest first."""
     if folder is None:
         return []
-    found = [path for path in folder.iterdir() if _can_report(path)]
-    return [path.name for path in sorted(found, key=lambda one: -one.stat().st_mtime)]
+    times = {path.name: _time(path) for path in folder.iterdir() if _can_report(path, folder)}
+    return sorted(times, key=times.__getitem__, reverse=True)
 
 
 def page_of(folder: Path | None, name: str) -> str | None:
@@ -21,15 +22,41 @@ def page_of(folder: Path | None, name: str) -> str | None:
 
     if folder is None or name not in runs_in(folder):
         return None
-    return write_page(
-        read_subjects([folder / name]), shlex.join(["shardwise", "report", str(folder / name)])
-    )
+    path = folder / name
+    inside = (Path(at) / entry for at, folders, files in os.walk(path) for entry in folders + files)
+    if any(_leads_out(entry, folder) for entry in inside):
+        return None
+    return write_page(read_subjects([path]), shlex.join(["shardwise", "report", str(path)]))
 
 
-def _can_report(path: Path) -> bool:
+def _can_report(path: Path, folder: Path) -> bool:
     """Whether it is a run, a folder of traces, or a trace; links to elsewhere are not followed."""
-    if path.is_symlink() or path.name.startswith("."):
+    # A name that is no Unicode cannot be told in JSON.
+    if path.is_symlink() or path.name.startswith(".") or not _is_unicode(path.name):
         return False
-    if path.is_dir():
-        return (path / "run.toml").is_file() or any(path.glob("*.json*"))
+    try:
+        if path.is_dir():
+            known = [path / "run.toml", *path.glob("*.json*")]
+            return any(one.is_file() and not _leads_out(one, folder) for one in known)
+    except OSError:  # a folder of somebody else
+        return False
     return path.name.endswith((".json", ".json.gz", ".toml"))
+
+
+def _leads_out(path: Path, folder: Path) -> bool:
+    return path.is_symlink() and not path.resolve().is_relative_to(folder.resolve())
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _time(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # removed since
+        return 0.0

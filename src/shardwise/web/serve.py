@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import asynccontextmanager
-from multiprocessing import get_context
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from shardwise.spec.record import SpecError
-from shardwise.web.answer import answer
-from shardwise.web.local_runs import page_of, runs_in
+from shardwise.web.local_runs import runs_in
 from shardwise.web.openapi import openapi
-from shardwise.web.question import read_question
 from shardwise.web.site import page_files
+from shardwise.web.work import Reply
+from shardwise.web.workers import Workers
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -66,16 +62,9 @@ class OnlyFromHere:
         await self.app(scope, receive, send)
 
 
-def make_app(port: int, token: str, runs: Path | None, workers: int) -> Starlette:
+def make_app(port: int, token: str, runs: Path | None, workers: Workers) -> Starlette:
     """The application. It reads nothing but `runs`, a folder of runs and traces."""
     files = page_files("server")
-    # Plans take seconds of Python: each has a process, so that none waits for another's.
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
-        pool.shutdown(wait=False, cancel_futures=True)
 
     async def page(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
@@ -86,28 +75,31 @@ def make_app(port: int, token: str, runs: Path | None, workers: int) -> Starlett
     async def ask(request: Request) -> Response:
         _check(request, token)
         body = await _body(request)
-        try:
-            read_question(body)
-        except SpecError:
-            return Response(answer(body), 422, media_type="application/json", headers=_SAFE)
-        found = await asyncio.get_running_loop().run_in_executor(pool, answer, body)
-        return Response(found, media_type="application/json", headers=_SAFE)
+        # Text that is not Unicode is no JSON either.
+        task = {"question": body.decode("utf-8", "replace")}
+        found = await _unless_left(request, workers, task)
+        if found.status not in (200, 422):
+            raise HTTPException(found.status, found.text)
+        return Response(found.text, found.status, media_type="application/json", headers=_SAFE)
 
     async def list_runs(request: Request) -> Response:
         _check(request, token)
-        return JSONResponse({"runs": runs_in(runs)}, headers=_SAFE)
+        try:
+            found = runs_in(runs)
+        except OSError as error:
+            raise HTTPException(404, f"{runs}: {error.strerror}") from None
+        return JSONResponse({"runs": found}, headers=_SAFE)
 
     async def show_run(request: Request) -> Response:
         # A link cannot send a header.
         _check(request, token, request.query_params.get("token", ""))
-        loop = asyncio.get_running_loop()
-        try:
-            text = await loop.run_in_executor(pool, page_of, runs, request.path_params["name"])
-        except SpecError as error:
-            raise HTTPException(422, error.problems[0]) from None
-        if text is None:
+        if runs is None:
             raise HTTPException(404, "There is no such run.")
-        return Response(text, media_type="text/html", headers=_SAFE)
+        task = {"folder": str(runs), "run": request.path_params["name"]}
+        found = await _unless_left(request, workers, task)
+        if found.status != 200:
+            raise HTTPException(found.status, found.text)
+        return Response(found.text, media_type="text/html", headers=_SAFE)
 
     async def described(_: Request) -> Response:
         return JSONResponse(openapi(f"http://{LOOPBACK}:{port}"), headers=_SAFE)
@@ -123,8 +115,11 @@ def make_app(port: int, token: str, runs: Path | None, workers: int) -> Starlett
             Route("/{name}", page),
         ],
         middleware=[Middleware(OnlyFromHere, hosts=hosts)],
-        exception_handlers={HTTPException: _refused},
-        lifespan=lifespan,
+        exception_handlers={
+            HTTPException: _refused,
+            ClientDisconnect: _unheard,
+            Exception: _failed,
+        },
     )
 
 
@@ -144,6 +139,36 @@ async def _body(request: Request) -> bytes:
         if len(body) > MOST_BYTES:
             raise HTTPException(413, f"A question has at most {MOST_BYTES:,} bytes.")
     return bytes(body)
+
+
+async def _unless_left(request: Request, workers: Workers, task: dict[str, Any]) -> Reply:
+    """The reply to a task, which is ended when the client closes its connection."""
+    working = asyncio.ensure_future(workers.reply(task))
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for one in (working, leaving):
+            one.cancel()
+            with suppress(asyncio.CancelledError, ClientDisconnect):
+                await one
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _unheard(_: Request, __: Exception) -> Response:
+    """What nobody reads any more."""
+    return Response(status_code=499)
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    return _refusal(500, f"The server failed on this request: {type(error).__name__}.")
 
 
 async def _refused(_: Request, error: Exception) -> Response:

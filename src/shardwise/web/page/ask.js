@@ -29,32 +29,61 @@ function startWorker(told) {
     const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
     const open = new Map();
     let last = 0;
+    const failure = (message, fatal) => Object.assign(new Error(message), { fatal });
     worker.onmessage = ({ data }) => {
       if (data.stage) told(data.stage, data.done);
       else if (data.failed) reject(new Error(data.failed));
-      else if (data.ready) resolve(send);
-      else { open.get(data.id)(data.answer); open.delete(data.id); }
+      else if (data.ready) resolve({ send, stop: () => worker.terminate() });
+      else {
+        const { answered, refused } = open.get(data.id);
+        open.delete(data.id);
+        if (data.problem) refused(failure(data.problem, data.fatal));
+        else answered(data.answer);
+      }
     };
-    worker.onerror = (event) => reject(new Error(event.message || "The planner could not be started."));
-    const send = (question) => new Promise((answered) => {
-      open.set(++last, answered);
+    worker.onerror = (event) => {
+      const error = failure(event.message || "The planner could not be started.", true);
+      reject(error);
+      open.forEach(({ refused }) => refused(error));
+      open.clear();
+    };
+    const send = (question) => new Promise((answered, refused) => {
+      open.set(++last, { answered, refused });
       worker.postMessage({ id: last, question });
     });
   });
 }
 
+// Sends questions to a worker, and to another one after an error that Python did not survive.
+async function startPython(told) {
+  let worker = await startWorker(told);
+  return async (question) => {
+    worker ??= await startWorker(() => {});
+    try { return await worker.send(question); } catch (error) {
+      if (error.fatal) { worker.stop(); worker = null; }
+      throw error;
+    }
+  };
+}
+
 // A search takes seconds: estimates have a Python of their own, started when the first answer is
 // there, so that a slider never waits for a search.
 async function inBrowser(told) {
-  const searches = new Lane(await startWorker(told));
+  const searches = new Lane(await startPython(told));
   let estimates = null;
-  const second = () => { estimates ??= startWorker(() => {}).then((send) => new Lane(send)); return estimates; };
+  const second = () => { estimates ??= startPython(() => {}).then((send) => new Lane(send)); return estimates; };
   return {
     search: (question) => searches.ask(question),
     estimate: async (question) => (await second()).ask(question),
     link: (address) => address,
     prepare: () => { second().catch(() => { estimates = Promise.resolve(searches); }); },
   };
+}
+
+// The sentence with which the server refused.
+async function refusal(response) {
+  const { problems } = await response.json().catch(() => ({}));
+  return new Error(problems?.[0] ?? `The server answered ${response.status}.`);
 }
 
 async function onServer(told) {
@@ -66,8 +95,13 @@ async function onServer(told) {
     const response = await fetch("api/answer", { method: "POST", headers, body: question });
     if (response.status === 401) throw new Error("Open the address that 'shardwise serve' printed: it holds the token.");
     // A question that cannot be read has its problems told as any other.
-    if (!response.ok && response.status !== 422) throw new Error(`The server answered ${response.status}.`);
+    if (!response.ok && response.status !== 422) throw await refusal(response);
     return response.text();
+  };
+  const runs = async () => {
+    const response = await fetch("api/runs", { headers });
+    if (!response.ok) throw await refusal(response);
+    return (await response.json()).runs;
   };
   const searches = new Lane(send), estimates = new Lane(send);
   return {
@@ -76,8 +110,7 @@ async function onServer(told) {
     // A new tab does not know the token.
     link: (address) => `${address}${address.includes("#") ? "&" : "#"}token=${encodeURIComponent(token)}`,
     prepare: () => {},
-    runs: async () => (await (await fetch("api/runs", { headers })).json()).runs
-      .map((name) => ({ name, href: `runs/${encodeURIComponent(name)}?token=${encodeURIComponent(token)}` })),
+    runs: async () => (await runs()).map((name) => ({ name, href: `runs/${encodeURIComponent(name)}?token=${encodeURIComponent(token)}` })),
   };
 }
 

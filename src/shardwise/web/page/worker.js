@@ -55,7 +55,13 @@ async function start() {
   kept.clear();
   python.runPython("from shardwise.web.answer import answer");
   const answer = python.globals.get("answer");
-  self.onmessage = ({ data }) => postMessage({ id: data.id, answer: answer(data.question) });
+  self.onmessage = ({ data: { id, question } }) => {
+    try { postMessage({ id, answer: answer(question) }); } catch (error) {
+      // An exception of Python has a type; after any other error Python cannot go on.
+      const kind = error.type ?? error.name;
+      postMessage({ id, fatal: !error.type, problem: `The planner failed on this question: ${kind}. This is a bug; report it.` });
+    }
+  };
   postMessage({ ready: version });
 }
 

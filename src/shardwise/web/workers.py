@@ -1,0 +1,101 @@
+"""The processes that work for a server: each does one task at a time, and can be ended alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from typing import Any
+
+from shardwise.web.work import LENGTH, Reply, framed
+
+_STOPPING = Reply(503, "The server is stopping.")
+
+
+class Workers:
+    """At most `most` processes, started when they are needed and kept for the next task.
+
+    A task that takes longer than `limit_s`, or that nobody waits for any more, ends its process.
+    """
+
+    def __init__(self, most: int, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._room = asyncio.Semaphore(most)
+        self._idle: list[Process] = []
+        self._busy: set[Process] = set()
+        self._closed = False
+
+    async def reply(self, task: dict[str, Any]) -> Reply:
+        """The reply to a task; status 503 where none was found."""
+        async with self._room:
+            if self._closed:
+                return _STOPPING
+            process = await self._take()
+            try:
+                async with asyncio.timeout(self._limit_s):
+                    found = await _exchange(process, task)
+            except TimeoutError:
+                self._end(process)
+                return Reply(503, f"No answer within {self._limit_s:g} s: ask for less at once.")
+            except (OSError, EOFError):  # its pipes are closed: it is dead
+                self._busy.discard(process)
+                killed = Reply(503, "The process that worked on this was killed. Ask again.")
+                return _STOPPING if self._closed else killed
+            except BaseException:
+                self._end(process)
+                raise
+            self._busy.discard(process)
+            self._idle.append(process)
+            return found
+
+    async def close(self) -> None:
+        """End all processes; who waits for a reply is told so."""
+        self._closed = True
+        self._busy |= {one for one in self._idle if one.returncode is None}
+        ended = tuple(self._busy)
+        for process in ended:
+            self._end(process)
+        await asyncio.gather(*(process.wait() for process in ended))
+
+    def _end(self, process: Process) -> None:
+        """Kill it, once: asyncio complains about a process that it cannot find any more."""
+        if process in self._busy:
+            self._busy.discard(process)
+            process.kill()
+
+    async def _take(self) -> Process:
+        """A process that lives; the kernel may have killed one that waited."""
+        process = None
+        while self._idle and process is None:
+            process = self._idle.pop()
+            process = process if process.returncode is None else None
+        process = process or await _start()
+        self._busy.add(process)
+        if self._closed:  # while it started
+            self._end(process)
+        return process
+
+
+async def _start() -> Process:
+    # Modules come from where this process has them, never from the folder that it is started in.
+    modules = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-P", "-m", "shardwise.web.work"),
+        stdin=PIPE,
+        stdout=PIPE,
+        env={**os.environ, **modules},
+        # Ctrl-C in a terminal reaches all processes of its session; the server ends its workers.
+        start_new_session=True,
+    )
+
+
+async def _exchange(process: Process, task: dict[str, Any]) -> Reply:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(framed(json.dumps(task).encode()))
+    await process.stdin.drain()
+    length = int.from_bytes(await process.stdout.readexactly(LENGTH), "big")
+    return Reply(*json.loads(await process.stdout.readexactly(length)))
