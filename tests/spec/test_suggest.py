@@ -55,6 +55,9 @@ MODELS = {
     "pythia": {"pythia-1.4b"},
     "mixtrl": {"mixtral-8x7b"},
     "gpt2small": {"gpt2"},
+    "meta-llama/Llama-3.1-8B": {"llama-3.1-8b"},
+    "meta-llama/Meta-Llama-3-8B": {"llama-3-8b"},
+    "Qwen/Qwen2.5-7B-Instruct": {"qwen2.5-7b"},
 }
 FIELDS = {
     "recompte": {"recompute"},

@@ -12,7 +12,7 @@ from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec, parse_cluster
 from shardwise.spec.model import ModelSpec
-from shardwise.spec.record import Record, SpecError
+from shardwise.spec.record import Record, SpecError, did_you_mean
 
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -57,9 +57,10 @@ def find_model(text: str, base: Path | None = None) -> Model:
     if text and _exists(path):
         return find_config(text, base)
     if text.endswith(".json") or "/" in text or "\\" in text:
+        near = did_you_mean(text[:200], catalogue.model_names())
         raise SpecError(
             f"model: no file or folder {text[:200]!r}; names on a hub are not looked up, so give a "
-            "local folder or config.json, or a preset of 'shardwise catalog models'"
+            f"local folder or config.json, or a preset of 'shardwise catalog models'{near}"
         )
     return catalogue.model(text)
 

@@ -36,6 +36,8 @@ def suggestions(word: str, known: Iterable[str]) -> list[str]:
     the nearest by edit distance.
     """
     names = [name for name in dict.fromkeys(known) if name]
+    # On a hub, the owner's name comes first.
+    word = word.rpartition("/")[2]
     given = _squeezed(word)
     if not given:
         return []
