@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +225,87 @@ def answer(text):
             watched.page.fill("#model", "gpt2")
             watched.page.locator("#about", has_text="gpt2").wait_for(timeout=120_000)
             assert watched.page.inner_text("#problems") == ""
+        context.close()
+    assert watched.said == []
+
+
+# The version that the page was built with, and the one that its script was.
+VERSIONS = "() => [document.body.dataset.version, window.version]"
+KEPT = """async (version) => {
+  for (let n = 0; n < 1200; n++) {
+    const { installing, waiting, active } = await navigator.serviceWorker.ready;
+    const controls = navigator.serviceWorker.controller && active.state === "activated";
+    const settled = controls && !installing && !waiting;
+    const names = await caches.keys();
+    if (settled && names.length === 1 && names[0].endsWith(version)) return;
+    await new Promise((done) => setTimeout(done, 50));
+  }
+  throw new Error("not kept");
+}"""
+
+
+@contextmanager
+def caching_server(folder: Path, kept: str) -> Iterator[str]:
+    """A file server that tells browsers how long to keep its files."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def end_headers(self) -> None:
+            self.send_header("Cache-Control", kept)
+            super().end_headers()
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/"
+    server.shutdown()
+
+
+def _versioned(folder: Path, version: str) -> None:
+    """Write a version into the page, its script and the worker's package, as a build would."""
+    page, script, package = (
+        folder / name for name in ("index.html", "planner.js", "packages.json")
+    )
+    page.write_text(page.read_text().replace("<body", f'<body data-version="{version}"'))
+    script.write_text(script.read_text() + f'\nwindow.version = "{version}";\n')
+    package.write_text(package.read_text() + " " * int(version))
+    listed = json.loads((folder / "files.json").read_text())
+    for one in listed["files"]:
+        data = (folder / one["url"]).read_bytes()
+        one |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    old, new = listed["version"], version * 16
+    (folder / "files.json").write_text(json.dumps({**listed, "version": new}))
+    offline = folder / "offline.js"
+    offline.write_text(offline.read_text().replace(old, new))
+    for one in folder.iterdir():
+        os.utime(one, (10**9, 10**9 + int(version)))  # a server tells versions apart by seconds
+
+
+@pytest.mark.parametrize("kept", ["no-cache", "max-age=3600"])
+def test_a_new_version_is_used_as_a_whole(
+    browser: Any, folder: Path, tmp_path: Path, kept: str
+) -> None:
+    site = tmp_path / "site"
+    for version in ("1", "2"):
+        shutil.copytree(folder, tmp_path / version)
+        _versioned(tmp_path / version, version)
+    site.symlink_to(tmp_path / "1")
+    with caching_server(site, kept) as address:
+        context = browser.new_context()
+        watched = Watched(context, address)
+        page = watched.page
+        page.unroute("**/*")  # it would keep the browser's own cache out
+        watched.open()
+        page.evaluate(KEPT, "1" * 16)
+        site.unlink()
+        site.symlink_to(tmp_path / "2")
+        for offline in (False, False, True):
+            context.set_offline(offline)
+            page.reload()
+            page.locator("#verdict .verdict").wait_for(timeout=120_000)
+            assert page.evaluate(VERSIONS) == ["2", "2"]
+            page.evaluate(KEPT, "2" * 16)
         context.close()
     assert watched.said == []
 
