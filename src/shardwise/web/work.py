@@ -19,6 +19,8 @@ from shardwise.spec.record import SpecError
 
 # Bytes of the length before a message.
 LENGTH = 8
+# What a worker says when it has a task. Killed before that, it costs nobody an answer.
+BEGUN = b"begun"
 
 
 class Reply(NamedTuple):
@@ -80,7 +82,10 @@ def main() -> None:
     tasks: SimpleQueue[bytes] = SimpleQueue()
     Thread(target=_read, args=(sys.stdin.buffer, tasks), daemon=True).start()
     while True:
-        reply = reply_to(json.loads(tasks.get()))
+        task = json.loads(tasks.get())
+        replies.write(framed(BEGUN))
+        replies.flush()
+        reply = reply_to(task)
         replies.write(framed(json.dumps(reply).encode()))
         replies.flush()
 

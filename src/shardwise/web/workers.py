@@ -9,7 +9,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from typing import Any
 
-from shardwise.web.work import LENGTH, Reply, framed
+from shardwise.web.work import BEGUN, LENGTH, Reply, framed
 
 _STOPPING = Reply(503, "The server is stopping.")
 
@@ -35,7 +35,11 @@ class Workers:
             process = await self._take()
             try:
                 async with asyncio.timeout(self._limit_s):
-                    found = await _exchange(process, task)
+                    if not await _begins(process, task):  # it was killed while it waited
+                        self._busy.discard(process)
+                        process = await self._take(fresh=True)
+                        await _begins(process, task)
+                    found = await _read_reply(process)
             except TimeoutError:
                 self._end(process)
                 return Reply(503, f"No answer within {self._limit_s:g} s: ask for less at once.")
@@ -65,10 +69,10 @@ class Workers:
             self._busy.discard(process)
             process.kill()
 
-    async def _take(self) -> Process:
-        """A process that lives; the kernel may have killed one that waited."""
+    async def _take(self, fresh: bool = False) -> Process:
+        """A process that lives, as far as is known: one that waited, or a fresh one."""
         process = None
-        while self._idle and process is None:
+        while self._idle and process is None and not fresh:
             process = self._idle.pop()
             process = process if process.returncode is None else None
         process = process or await _start()
@@ -92,10 +96,22 @@ async def _start() -> Process:
     )
 
 
-async def _exchange(process: Process, task: dict[str, Any]) -> Reply:
+async def _begins(process: Process, task: dict[str, Any]) -> bool:
+    """Give a process a task; whether it says that it has begun."""
     assert process.stdin is not None
+    try:
+        process.stdin.write(framed(json.dumps(task).encode()))
+        await process.stdin.drain()
+        return await _read(process) == BEGUN
+    except (OSError, EOFError):
+        return False
+
+
+async def _read_reply(process: Process) -> Reply:
+    return Reply(*json.loads(await _read(process)))
+
+
+async def _read(process: Process) -> bytes:
     assert process.stdout is not None
-    process.stdin.write(framed(json.dumps(task).encode()))
-    await process.stdin.drain()
     length = int.from_bytes(await process.stdout.readexactly(LENGTH), "big")
-    return Reply(*json.loads(await process.stdout.readexactly(length)))
+    return await process.stdout.readexactly(length)
