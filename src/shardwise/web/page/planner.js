@@ -37,13 +37,13 @@ async function search({ change = {}, layout = null } = {}, moved = false) {
   if (answer === null || turn !== now.searched) return; // a newer question waits
   if (answer.problems.length) { showFailed(answer.problems, now.fresh); return; }
   Object.assign(now, { plan: answer, figures: answer.figures, change, layout: null, strategy: answer.strategy });
-  showReady();
   showNotes(answer.notes);
-  showPieces(answer.html, PLAN);
+  if (!await showPieces(answer.html, PLAN, () => turn === now.searched)) return;
   showStale(["timeline", ...BESIDE], false);
   document.getElementById("cluster-picture").innerHTML = answer.html.picture ?? "";
   pressLayout(0);
   drawAround(answer);
+  showReady();
   planner.prepare();
   const number = answer.layouts.findIndex((one) => one.name === layout);
   if (number > 0) await choose(number);
@@ -90,11 +90,12 @@ async function estimate(strategy, change, timeline = true) {
   // What was searched for meanwhile is newer.
   if (answer === null || turn < now.searched) return null;
   if (answer.problems.length) { showFailed(answer.problems, false); return null; }
-  if (turn === now.turn) showReady();
-  showPieces(answer.html, timeline ? STEP : STEP.filter((name) => name !== "timeline"));
+  const names = timeline ? STEP : STEP.filter((name) => name !== "timeline");
+  if (!await showPieces(answer.html, names, () => turn >= now.searched)) return null;
   showStale(["timeline"], !timeline);
   showStale(BESIDE, !timeline);
   showRun(answer);
+  if (turn === now.turn) showReady();
   return answer;
 }
 

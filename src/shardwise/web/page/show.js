@@ -3,13 +3,20 @@
 const piece = (name) => document.getElementById(name);
 const PLACES = { timeline: "timeline-piece" };
 
-export function showPieces(html, names) {
+// Lets the page react before more is drawn.
+export const pause = () => globalThis.scheduler?.yield?.() ?? new Promise((done) => setTimeout(done));
+
+// One piece after the other, as long as `wanted`: all at once would block the page.
+export async function showPieces(html, names, wanted) {
   for (const name of names) {
     piece(PLACES[name] ?? name).innerHTML = html[name] ?? "";
     const section = piece(`${name}-section`);
     if (section) section.hidden = !html[name];
+    if (name === "timeline" && html.timeline) drawTimeline();
+    await pause();
+    if (!wanted()) return false;
   }
-  if (names.includes("timeline") && html.timeline) drawTimeline();
+  return true;
 }
 
 function paragraphs(place, sentences) {

@@ -8,6 +8,8 @@ const QUANTITIES = {
   "seq-len": { title: "Sequence length", unit: " tokens", values: POWERS(9, 20) },
 };
 const CURVE_POINTS = 5;
+// The first use of the browser's own number formats blocks the page for a while.
+const grouped = (number) => String(number).replace(/\B(?<!\.\d*)(?=(\d{3})+(?!\d))/g, ",");
 
 function valuesOf(name, at, moved) {
   const { values } = QUANTITIES[name];
@@ -49,9 +51,9 @@ export function drawSliders(place, at, change, { moved, rested, curve }) {
     Object.assign(input, { type: "range", min: 0, max: values.length - 1, value: begin, id: `slider-${name}` });
     label.htmlFor = shown.htmlFor = input.id;
     label.textContent = title;
-    const text = () => `${values[input.value].toLocaleString("en")}${unit}`;
+    const text = () => `${grouped(values[input.value])}${unit}`;
     const tell = () => {
-      shown.textContent = text() + (Number(input.value) === now ? "" : ` instead of ${at[name].toLocaleString("en")}`);
+      shown.textContent = text() + (Number(input.value) === now ? "" : ` instead of ${grouped(at[name])}`);
       input.setAttribute("aria-valuetext", text());
       if (Number(input.value) === now) delete change[name]; else change[name] = String(values[input.value]);
       offer();
