@@ -55,6 +55,17 @@ def test_plans_display_in_it(core: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_serve_names_its_extra(core: Path) -> None:
+    done = subprocess.run(
+        [str(core / "shardwise"), "serve"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert 'pip install "shardwise[serve]"' in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.nightly
 def test_a_module_needs_torch_and_says_so(core: Path, tmp_path: Path) -> None:
     command = ["estimate", "--model", "json:loads", "--cluster", "8xH100-SXM"]
     done = subprocess.run(

@@ -90,7 +90,7 @@ def _check_replaceable(path: Path) -> None:
 
 
 def _unsteady(one: Contribution) -> str:
-    """A sentence about steps that others slowed down; empty for a quiet run.
+    """A sentence about uneven steps; empty for a steady run.
 
     A run folder does not say what else ran. As accept withholds runs beside which others used more
     than MAX_BUSY of the cores, slow steps may not be longer than the median by more than that.
@@ -105,8 +105,8 @@ def _unsteady(one: Contribution) -> str:
     if high <= (1 + MAX_BUSY) * time.step_s:
         return ""
     return (
-        f"Steps took {show_seconds(low)} to {show_seconds(high)}: other work ran beside them, so "
-        "their time is no evidence; train again on a machine that does nothing else."
+        f"Steps took {show_seconds(low)} to {show_seconds(high)}: too uneven to be evidence. Train "
+        "again on a machine that does nothing else."
     )
 
 

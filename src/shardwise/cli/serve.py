@@ -37,7 +37,7 @@ def serve(
         from shardwise.web.serve import LOOPBACK, make_app
         from shardwise.web.workers import Workers
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn"):
+        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "h11"):
             raise
         raise SpecError(
             'serve: needs starlette and uvicorn: pip install "shardwise[serve]"'

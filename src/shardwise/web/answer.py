@@ -20,12 +20,12 @@ from shardwise.planning.record import devices_in_time, plan_record
 from shardwise.planning.vary import node_size, varied
 from shardwise.report.page.markup import element
 from shardwise.report.page.subject import Subject
+from shardwise.report.strategy import blocks_of
 from shardwise.spec.quantity import GIB
 from shardwise.spec.record import SpecError, SpecWarning
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.timeline.spans import Timeline
-from shardwise.units.load import load_units
 from shardwise.web.changes import changed_words, figures_of
 from shardwise.web.command import plan_command
 from shardwise.web.curve import draw_curve
@@ -214,8 +214,7 @@ def _described(question: Question) -> RunSpec:
 def _simulated(run: RunSpec) -> tuple[Timeline | None, dict[str, str]]:
     """The timeline of a step; else the piece that says why it is not drawn."""
     micro_batches = run.strategy.accumulate
-    blocks = len(load_units(run.model, run.job.seq_len, run.strategy).blocks)
-    if micro_batches * blocks <= MOST_PASSES:
+    if micro_batches * (blocks_of(run.model) or 1) <= MOST_PASSES:
         return replay_run(run), {}
     told = f"The timeline is not drawn: a step has {micro_batches:,} micro-batches."
     return None, {"timeline": str(element("p", told))}

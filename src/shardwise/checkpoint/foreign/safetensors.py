@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -13,6 +12,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from shardwise.checkpoint.format.folder import Folder, LocalFolder, read_file
 from shardwise.checkpoint.format.paths import UntrustedError, check_name
 from shardwise.checkpoint.verify.findings import Checked, Finding
+from shardwise.spec.unique_keys import KeyTwiceError, unique_keys
 
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
 # Limits of the safetensors library.
@@ -139,19 +139,13 @@ def read_index(folder: Folder, name: str) -> dict[str, str]:
 
 def _table(data: bytes, what: str) -> dict[str, Any]:
     try:
-        found = json.loads(data, object_pairs_hook=_once)
+        found = json.loads(data, object_pairs_hook=unique_keys)
+    except KeyTwiceError as error:
+        raise UntrustedError(f"has {error.key[:100]!r} twice") from None
     except (ValueError, RecursionError):
         raise UntrustedError(f"has {what} that is not JSON") from None
     if not isinstance(found, dict):
         raise UntrustedError(f"has {what} that is not a JSON object")
-    return found
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise UntrustedError(f"has {twice[:100]!r} twice")
     return found
 
 

@@ -14,6 +14,7 @@ from shardwise.spec.record import Problems, Record, SpecError
 from shardwise.spec.run import RunSpec, default_seq_len
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
+from shardwise.spec.unique_keys import KeyTwiceError, unique_keys
 from shardwise.stacks.read.imported import Imported
 
 # A configuration is a few kilobytes, a script rarely a hundred.
@@ -105,21 +106,17 @@ def _text(path: Path) -> str:
 def _json(text: str, path: Path) -> object:
     import json
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table: dict[str, Any] = {}
-        for name, value in pairs:
-            if name in table:
-                raise SpecError(f"import: {path} gives {name[:40]!r} twice; keep one of them")
-            table[name] = value
-        return table
-
     def refuse(constant: str) -> None:
         raise SpecError(f"import: {path} holds {constant}, which is no number")
 
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=refuse)
     except SpecError:
         raise
+    except KeyTwiceError as error:
+        raise SpecError(
+            f"import: {path} gives {error.key[:40]!r} twice; keep one of them"
+        ) from None
     except ValueError as error:
         raise SpecError(f"import: {path} is not valid JSON: {_reason(error)}") from None
 

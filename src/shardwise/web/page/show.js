@@ -4,7 +4,7 @@ const piece = (name) => document.getElementById(name);
 const PLACES = { timeline: "timeline-piece" };
 
 // Lets the page react before more is drawn.
-export const pause = () => globalThis.scheduler?.yield?.() ?? new Promise((done) => setTimeout(done));
+const pause = () => globalThis.scheduler?.yield?.() ?? new Promise((done) => setTimeout(done));
 
 // One piece after the other, as long as `wanted`: all at once would block the page.
 export async function showPieces(html, names, wanted) {
