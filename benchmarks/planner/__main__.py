@@ -1,7 +1,7 @@
 """Measure the planner in headless Chromium, from a plain file server, without any other address.
 
-`python -m benchmarks.planner FOLDER [--questions 200] [--seed 0] [--json]`. FOLDER is what
-`docs/make/planner.py` writes with `--numpy`. It needs playwright and Chromium.
+`python -m benchmarks.planner FOLDER [--starts 5] [--questions 200] [--seed 0] [--json]`. FOLDER is
+what `docs/make/planner.py` writes with `--numpy`. It needs playwright and Chromium.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 from playwright.sync_api import sync_playwright
 
-from benchmarks.planner.browser import ASK, CHROMIUM, OPTIONS, START, Watched, file_server
+from benchmarks.planner.browser import ASK, CHROMIUM, OPTIONS, READY, START, Watched, file_server
 from benchmarks.planner.questions import Asked, questions
 
 LARGE = {"ask": "plan", "model": "llama-3-70b", "cluster": "64x8xH100-SXM@400Gbps"}
@@ -36,31 +36,40 @@ def cpu_s() -> float:
     return spent
 
 
-def measure(watched: Watched) -> dict[str, Any]:
-    """Seconds of CPU until the planner is ready, of a plan, and of estimates."""
-    page, begin = watched.page, cpu_s()
-    watched.open()
-    first = cpu_s() - begin
+def started(watched: Watched) -> dict[str, float]:
+    """A first visit: seconds of CPU from the address to ready, and to the first answer."""
     begin = cpu_s()
-    page.evaluate(START)
+    watched.page.goto(watched.address)
+    watched.page.evaluate(READY)
     ready = cpu_s() - begin
+    watched.answered()
+    return {"ready_cpu_s": ready, "first_answer_cpu_s": cpu_s() - begin}
+
+
+def asked(page: Any) -> dict[str, float]:
+    """Seconds of CPU of a plan and of an estimate, each the median of several."""
     plans, estimates = [], []
     for _ in range(3):
         begin = cpu_s()
         planned = json.loads(page.evaluate(ASK, LARGE))
         plans.append(cpu_s() - begin)
-    asked = {**LARGE, "ask": "estimate", "strategy": planned["strategy"], "timeline": False}
+    question = {**LARGE, "ask": "estimate", "strategy": planned["strategy"], "timeline": False}
     for gbps in (50, 100, 200, 300, 500, 600, 700, 800):
         begin = cpu_s()
-        page.evaluate(ASK, {**asked, "change": {"network": str(gbps)}})
+        page.evaluate(ASK, {**question, "change": {"network": str(gbps)}})
         estimates.append(cpu_s() - begin)
-    return {
-        "first_answer_cpu_s": first,
-        "ready_cpu_s": ready,
-        "plan_cpu_s": median(plans),
-        "estimate_cpu_s": median(estimates),
-        "longest_blocked_ms": max(page.evaluate("() => window.blocked"), default=0.0),
-    }
+    return {"plan_cpu_s": median(plans), "estimate_cpu_s": median(estimates)}
+
+
+def visit(driver: Any, address: str) -> tuple[Any, Watched, dict[str, float]]:
+    """A new browser on the page, with a planner for questions, and what its answers took."""
+    browser = driver.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
+    watched = Watched(browser.new_context(), address)
+    told = started(watched)
+    watched.page.evaluate(START)
+    told |= asked(watched.page)
+    told["longest_blocked_ms"] = max(watched.page.evaluate("() => window.blocked"), default=0.0)
+    return browser, watched, told
 
 
 def printed(asked: Asked) -> tuple[int, str, list[str]]:
@@ -101,21 +110,27 @@ def differences(page: Any, count: int, seed: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    visits, outside, said = [], [], []
     with file_server(given.folder) as address, sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
-        watched = Watched(browser.new_context(), address)
-        told = measure(watched)
-        different = differences(watched.page, given.questions, given.seed)
-        browser.close()
+        for number in range(given.starts):
+            browser, watched, told = visit(driver, address)
+            visits.append(told)
+            if number == given.starts - 1:
+                different = differences(watched.page, given.questions, given.seed)
+            browser.close()
+            outside += watched.outside
+            said += watched.said
+    told = {name: [round(one[name], 2) for one in visits] for name in visits[0]}
     told |= {
         "questions": given.questions,
         "different": len(different),
-        "outside": watched.outside,
-        "console": watched.said,
+        "outside": outside,
+        "console": said,
     }
     sys.stdout.write(json.dumps(told, indent=2 if given.json else None) + "\n")
 

@@ -19,6 +19,10 @@ VIOLATIONS = """async () => (await axe.run()).violations
   .map((one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 120)).join(" | ")}`)"""
 OPEN_DETAILS = "() => document.querySelectorAll('details').forEach((one) => { one.open = true; })"
 
+# Waits until the page could answer a question.
+READY = """() => new Promise((ready) =>
+  new PerformanceObserver((list) => list.getEntriesByName("planner ready").forEach(ready))
+    .observe({ type: "mark", buffered: true }))"""
 # Starts a planner of its own in the page, and keeps it for the questions that follow.
 START = """async () => {
   window.blocked = [];

@@ -66,6 +66,9 @@ async function startPython(told) {
   };
 }
 
+// Not every browser tells when it is idle.
+const idle = globalThis.requestIdleCallback ?? ((then) => setTimeout(then, 200));
+
 // A search takes seconds: estimates have a Python of their own, started when the first answer is
 // there, so that a slider never waits for a search.
 async function inBrowser(told) {
@@ -76,7 +79,8 @@ async function inBrowser(told) {
     search: (question) => searches.ask(question),
     estimate: async (question) => (await second()).ask(question),
     link: (address) => address,
-    prepare: () => { second().catch(() => { estimates = Promise.resolve(searches); }); },
+    // Not before the answer is drawn: Python's start takes every core.
+    prepare: () => idle(() => second().catch(() => { estimates = Promise.resolve(searches); })),
   };
 }
 

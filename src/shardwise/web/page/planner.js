@@ -2,7 +2,7 @@
 import { connect } from "./ask.js";
 import { address, addressed, fillForm, question, watchForm } from "./form.js";
 import { drawRun } from "./run.js";
-import { pressLayout, showAsking, showFailed, showNotes, showPieces, showReady, showRuns, showStage, showStale } from "./show.js";
+import { drawInTurn, pressLayout, showAsking, showFailed, showNotes, showPiece, showReady, showRuns, showStage, showStale } from "./show.js";
 import { drawSliders } from "./whatif.js";
 
 const PLAN = ["about", "verdict", "tiles", "cost", "changed", "memory", "why", "layouts", "time", "timeline", "front"];
@@ -38,11 +38,8 @@ async function search({ change = {}, layout = null } = {}, moved = false) {
   if (answer.problems.length) { showFailed(answer.problems, now.fresh); return; }
   Object.assign(now, { plan: answer, figures: answer.figures, change, layout: null, strategy: answer.strategy });
   showNotes(answer.notes);
-  if (!await showPieces(answer.html, PLAN, () => turn === now.searched)) return;
-  showStale(["timeline", ...BESIDE], false);
-  document.getElementById("cluster-picture").innerHTML = answer.html.picture ?? "";
-  pressLayout(0);
-  drawAround(answer);
+  const parts = [...PLAN.map((name) => () => showPiece(answer.html, name)), () => besidePlan(answer), () => offerRun(answer), () => offerSliders(answer)];
+  if (!await drawInTurn(parts, () => turn === now.searched)) return;
   showReady();
   planner.prepare();
   const number = answer.layouts.findIndex((one) => one.name === layout);
@@ -51,14 +48,22 @@ async function search({ change = {}, layout = null } = {}, moved = false) {
   keepAddress();
 }
 
+function besidePlan(answer) {
+  showStale(["timeline", ...BESIDE], false);
+  document.getElementById("cluster-picture").innerHTML = answer.html.picture ?? "";
+  pressLayout(0);
+}
+
 const keepAddress = () => history.replaceState(null, "", address(now));
 
-function drawAround(answer) {
-  const runs = document.getElementById("run-section"), sliders = document.getElementById("whatif-section");
-  runs.hidden = !answer.run;
-  // Where nothing fits after a slider moved, it can move back.
-  sliders.hidden = !answer.run && !isMoved(now.change);
+function offerRun(answer) {
+  document.getElementById("run-section").hidden = !answer.run;
   if (answer.run) showRun(answer);
+}
+
+function offerSliders(answer) {
+  // Where nothing fits after a slider moved, it can move back.
+  document.getElementById("whatif-section").hidden = !answer.run && !isMoved(now.change);
   if (!now.fresh) return;
   now.fresh = false;
   drawSliders(document.getElementById("sliders"), answer.at, { ...now.change }, {
@@ -91,7 +96,8 @@ async function estimate(strategy, change, timeline = true) {
   if (answer === null || turn < now.searched) return null;
   if (answer.problems.length) { showFailed(answer.problems, false); return null; }
   const names = timeline ? STEP : STEP.filter((name) => name !== "timeline");
-  if (!await showPieces(answer.html, names, () => turn >= now.searched)) return null;
+  const parts = names.map((name) => () => showPiece(answer.html, name));
+  if (!await drawInTurn(parts, () => turn >= now.searched)) return null;
   showStale(["timeline"], !timeline);
   showStale(BESIDE, !timeline);
   showRun(answer);
@@ -119,6 +125,7 @@ try {
   catalogue = await (await fetch("catalogue.json")).json();
   fillForm(catalogue);
   planner = await connect(showStage);
+  performance.mark("planner ready");
   watchForm((shown) => search(shown).catch(failed), () => outdate(true));
   await search(addressed());
   if (planner.runs) showRuns(await planner.runs());

@@ -3,20 +3,32 @@
 const piece = (name) => document.getElementById(name);
 const PLACES = { timeline: "timeline-piece" };
 
-// Lets the page react before more is drawn.
-const pause = () => globalThis.scheduler?.yield?.() ?? new Promise((done) => setTimeout(done));
+// Milliseconds that may be drawn at once, so that the page always reacts.
+const AT_ONCE_MS = 12;
 
-// One piece after the other, as long as `wanted`: all at once would block the page.
-export async function showPieces(html, names, wanted) {
-  for (const name of names) {
-    piece(PLACES[name] ?? name).innerHTML = html[name] ?? "";
-    const section = piece(`${name}-section`);
-    if (section) section.hidden = !html[name];
-    if (name === "timeline" && html.timeline) drawTimeline();
-    await pause();
+// Until what was drawn is on the screen. A page that nobody sees has no frames.
+const shown = () => new Promise((done) => {
+  requestAnimationFrame(() => setTimeout(done));
+  setTimeout(done, 100);
+});
+
+// Draws parts one after the other, as long as `wanted`: all at once would block the page.
+export async function drawInTurn(parts, wanted) {
+  let begun = performance.now();
+  for (const draw of parts) {
+    draw();
+    document.body.offsetHeight; // lays out what was drawn, so that its time counts too
+    if (performance.now() - begun > AT_ONCE_MS) { await shown(); begun = performance.now(); }
     if (!wanted()) return false;
   }
   return true;
+}
+
+export function showPiece(html, name) {
+  piece(PLACES[name] ?? name).innerHTML = html[name] ?? "";
+  const section = piece(`${name}-section`);
+  if (section) section.hidden = !html[name];
+  if (name === "timeline" && html.timeline) drawTimeline();
 }
 
 function paragraphs(place, sentences) {
