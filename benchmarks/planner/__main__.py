@@ -115,7 +115,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    visits, outside, said = [], [], []
+    visits: list[dict[str, float]] = []
+    outside: list[str] = []
+    said: list[str] = []
     with file_server(given.folder) as address, sync_playwright() as driver:
         for number in range(given.starts):
             browser, watched, told = visit(driver, address)
@@ -125,14 +127,14 @@ def main() -> None:
             browser.close()
             outside += watched.outside
             said += watched.said
-    told = {name: [round(one[name], 2) for one in visits] for name in visits[0]}
-    told |= {
+    figures: dict[str, Any] = {
+        **{name: [round(one[name], 2) for one in visits] for name in visits[0]},
         "questions": given.questions,
         "different": len(different),
         "outside": outside,
         "console": said,
     }
-    sys.stdout.write(json.dumps(told, indent=2 if given.json else None) + "\n")
+    sys.stdout.write(json.dumps(figures, indent=2 if given.json else None) + "\n")
 
 
 if __name__ == "__main__":
