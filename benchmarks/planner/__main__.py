@@ -46,7 +46,7 @@ def started(watched: Watched) -> dict[str, float]:
     return {"ready_cpu_s": ready, "first_answer_cpu_s": cpu_s() - begin}
 
 
-def asked(page: Any) -> dict[str, float]:
+def answer_costs(page: Any) -> dict[str, float]:
     """Seconds of CPU of a plan and of an estimate, each the median of several."""
     plans, estimates = [], []
     for _ in range(3):
@@ -67,7 +67,7 @@ def visit(driver: Any, address: str) -> tuple[Any, Watched, dict[str, float]]:
     watched = Watched(browser.new_context(), address)
     told = started(watched)
     watched.page.evaluate(START)
-    told |= asked(watched.page)
+    told |= answer_costs(watched.page)
     told["longest_blocked_ms"] = max(watched.page.evaluate("() => window.blocked"), default=0.0)
     return browser, watched, told
 
@@ -115,6 +115,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    if given.starts < 1:
+        parser.error("--starts: give 1 or more")
     visits: list[dict[str, float]] = []
     outside: list[str] = []
     said: list[str] = []
