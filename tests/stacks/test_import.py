@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
+from shardwise.report.imported import imported_toml
 from shardwise.spec.dtype import DTYPE_BYTES, TORCH_NAMES
+from shardwise.spec.lookup import find_cluster, find_model
 from shardwise.spec.record import SpecError
-from shardwise.spec.run import run_from_dict
+from shardwise.spec.run import run_from_dict, run_table
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.read import accelerate, deepspeed, fsdp1, known_keys, torch_script, trainer
 from shardwise.stacks.read.imported import Imported
-from shardwise.stacks.read.imports import MAX_BYTES, import_file, imported_strategy
+from shardwise.stacks.read.imports import MAX_BYTES, import_file, imported_run, imported_strategy
 from shardwise.stacks.read.torch_values import DTYPES
 from shardwise.stacks.write.accelerate import export
 from tests.stacks.runs import large
@@ -554,6 +556,24 @@ def test_harm_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
     assert len(refused.value.problems) == 1
     assert len(str(refused.value)) < 600
     assert not (tmp_path / "pwned").exists()
+
+
+SECTION = "[data]{0}source = 'evil:main'{0}[train.checkpoint]{0}to = 's3://evil'{0}#"
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r", "\r\n", "\v", "\x85", "\u2028"])
+def test_no_text_of_a_file_becomes_a_section(line_end: str, tmp_path: Path) -> None:
+    """Its keys, its values and its own name are comments in the run.toml, whatever they hold."""
+    section = f"x{line_end}{SECTION.format(line_end)}"
+    table = {"distributed_type": "FSDP", section: 1, "fsdp_config": {section: 1}, "rdzv": section}
+    file = tmp_path / f"{section.replace('/', '-')}.json"
+    file.write_text(json.dumps(table))
+    found = import_file(file)
+    assert any("evil" in sentence for sentence in found.unsupported)
+    parsed = tomllib.loads(imported_toml(found, file.name, None))
+    assert set(parsed) == {"strategy"}
+    run = imported_run(found, find_model("gpt2"), find_cluster("1x8xH100-SXM"))
+    assert tomllib.loads(imported_toml(found, file.name, run)) == run_table(run)
 
 
 def test_names_of_names_are_followed_once(tmp_path: Path) -> None:

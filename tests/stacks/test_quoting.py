@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardwise.stacks.write.quoting import comment, slug, yaml_block, yaml_text
+from shardwise.stacks.write.quoting import slug, yaml_block, yaml_text
 from tests.stacks.runs import HOSTILE
 
 yaml = pytest.importorskip("yaml")
@@ -41,8 +41,3 @@ def test_lines_stay_lines_where_they_can() -> None:
 def test_a_name_is_one_of_dns(text: str) -> None:
     """RFC 1035: what services must be called; an index of four digits is still to come."""
     assert re.fullmatch(r"[a-z]([-a-z0-9]{0,56}[a-z0-9])?", slug(text))
-
-
-@given(TEXT)
-def test_a_comment_ends_with_its_line(text: str) -> None:
-    assert len(f"# {comment(text)}".splitlines()) == 1

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from shardwise.spec.run import RunSpec, write_run
+from shardwise.spec.toml_text import toml_text
 from shardwise.stacks.read.imported import Imported
 
 
 def imported_toml(imported: Imported, name: str, run: RunSpec | None) -> str:
     """The run as TOML, or the sections that the file settles, under its summary as comments."""
-    comments = "".join(f"# {line}\n" for line in import_summary(imported, name))
+    comments = import_summary(imported, name)
     if run is not None:
-        return f"{comments}\n{write_run(run)}"
-    import tomli_w
-
+        return write_run(run, comments)
     found = {
         "adapter": imported.adapter,
         "strategy": imported.strategy,
@@ -20,7 +19,7 @@ def imported_toml(imported: Imported, name: str, run: RunSpec | None) -> str:
         "train": imported.train,
         "data": imported.data,
     }
-    return f"{comments}\n{tomli_w.dumps({key: table for key, table in found.items() if table})}"
+    return toml_text({key: table for key, table in found.items() if table}, comments)
 
 
 def import_summary(imported: Imported, name: str) -> list[str]:

@@ -13,6 +13,7 @@ from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec, parse_cluster
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import Record, SpecError, did_you_mean
+from shardwise.spec.toml_text import toml_text
 
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -119,9 +120,7 @@ def cluster_from_table(table: dict[str, Any], where: str = "cluster") -> Cluster
 
 def write_cluster(cluster: ClusterSpec) -> str:
     """TOML that `find_cluster` reads back to an equal cluster."""
-    import tomli_w
-
-    return tomli_w.dumps(cluster_table(cluster))
+    return toml_text(cluster_table(cluster))
 
 
 def cluster_table(cluster: ClusterSpec) -> dict[str, Any]:

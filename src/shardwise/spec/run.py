@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +25,7 @@ from shardwise.spec.lookup import (
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import Problems, SpecError, did_you_mean
 from shardwise.spec.strategy import Strategy, parse_strategy
+from shardwise.spec.toml_text import toml_text
 
 if TYPE_CHECKING:
     from shardwise.spec.train import DataSettings, TrainSettings
@@ -232,11 +233,9 @@ def _data(section: object, base: Path | None) -> DataSettings:
     return data.but(path=paths, tokenizer=tokenizer)
 
 
-def write_run(run: RunSpec) -> str:
-    """Return the text of a run.toml; `read_run` reads it back to an equal RunSpec."""
-    import tomli_w
-
-    return tomli_w.dumps(run_table(run))
+def write_run(run: RunSpec, comments: Iterable[str] = ()) -> str:
+    """The text of a run.toml under comment lines; `read_run` reads it back to an equal RunSpec."""
+    return toml_text(run_table(run), comments)
 
 
 def replace_run(path: Path, run: RunSpec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardwise.spec.foreign_text import one_line
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.stacks.write.cluster_job import (
@@ -17,7 +18,7 @@ from shardwise.stacks.write.cluster_job import (
     seconds_of,
 )
 from shardwise.stacks.write.exported import USUAL, Exported, Target
-from shardwise.stacks.write.quoting import comment, yaml_block, yaml_text
+from shardwise.stacks.write.quoting import yaml_block, yaml_text
 
 NAME = "run.yaml"
 PORT = 29400
@@ -34,7 +35,7 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     if run.cluster.nodes > 1:
         parts.append(_RENDEZVOUS.format(name=job_name(run), port=PORT, image=_image(target)))
     parts.append(_job(run, target))
-    title = f"# {comment(run.model.name)} on {comment(str(run.cluster))}: {run.strategy}\n"
+    title = f"# {one_line(f'{run.model.name} on {run.cluster}: {run.strategy}')}\n"
     text = title + "---\n".join(parts)
     command = f"kubectl apply -f {target.name(NAME)}"
     return Exported(NAME, text, _unsupported(run), command, run.strategy)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.spec.foreign_text import one_line
 from shardwise.spec.huggingface import to_config
 from shardwise.spec.lookup import config_folder
 from shardwise.spec.model import ModelSpec
@@ -25,7 +26,6 @@ from shardwise.stacks.write.differences import Comparison, compare
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.megatron_differences import RULES, other_differences
 from shardwise.stacks.write.python.settings import quoted
-from shardwise.stacks.write.quoting import comment
 from shardwise.stacks.write.torchrun import torchrun
 
 NAME = "megatron_run.py"
@@ -129,7 +129,7 @@ def _written(run: RunSpec, train: TrainSettings, data: DataSettings) -> str:
         "mixed_precision": _precision(strategy),
     }
     return _FILE.format(
-        title=comment(f"{run.model.name} on {run.cluster}: {run.strategy}"),
+        title=one_line(f"{run.model.name} on {run.cluster}: {run.strategy}"),
         torch="import torch\n" if mixed else "",
         precision=_PRECISION if mixed else "",
         model=_model(run),

@@ -27,11 +27,6 @@ def yaml_block(text: str, indent: int) -> str:
     return "|\n" + "\n".join(" " * indent + line if line else "" for line in lines[:-1])
 
 
-def comment(text: str) -> str:
-    """Text for the rest of a line that a comment has begun."""
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
 def _escaped(character: str) -> str:
     if character in '"\\':
         return f"\\{character}"

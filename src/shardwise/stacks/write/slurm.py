@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
+from shardwise.spec.foreign_text import one_line
 from shardwise.spec.record import Problems
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.write.cluster_job import (
@@ -18,7 +19,6 @@ from shardwise.stacks.write.cluster_job import (
     saves_far_away,
 )
 from shardwise.stacks.write.exported import USUAL, Exported, Target
-from shardwise.stacks.write.quoting import comment
 
 NAME = "run.sbatch"
 DEFAULT_TIME = "24:00:00"
@@ -73,7 +73,7 @@ def _request(run: RunSpec, target: Target) -> str:
     )
     return f"""\
 #!/bin/bash
-# {comment(run.model.name)} on {comment(str(cluster))}: {comment(str(run.strategy))}
+# {one_line(f"{run.model.name} on {cluster}: {run.strategy}")}
 #SBATCH --job-name={job_name(run)}
 {spares}\
 #SBATCH --nodes={cluster.nodes + target.spares}

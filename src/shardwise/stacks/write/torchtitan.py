@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.spec.dtype import TORCH_NAMES
+from shardwise.spec.foreign_text import one_line
 from shardwise.spec.lookup import config_folder
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
@@ -17,7 +18,6 @@ from shardwise.stacks.read.torchtitan import read
 from shardwise.stacks.write.chat_differences import stream_differences
 from shardwise.stacks.write.differences import RING, Comparison, Rule, compare
 from shardwise.stacks.write.exported import USUAL, Exported, Target
-from shardwise.stacks.write.quoting import comment
 from shardwise.stacks.write.titan_model import VERSION, stretches, write_model
 from shardwise.stacks.write.torchrun import torchrun
 from shardwise.stacks.write.trackers import trackers_of
@@ -105,7 +105,7 @@ def _written(run: RunSpec, train: TrainSettings, data: DataSettings) -> str:
     body, imports = write_model(run.model)
     strategy = run.strategy
     return _FILE.format(
-        title=comment(f"{run.model.name} on {run.cluster}: {run.strategy}"),
+        title=one_line(f"{run.model.name} on {run.cluster}: {run.strategy}"),
         version=VERSION,
         imports=imports,
         model=body,

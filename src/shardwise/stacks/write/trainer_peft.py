@@ -6,6 +6,7 @@ from typing import Any
 
 from shardwise.spec.adapter import ALL_LINEAR, Adapter
 from shardwise.spec.dtype import TORCH_NAMES
+from shardwise.spec.foreign_text import one_line
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.read import torch_script
 from shardwise.stacks.read.trainer_script import TRAIN_ONLY
@@ -15,7 +16,6 @@ from shardwise.stacks.write.chat_differences import stream_differences
 from shardwise.stacks.write.differences import Comparison, padded_experts
 from shardwise.stacks.write.exported import Exported, Target
 from shardwise.stacks.write.fine_tuning import CHANGE_ME, data_files, model_name
-from shardwise.stacks.write.quoting import comment
 from shardwise.stacks.write.torchrun import script_command
 
 NAME = "train_lora.py"
@@ -82,7 +82,7 @@ def _script(run: RunSpec, table: dict[str, Any], adapter: Adapter) -> str:
     text_key = run.data.text_key if run.data is not None else "text"
     quantised = "BitsAndBytesConfig, " if adapter.quantised else ""
     lines = [
-        f"# Fine-tunes {comment(run.model.name)} with peft and transformers' Trainer.",
+        f"# Fine-tunes {one_line(run.model.name)} with peft and transformers' Trainer.",
         "import torch",
         "from accelerate import ParallelismConfig" if hybrid else "",
         "from datasets import load_dataset",
