@@ -253,7 +253,16 @@ def test_text_stays_text(tmp_path: Path) -> None:
     ("records", "more", "message"),
     [
         ([{"messages": ASKED}, {"body": "x"}], {}, "data.path: line 2 of .*chat.jsonl"),
-        ([{"messages": [{"role": "user"}]}], {}, "line 1 of .* without text"),
+        ([{"messages": [{"role": "user"}]}], {}, r"'messages\[0\]\.content' in line 1 of .* null"),
+        ([{"messages": [{"content": "x"}]}], {}, r"'messages\[0\].*' in line 1 of .* no role"),
+        ([{"messages": [{"role": ["x"], "content": "x"}]}], {}, "line 1 of .* no role"),
+        (
+            [{"messages": [{"from": "human", "value": [{"type": "text"}]}]}],
+            {},
+            r"'messages\[0\]\.value' in line 1 of .* a list",
+        ),
+        ([{"instruction": {"a": 1}, "output": "b"}], {}, "'instruction' in line 1 of .* object"),
+        ([{"instruction": "a", "input": 0, "output": "b"}], {}, "'input' in line 1 .* a number"),
         ([{"messages": ["Hi"]}], {}, "line 1 of .* role and content"),
         ([{"messages": ASKED[:1]}], {}, "data.path: none of 1 examples has an answer"),
         ([], {"format": "chat"}, "data.path: .*has no examples"),

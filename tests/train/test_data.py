@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_documents_are_closed(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    parquet.write_table(pyarrow.table({"body": ["drei", None, "vier"]}), table)
+    parquet.write_table(pyarrow.table({"body": ["drei", "vier"]}), table)
     assert read_all(settings(tmp_path, table, text_key="body")) == b"drei\xffvier\xff"
 
 
@@ -141,6 +142,48 @@ def test_what_cannot_be_read_says_why(
     layout = Layout(rank=0, world=1, micro_batch=1, accumulate=1, seq_len=64)
     with pytest.raises(SpecError, match=f"^{key}: .*{named}"):
         make_batches(settings(tmp_path, file, **more), layout, 256, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("null", "null"), ("NaN", "a number"), ("7", "a number"), ("true", "true or false"),
+        ('{"a": 1}', "an object"), ('["a"]', "a list"), (r'"\ud800"', "surrogate"),
+    ],
+)  # fmt: skip
+def test_what_is_not_text_is_never_trained_on(tmp_path: Path, value: str, kind: str) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(f'{{"text": "good"}}\n\n{{"text": {value}}}\n')
+    with pytest.raises(SpecError, match=f"^data.path: .*'text' in line 3 of {file} .*{kind}"):
+        tokenized(settings(tmp_path, file))
+
+
+def test_a_column_that_is_not_text_is_never_trained_on(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    file = tmp_path / "a.parquet"
+    for value, kind in [(None, "null"), (["a"], "a list"), (b"a", "binary"), (1.5, "a number"),
+                        ({"a": 1}, "an object")]:  # fmt: skip
+        column = ["good"] * 600 + [None] if value is None else [value]
+        parquet.write_table(pyarrow.table({"text": column}), file)
+        with pytest.raises(SpecError, match=f"'text' in row {len(column)} of .* is {kind}"):
+            tokenized(settings(tmp_path, file))
+
+
+def test_a_record_without_end_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardwise.train.documents.LONGEST_LINE", 64)
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "' + "a" * 100)
+    with pytest.raises(SpecError, match=r"line 2 of .* is longer than 64"):
+        tokenized(settings(tmp_path, tmp_path / "a.jsonl"))
+    # Plain text may be one line.
+    (tmp_path / "a.txt").write_text("a" * 100)
+    assert read_all(settings(tmp_path, tmp_path / "a.txt")) == b"a" * 100
+    os.mkfifo(tmp_path / "b.jsonl")
+    with pytest.raises(SpecError, match=r"b\.jsonl is not a regular file"):
+        tokenized(settings(tmp_path, tmp_path / "b.jsonl"))
 
 
 def test_a_tokenizer_too_large_for_the_model(tmp_path: Path) -> None:

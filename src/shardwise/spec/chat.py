@@ -15,6 +15,8 @@ _SHAPES = (
     ("prompt", "completion"),
     ("instruction", "output"),
 )
+# Characters of a record. A file without line breaks would be read into memory as a whole.
+LONGEST_LINE = 2**24
 
 
 def holds_chat(data: DataSettings | None) -> bool:
@@ -30,11 +32,12 @@ def holds_chat(data: DataSettings | None) -> bool:
 
 def starts_with_chat(file: Path, text_key: str) -> bool:
     """Whether the first record has the keys of a chat example and no text."""
-    if file.suffix != ".jsonl":
+    if file.suffix != ".jsonl" or not file.is_file():
         return False
     try:
         with file.open(encoding="utf-8") as stream:
-            first = read_json(next((line for line in stream if line.strip()), ""))
+            lines = iter(lambda: stream.readline(LONGEST_LINE), "")
+            first = read_json(next((line for line in lines if line.strip()), ""))
     except (UnicodeDecodeError, OSError):
         return False
     return shape_of(first) is not None and text_key not in first
@@ -50,5 +53,5 @@ def read_json(line: str) -> Any:
     """The value of a line; None where it is no JSON."""
     try:
         return json.loads(line)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # ValueError also for integers of over 4,300 digits
         return None

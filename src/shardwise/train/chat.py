@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from shardwise.spec.chat import read_json, shape_of, starts_with_chat
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import DataSettings
+from shardwise.train.documents import read_records, require_text
 
 # A role and its text: {"role": "user", "content": "…"}, as chat templates read them.
 Message = dict[str, str]
@@ -45,11 +46,8 @@ def is_chat(data: DataSettings, files: list[Path]) -> bool:
 def read_conversations(file: Path) -> Iterator[Conversation]:
     """The conversations of a jsonl file, one per line."""
     try:
-        with file.open(encoding="utf-8") as stream:
-            for number, line in enumerate(stream, 1):
-                if line.strip():
-                    where = f"line {number} of {file}"
-                    yield Conversation(messages_of(read_json(line), where), where)
+        for line, where in read_records(file):
+            yield Conversation(messages_of(read_json(line), where), where)
     except (UnicodeDecodeError, OSError) as error:
         raise SpecError(f"data.path: cannot read {file}: {error}") from None
 
@@ -68,34 +66,47 @@ def messages_of(record: Any, where: str) -> list[Message]:
             "instruction and output; chat examples need one of these"
         )
     if shape[0] == "instruction":
-        asked = [record["instruction"], record.get("input")]
-        prompt = "\n\n".join(str(text) for text in asked if text)
-        parts = [("user", prompt), (ANSWERS, record["output"])]
+        asked = [require_text(record["instruction"], "instruction", where)]
+        # Published files leave the input out, empty or null where there is none.
+        if record.get("input") is not None:
+            asked.append(require_text(record["input"], "input", where))
+        parts = [("user", "instruction", "\n\n".join(filter(None, asked)))]
+        parts.append((ANSWERS, "output", record["output"]))
     elif shape[0] == "prompt":
-        parts = [("user", record["prompt"]), (ANSWERS, record["completion"])]
+        parts = [("user", "prompt", record["prompt"])]
+        parts.append((ANSWERS, "completion", record["completion"]))
     else:
-        parts = [("", record[shape[0]])]
+        parts = [("", shape[0], record[shape[0]])]
     messages = [
         message
-        for role, content in parts
+        for role, field, content in parts
         for message in (
-            _listed(content, where) if isinstance(content, list) else [_message(role, content)]
+            _listed(content, field, where)
+            if isinstance(content, list)
+            else [_message(role, content, field, where)]
         )
     ]
-    if not messages or not all(isinstance(m["content"], str) and m["role"] for m in messages):
-        raise SpecError(
-            f"data.path: {where} has a message without a role or without text; each needs both"
-        )
+    if not messages:
+        raise SpecError(f"data.path: {where} has no message; remove this record")
     return messages
 
 
-def _listed(messages: list[Any], where: str) -> list[Message]:
-    if not all(isinstance(message, dict) for message in messages):
-        raise SpecError(f"data.path: {where} has a message that is no object with role and content")
-    return [
-        _message(m.get("role", m.get("from")), m.get("content", m.get("value"))) for m in messages
-    ]
+def _listed(messages: list[Any], field: str, where: str) -> Iterator[Message]:
+    for number, message in enumerate(messages):
+        at = f"{field}[{number}]"
+        if not isinstance(message, dict):
+            raise SpecError(
+                f"data.path: {at} in {where} is no object with role and content; correct this "
+                "record"
+            )
+        role, content = (
+            next((key for key in keys if key in message), keys[0])
+            for keys in (("role", "from"), ("content", "value"))
+        )
+        yield _message(message.get(role), message.get(content), f"{at}.{content}", where)
 
 
-def _message(role: Any, content: Any) -> Message:
-    return {"role": _ROLES.get(role, role), "content": content}
+def _message(role: Any, content: Any, field: str, where: str) -> Message:
+    if not isinstance(role, str) or not role:
+        raise SpecError(f"data.path: {field!r} in {where} has no role; correct this record")
+    return {"role": _ROLES.get(role, role), "content": require_text(content, field, where)}

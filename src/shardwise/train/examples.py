@@ -24,7 +24,7 @@ _BATCH_EXAMPLES = 512
 def examples_folder(data: DataSettings) -> Path:
     files = find_files(data.path)
     template = [Path(data.tokenizer) / name for name in TEMPLATE_FILES]
-    settings = f"chat-1/{data.tokenizer}/{data.loss_on}"
+    settings = f"chat-2/{data.tokenizer}/{data.loss_on}"
     return Path(data.cache) / cache_name(data, [*files, *template], settings)
 
 

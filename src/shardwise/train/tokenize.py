@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from shardwise.spec.chat import read_json
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import DataSettings
+from shardwise.train.documents import read_lines, read_records, require_text
 from shardwise.train.shards import INDEX, Tokens, TokenShards, write_shards
 
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 _PIECE_BYTES = 2**22
 _BATCH_DOCUMENTS = 512
+_ADVICE = "correct or remove this record, or name another field in data.text_key"
 
 
 class Tokenizer(Protocol):
@@ -93,8 +95,11 @@ def find_files(paths: tuple[str, ...]) -> list[Path]:
             problems.append(f"data.path: no {', '.join(SUFFIXES)} files in {path}")
         elif not path.exists():
             problems.append(f"data.path: {path} does not exist")
-        elif path.is_file() and path.suffix not in SUFFIXES:
+        elif not path.is_dir() and path.suffix not in SUFFIXES:
             problems.append(f"data.path: {path} is not one of {', '.join(SUFFIXES)}")
+        # A pipe or a device may never end.
+        special = [p for p in inside or [path] if p.exists() and not (p.is_file() or p.is_dir())]
+        problems += [f"data.path: {p} is not a regular file; leave it out" for p in special]
         files += inside or [path]
     if problems:
         raise SpecError(problems)
@@ -102,7 +107,7 @@ def find_files(paths: tuple[str, ...]) -> list[Path]:
 
 
 def _cache_name(data: DataSettings, files: list[Path]) -> str:
-    return cache_name(data, files, f"1/{data.tokenizer}/{data.text_key}")
+    return cache_name(data, files, f"2/{data.tokenizer}/{data.text_key}")
 
 
 def cache_name(data: DataSettings, files: list[Path], settings: str) -> str:
@@ -150,23 +155,27 @@ def read_texts(file: Path, text_key: str) -> Iterator[str]:
 
 
 def _text_pieces(file: Path, _: str) -> Iterator[str]:
-    with file.open(encoding="utf-8") as stream:
-        while lines := stream.readlines(_PIECE_BYTES):
-            yield "".join(lines)
+    piece: list[str] = []
+    size = 0
+    for line in read_lines(file):
+        piece.append(line)
+        size += len(line)
+        if size > _PIECE_BYTES:
+            yield "".join(piece)
+            piece, size = [], 0
+    if piece:
+        yield "".join(piece)
 
 
 def _jsonl(file: Path, text_key: str) -> Iterator[str]:
-    with file.open(encoding="utf-8") as stream:
-        for number, line in enumerate(stream, 1):
-            if not line.strip():
-                continue
-            try:
-                yield str(json.loads(line)[text_key])
-            except (json.JSONDecodeError, KeyError, TypeError):
-                raise SpecError(
-                    f"data.path: line {number} of {file} is not a JSON object with the key "
-                    f"{text_key!r}; set data.text_key"
-                ) from None
+    for line, where in read_records(file):
+        record = read_json(line)
+        if not isinstance(record, dict) or text_key not in record:
+            raise SpecError(
+                f"data.path: {where} is not a JSON object with the key {text_key!r}; set "
+                "data.text_key"
+            )
+        yield require_text(record[text_key], text_key, where, _ADVICE)
 
 
 def _parquet(file: Path, text_key: str) -> Iterator[str]:
@@ -184,7 +193,10 @@ def _parquet(file: Path, text_key: str) -> Iterator[str]:
                 f"data.path: {file} has no column {text_key!r}; set data.text_key to one of "
                 f"{', '.join(table.schema_arrow.names)}"
             )
+        number = 0
         for batch in table.iter_batches(batch_size=_BATCH_DOCUMENTS, columns=[text_key]):
-            yield from (str(text) for text in batch.column(0).to_pylist() if text is not None)
+            for value in batch.column(0).to_pylist():
+                number += 1
+                yield require_text(value, text_key, f"row {number} of {file}", _ADVICE)
     except pyarrow.ArrowException as error:
         raise SpecError(f"data.path: cannot read {file}: {error}") from None
