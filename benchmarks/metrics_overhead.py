@@ -45,7 +45,7 @@ def act(action: str, count: int) -> None:
 
     labels = {"model": "m", "strategy": "zero3", "cluster": "8xH100-SXM", "version": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        progress = Progress(lambda: 7, lambda: 5, lambda: None)
+        progress = Progress(lambda: 7, lambda: 5, lambda: None, dict)
         run = LiveRun(Path(folder), labels, 1000, progress, 0.5, 10**9)
         collector, registry = RunCollector(run), CollectorRegistry()
         collector.log(1, VALUES)

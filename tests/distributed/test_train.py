@@ -73,7 +73,11 @@ def test_a_run_ends_with_prediction_against_measurement(tmp_path: Path) -> None:
     assert losses(tmp_path)[-1] < 2.0 < losses(tmp_path)[0]
     assert read_run(folder / "run.toml").resolved().strategy.shard == 2
     assert json.loads((folder / "environment.json").read_text())["versions"]["torch"]
+    values = json.loads((folder / "run.json").read_text())["values"]
+    assert values["step_s"] == measured["time"]["step_s"]
+    assert values["tokens_per_s"] == measured["throughput"]["tokens_per_s"]
     last = lines(tmp_path)[-1]
+    assert values["loss"] == last["loss"]
     assert last["step_s_p10"] <= last["step_s"] <= last["step_s_p90"]
     assert last["resident_peak_bytes"] >= last["resident_bytes"] > 0
     pytest.importorskip("tensorboard")

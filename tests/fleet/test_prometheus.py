@@ -45,7 +45,7 @@ def scrape(port: int) -> Samples:
 
 def live(folder: Path, **predicted: Any) -> LiveRun:
     labels = {"model": "m", "strategy": "s", "cluster": "c", "version": "v"}
-    progress = Progress(lambda: 7, lambda: 6, lambda: None)
+    progress = Progress(lambda: 7, lambda: 6, lambda: None, dict)
     return LiveRun(folder / "it", labels, planned_steps=100, progress=progress, **predicted)
 
 

@@ -132,7 +132,7 @@ def _time(predicted: StepProfile, measured: StepProfile) -> list[Row]:
     guess = seconds.step_s if seconds else None
     rows = [
         Row(
-            "time",
+            "time, median",
             show_seconds(guess) if guess else "",
             show_seconds(real_seconds.step_s),
             relative_error(guess, real_seconds.step_s) if guess else None,

@@ -37,8 +37,8 @@ _SHOWN = {
     "planned_steps": lambda value: f"{value:,}",
 }
 _TITLES = {
-    "step_s": "step time",
-    "predicted_step_s": "step time, predicted",
+    "step_s": "median step",
+    "predicted_step_s": "predicted step",
     "tokens_per_s": "tokens/s",
     "tokens_per_s_per_device": "tokens/s per device",
     "mfu": "MFU",
@@ -154,6 +154,7 @@ def print_comparison(compared: Comparison) -> None:
     out.print()
     out.print(terminal_table(_compared(compared.results, compared.runs, "result", change=two)))
     out.print(
-        "Measured unless predicted is said; loss and times are of the last log line.",
+        "Measured unless predicted is said; the loss is of the last log line, times are medians of "
+        "the run.",
         style="dim",
     )

@@ -43,7 +43,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cluster: str
     devices: int
     version: str
-    # Values of the last log line: loss, step_s, tokens_per_s, mfu and others.
+    # Values of the last log line, such as loss; step_s, tokens_per_s and mfu are of the median step
+    # of the run, as in its measurement.
     values: dict[str, float] = {}
     predicted_step_s: float | None = None
     # Peak of tensors on the fullest device.

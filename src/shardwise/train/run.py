@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -184,11 +184,16 @@ def _meter(run: RunSpec, training: Training) -> StepMeter:
     return StepMeter(training, training.step, training.settings.steps, compiled=compiled)
 
 
-def _progress(training: Training, checkpoints: RunCheckpoints | None) -> Progress:
+def _progress(
+    training: Training,
+    checkpoints: RunCheckpoints | None,
+    rates: Callable[[], Mapping[str, float]],
+) -> Progress:
     return Progress(
         completed_steps=lambda: training.step,
         checkpoint_step=lambda: None if checkpoints is None else checkpoints.last_step,
         checkpoint_url=lambda: None if checkpoints is None else checkpoints.last_url,
+        rates=rates,
     )
 
 
@@ -226,7 +231,7 @@ class _Recorder:
         self._record: RecordWriter | None = None
         if world()[0] == 0:
             self._trackers = open_trackers(settings.trackers, folder, training.step)
-            progress = _progress(training, checkpoints)
+            progress = _progress(training, checkpoints, self._rates)
             if settings.metrics is not None:
                 live = _live_run(run, predicted, folder, progress)
                 self._trackers.append(Exporter(settings.metrics, live))
@@ -289,6 +294,10 @@ class _Recorder:
         tokens = line.tokens / line.steps
         values |= step_values(self._predicted, settled, self._peak_flops, tokens)
         return values | memory_now(self._training.device)
+
+    def _rates(self) -> dict[str, float]:
+        """The step time and throughput that `measured` has, from the steps so far."""
+        return step_values(self._predicted, self.settled, self._peak_flops)
 
     def measured(self) -> StepProfile | None:
         if not self._measures or not self._meter.finished:

@@ -27,6 +27,8 @@ class Progress(NamedTuple):
     # Step and URL of the last checkpoint; None before the first.
     checkpoint_step: Callable[[], int | None]
     checkpoint_url: Callable[[], str | None]
+    # Step time and throughput over all representative steps so far.
+    rates: Callable[[], Mapping[str, float]]
 
 
 def first_record(run: RunSpec, predicted: StepProfile, folder: Path) -> RunRecord:
@@ -85,6 +87,7 @@ class RecordWriter:
             step=self._progress.completed_steps(),
             recoveries=count_recoveries(self._folder),
             checkpoint=self._progress.checkpoint_url(),
+            values={**self._record.values, **self._progress.rates()},
         )
         for url in self._urls:
             _write(url, record)
