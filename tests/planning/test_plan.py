@@ -117,6 +117,15 @@ def test_the_binding_constraint_binds() -> None:
     assert gain >= slow.limits.twice_network - 0.03
 
 
+def test_a_layout_that_hardly_communicates_is_not_limited_by_bandwidth() -> None:
+    """Another layout would be faster with twice the links; this one would not."""
+    found = plan("llama-3-70b", "8xH100-SXM", adapter="qlora:16")
+    assert found.limits is not None
+    (limited,) = reasons(found, LimitedBy)
+    assert max(limited.twice_network, limited.twice_link, limited.waiting_share) < 0.01
+    assert found.limits.binding != "bandwidth"
+
+
 def test_latency_is_told_from_bandwidth() -> None:
     """Collectives of 2,048 nodes wait for their messages to travel, not for their bytes."""
     asked = {"seq_len": 8192, "global_batch": 16 * 2**20, "for_stack": "megatron-bridge"}

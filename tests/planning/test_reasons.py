@@ -47,6 +47,7 @@ from shardwise.planning.reasons import (
     StepBatch,
 )
 from shardwise.planning.rows import Candidate, complexity
+from shardwise.planning.search import MIN_GAIN
 from shardwise.report.reasons import reason_words, share_words, speed_words
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
@@ -205,6 +206,10 @@ def check_limited_by(plan: Plan, winner: Candidate, reason: LimitedBy) -> None:
     if reason.binding == "latency":
         assert reason.waiting_share >= 0.03
         assert (reason.waiting_without_latency or 0.0) < reason.waiting_share
+    if reason.binding == "bandwidth":
+        # More bandwidth helps this configuration, so less of it hurts soon.
+        assert max(reason.twice_network, reason.twice_link) >= MIN_GAIN
+        assert (plan.limits.network_slack or 1.0) < 10 or plan.limits.link_binds
     binding = reason.inner_link if plan.limits.link_binds else reason.link
     assert (f"Limited by {binding} bandwidth" in words) == (reason.binding == "bandwidth")
     assert "(0% of" not in words

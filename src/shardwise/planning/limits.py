@@ -61,20 +61,20 @@ def limits_of(search: Search, cluster: ClusterSpec, found: Found, winner: Candid
     assert today is not None, "the winner fits"
     more_memory = roomier.tokens_per_s / today.tokens_per_s - 1 if roomier else 0.0
     own = _Own(search.problem._replace(cluster=cluster), search.units, winner)
-    twice = twice_link = most = waiting = 0.0
+    twice = twice_link = waiting = 0.0
     planned = slack = None
     latency = False
     if winner.strategy.devices > 1:
         twice = own.gain(2.0)
         planned = _planned_again(search, cluster, winner, twice)
-        most = planned.tokens_per_s / winner.tokens_per_s - 1 if planned else twice
         slack = own.slack()
         latency, waiting = own.without_latency()
     if cluster.nodes > 1 and cluster.devices_per_node > 1:
         twice_link = own.gain(2.0, "link_bandwidth")
     if latency and more_memory < MIN_GAIN:
         binding: Bottleneck = "latency"
-    elif max(most, twice_link) >= max(MIN_GAIN, more_memory):
+    # What another layout would gain from more bandwidth does not limit this one.
+    elif max(twice, twice_link) >= max(MIN_GAIN, more_memory):
         binding = "bandwidth"
     else:
         binding = "memory" if more_memory >= MIN_GAIN else "compute"

@@ -74,6 +74,8 @@ def plan_reasons(plan: Plan) -> list[str]:
 MIN_SAVED_BYTES = 2**30 // 10
 # Smaller shares of a step are not told.
 SEEN_SHARE = 0.01
+# A network that could be this many times slower does not matter; nobody has one that is slower.
+MOST_SLACK = 10
 
 
 def plan_tips(plan: Plan) -> list[str]:
@@ -362,10 +364,8 @@ def _limited_by(reason: LimitedBy, blocks: int | None) -> str:
         told = f"Limited by {reason.binding_link} bandwidth"
         if reason.waiting_share >= SEEN_SHARE:
             told += f" ({waits})"
-        elif max(reason.twice_network, reason.twice_link) >= SEEN_SHARE:
-            told += " (communication slows the compute that it overlaps)"
         else:
-            told += " (this layout avoids communication)"
+            told += " (communication slows the compute that it overlaps)"
     gains = []
     if reason.devices > 1:
         gain = f"2x the {reason.link} bandwidth: {_gain(reason.twice_network)}"
@@ -391,7 +391,7 @@ def _slack(reason: Slack, blocks: int | None) -> str:
     told = f"Headroom: {show_memory(reason.free_bytes)} of usable memory"
     if reason.network_factor is not None and reason.network_factor > 1.05:
         factor = reason.network_factor
-        lower = "over 100x" if factor > 100 else f"{factor:.1f}x"
+        lower = f"over {MOST_SLACK}x" if factor > MOST_SLACK else f"{factor:.1f}x"
         told += f"; {reason.link} bandwidth could be {lower} lower before steps take 5% longer"
     return f"{told}."
 
