@@ -198,6 +198,74 @@ class Own(Module):
     assert list(inherited_names(tree)) == ["Own._parameters"]
 
 
+# ---- bytes of other processes --------------------------------------------------------------------
+
+# Modules whose data runs code when it is read, and functions that unpickle what they receive.
+UNPICKLE_MODULES = {
+    "pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib",
+    "multiprocessing.connection", "multiprocessing.managers",
+    "torch.distributed.rpc",
+}  # fmt: skip
+UNPICKLE_FUNCTIONS = {
+    "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list",
+    "send_object_list", "recv_object_list",
+    "PGTransport",
+}  # fmt: skip
+
+
+def unpicklers(tree: ast.AST) -> Iterator[str]:
+    """Imports, names and calls by which bytes from elsewhere could run code."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (one.name for one in names if one.name in UNPICKLE_MODULES)
+            case ast.ImportFrom(module=str(module), names=names):
+                inner = {f"{module}.{one.name}" for one in names}
+                yield from UNPICKLE_MODULES & {module, *inner}
+                yield from (one.name for one in names if one.name in UNPICKLE_FUNCTIONS)
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+                if f"{name}.{attribute}" in UNPICKLE_MODULES or attribute in UNPICKLE_FUNCTIONS:
+                    yield f"{name}.{attribute}"
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=owner), attr="load"), keywords=given
+            ):
+                safe = {one.arg for one in given if ast.unparse(one.value) == "True"}
+                if owner == "torch" and "weights_only" not in safe:
+                    yield "torch.load"
+                if owner in ("np", "numpy") and "allow_pickle" in safe:
+                    yield "numpy.load"
+
+
+def test_nothing_unpickles_the_bytes_of_others() -> None:
+    """`RankTree.json_of` carries values between ranks, `safe_pickle` reads files of others."""
+    found = [f"{file}: {name}" for file, tree in TREES.items() for name in unpicklers(tree)]
+    assert not found
+
+
+def test_unpicklers_are_detected() -> None:
+    source = """
+import pickle
+from multiprocessing import connection
+from torch.distributed import gather_object
+dist.broadcast_object_list(values)
+torch.load(file)
+torch.load(file, weights_only=False)
+torch.load(file, weights_only=True)
+np.load(file, allow_pickle=True)
+np.load(file)
+json.load(file)
+"""
+    assert sorted(unpicklers(ast.parse(source))) == [
+        "dist.broadcast_object_list",
+        "gather_object",
+        "multiprocessing.connection",
+        "numpy.load",
+        "pickle",
+        "torch.load",
+        "torch.load",
+    ]
+
+
 # ---- imports -------------------------------------------------------------------------------------
 
 

@@ -111,6 +111,14 @@ def start_first(case: dict[str, Any]) -> int:
     return int(values)
 
 
+def hear(case: dict[str, Any]) -> list[Any]:
+    """Values of one rank, as this one receives them."""
+    with limit(case["one_group"]):
+        tree = shared_tree()
+    own = tree.rank == case["speaker"]
+    return [tree.json_of(case["speaker"], value if own else None) for value in case["values"]]
+
+
 def lose_a_rank(rank: int, size: int, victim: int, folder: str) -> None:
     """Agree on a few steps; one rank then dies while the others agree. Each writes how it ended."""
     store = dist.FileStore(f"{folder}/store", size)

@@ -13,7 +13,7 @@ from tests.distributed.workers import Workers
 
 pytest.importorskip("torch")
 from shardwise.engine.device import ONE_GROUP
-from tests.distributed.levels_run import ROUNDS, load, lose_a_rank, save, start_first
+from tests.distributed.levels_run import ROUNDS, hear, load, lose_a_rank, save, start_first
 
 # The gate allows more on a busy machine; without a limit of their own, ranks wait half an hour.
 BOUND_S = 60
@@ -49,6 +49,13 @@ def test_a_failure_of_one_rank_is_told_by_all(tmp_path: Path, workers: Workers) 
 def test_a_rank_goes_on_while_others_have_not_started(tmp_path: Path, workers: Workers) -> None:
     """Otherwise it would wait for the last one, which waits for it."""
     assert workers.run(start_first, 8, [{"folder": str(tmp_path)}]) == [[8 * (ROUNDS - 1)] * 8]
+
+
+def test_a_value_of_one_rank_reaches_all(workers: Workers) -> None:
+    """Longer ones than a sentence, and than what a group gathers; no text ends a value early."""
+    values = [None, "", "a\0b é", {"steps": [*range(20_000)]}]
+    [heard] = workers.run(hear, 8, [{"one_group": 1, "speaker": 5, "values": values}])
+    assert heard == [values] * 8
 
 
 @pytest.mark.parametrize("victim", [7, 4, 0])

@@ -8,6 +8,7 @@ gathered, which takes two hops in a group of any size; what is larger is reduced
 
 from __future__ import annotations
 
+import json
 import threading
 import weakref
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from shardwise.engine.mesh import world
 
 # Bytes of a sentence that is sent to all ranks.
 _SENTENCE = 512
+# Bytes of the longest value that is sent to all ranks as JSON.
+_LONGEST_VALUE = 2**24
 # Bytes up to which a value is gathered: the first rank of a group then holds it once per member.
 _SMALL = 2**16
 
@@ -117,6 +120,23 @@ class RankTree:
             values[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         self.all_reduce(values)
         return bytes(values.tolist()).rstrip(b"\0").decode(errors="ignore")
+
+    def json_of(self, rank: int, value: Any) -> Any:
+        """What JSON makes of a value of one rank, on all ranks.
+
+        The object collectives of torch unpickle what they receive: whoever reaches a connection of
+        one rank would run code on the others.
+        """
+        data = json.dumps(value).encode() if rank == self.rank else b""
+        length = torch.tensor([len(data)])
+        self.all_reduce(length)
+        if not 0 < int(length) <= _LONGEST_VALUE:
+            raise ValueError(f"rank {rank} sends {int(length)} bytes; at most {_LONGEST_VALUE}")
+        values = torch.zeros(int(length), dtype=torch.uint8)
+        if data:
+            values[:] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self.all_reduce(values)
+        return json.loads(bytes(values.numpy()))
 
     def _steps(self, values: torch.Tensor, op: Any) -> list[_Step]:
         """What this rank takes part in: up to the last level it is in, and down again."""

@@ -113,13 +113,11 @@ def versions() -> dict[str, str]:
 
 def folder_of_rank_0(folder: Path) -> Path:
     """The run folder of rank 0; processes that joined by themselves do not know it."""
-    import torch.distributed as dist
+    from shardwise.engine.rank_tree import shared_tree
 
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return folder
-    path = [str(folder.resolve())]
-    dist.broadcast_object_list(path)
-    return folder if dist.get_rank() == 0 else Path(path[0])
+    tree = shared_tree()
+    path = tree.json_of(0, str(folder.resolve()))
+    return folder if tree.rank == 0 else Path(path)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -25,7 +24,6 @@ from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.checkpoint.format.place import Place, name_of
 from shardwise.checkpoint.verify.opened import Checkpoint, open_checkpoint
-from shardwise.engine.mesh import world
 from shardwise.engine.rank_tree import Failure, RankTree, shared_tree
 
 
@@ -53,7 +51,7 @@ def load_last(place: Place, allocate: Allocate) -> Loaded | None:
     """Load the newest intact checkpoint; None if there is none at all. All ranks call this."""
     skipped: dict[int, str] = {}
     tree = shared_tree()
-    for step in reversed(_agreed_steps(place)):
+    for step in reversed(_agreed_steps(place, tree)):
         folder = place.folder(step)
         # An index is many objects: garbage collection would take longer than reading it.
         with no_garbage_collection():
@@ -121,16 +119,15 @@ def _may_pass(error: BaseException, folder: Folder) -> bool:
     return isinstance(error, OSError) or is_remote(folder.url)
 
 
-def _agreed_steps(place: Place) -> list[int]:
+def _agreed_steps(place: Place, tree: RankTree) -> list[int]:
     """The steps of complete checkpoints, as rank 0 sees them."""
-    steps: list[list[int] | str] = [[]]
-    if world()[0] == 0:
+    steps: list[int] | str = []
+    if tree.rank == 0:
         try:
-            steps = [place.steps()]
+            steps = place.steps()
         except Exception as error:
-            steps = [f"{place.url}: {error}"[:300]]
-    if world()[1] > 1:
-        dist.broadcast_object_list(steps)
-    if isinstance(steps[0], str):
-        raise UnreachableError(steps[0])
-    return steps[0]
+            steps = f"{place.url}: {error}"[:300]
+    steps = tree.json_of(0, steps)
+    if isinstance(steps, str):
+        raise UnreachableError(steps)
+    return steps
