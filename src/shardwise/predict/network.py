@@ -28,38 +28,71 @@ class Group(NamedTuple):
         return np.maximum(1.0, self.size / self.in_node)
 
 
+class Ring(NamedTuple):
+    """An all-gather or a reduce-scatter among groups: all that does not depend on the message."""
+
+    size: Ints
+    bandwidth: Floats
+    latency: Floats | float
+
+    def seconds(self, message: Floats) -> Floats:
+        """Of a whole group's message."""
+        return message * (self.size - 1) / self.size / self.bandwidth + self.latency
+
+
+class AllReduce(NamedTuple):
+    """An all-reduce across replicas: all that does not depend on the message."""
+
+    replicas: Ints
+    ring_bandwidth: Floats
+    ring_latency: Floats | float
+    # None where no tree is used.
+    tree_bandwidth: Floats | None
+    tree_latency: Floats | float
+
+    def seconds(self, message: Floats) -> Floats:
+        """Of each device's own message: by ring or by tree, whichever is faster."""
+        moved = 2.0 * message * (self.replicas - 1) / self.replicas
+        ring = moved / self.ring_bandwidth + self.ring_latency
+        if self.tree_bandwidth is None:
+            return ring
+        return np.minimum(ring, moved / self.tree_bandwidth + self.tree_latency)
+
+
+def ring(size: Ints, h: Hardware, k: Coefficients, stride: Ints | int = 1) -> Ring:
+    """Neighbours lie `stride` devices apart: a group fills every node that it is in."""
+    group = _spread(size, stride, h)
+    if h.measured:
+        return Ring(size, _measured(group, h.measured.ring, h), 0.0)
+    return Ring(size, _bandwidth(group, h.link_bandwidth, h, k), _ring_latency(group, k))
+
+
+def all_reduce(replicas: Ints, stride: Ints, h: Hardware, k: Coefficients) -> AllReduce:
+    """Replicas lie `stride` devices apart: several to a node, or one in every few."""
+    group = _spread(replicas, stride, h)
+    if h.measured:
+        return AllReduce(replicas, _measured(group, h.measured.all_reduce, h), 0.0, None, 0.0)
+    link = h.link_bandwidth * k.reduce_speedup
+    bandwidth, latency = _bandwidth(group, link, h, k), 2.0 * _ring_latency(group, k)
+    if h.on_cpu:
+        return AllReduce(replicas, bandwidth, latency, None, 0.0)
+    share = k.tree_efficiency * np.maximum(1.0, group.nodes / 2.0) ** -k.tree_falloff
+    through_tree = _bandwidth(group, link, h, k, share)
+    return AllReduce(replicas, bandwidth, latency, through_tree, 2.0 * _tree_latency(group, k))
+
+
 def ring_s(
     message: Floats, size: Ints, h: Hardware, k: Coefficients, stride: Ints | int = 1
 ) -> Floats:
-    """All-gather or reduce-scatter of a whole group's message.
-
-    Neighbours lie `stride` devices apart: a group fills every node that it is in.
-    """
-    group = _spread(size, stride, h)
-    moved = message * (size - 1) / size
-    if h.measured:
-        return moved / _measured(group, h.measured.ring, h)
-    return moved / _bandwidth(group, h.link_bandwidth, h, k) + _ring_latency(group, k)
+    """Seconds of an all-gather or reduce-scatter of a whole group's message."""
+    return ring(size, h, k, stride).seconds(message)
 
 
 def all_reduce_s(
     message: Floats, replicas: Ints, stride: Ints, h: Hardware, k: Coefficients
 ) -> Floats:
-    """Across replicas, each device its own `message`: by ring or by tree, whichever is faster.
-
-    Replicas lie `stride` devices apart: several to a node, or one in every few.
-    """
-    group = _spread(replicas, stride, h)
-    moved = 2.0 * message * (replicas - 1) / replicas
-    if h.measured:
-        return moved / _measured(group, h.measured.all_reduce, h)
-    link = h.link_bandwidth * k.reduce_speedup
-    ring = moved / _bandwidth(group, link, h, k) + 2.0 * _ring_latency(group, k)
-    if h.on_cpu:
-        return ring
-    share = k.tree_efficiency * np.maximum(1.0, group.nodes / 2.0) ** -k.tree_falloff
-    tree = moved / _bandwidth(group, link, h, k, share) + 2.0 * _tree_latency(group, k)
-    return np.minimum(ring, tree)
+    """Seconds of an all-reduce across replicas, each device its own `message`."""
+    return all_reduce(replicas, stride, h, k).seconds(message)
 
 
 def all_to_all_s(

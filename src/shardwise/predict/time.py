@@ -140,14 +140,16 @@ class Streams:
         self.times = len(self.index)
         for work in _SPENT:
             self.index[f"spent on {work}"] = len(self.index)
-        self.spending = {work: self.index[f"spent on {work}"] for work in _SPENT[:3]}
-        self.spending |= dict.fromkeys(COMMUNICATION, self.index["spent on communication"])
         self.at: Floats = np.zeros((len(self.index), *shape))
+        # A view of each register: looking one up costs no call of numpy.
+        self.rows: dict[str, Floats] = {name: self.at[row] for name, row in self.index.items()}
+        self.spending = {work: self.rows[f"spent on {work}"] for work in _SPENT[:3]}
+        self.spending |= dict.fromkeys(COMMUNICATION, self.rows["spent on communication"])
+        self.inside = {stream: self.rows[f"spent on {stream}"] for stream in INSIDE}
         self.queued: dict[str, int] = {}
 
     def free(self, name: str) -> Floats:
-        row: Floats = self.at[self.index[name]]
-        return row
+        return self.rows[name]
 
     def spent(self, work: str) -> Floats:
         return self.free(f"spent on {work}").copy()
@@ -163,14 +165,14 @@ class Streams:
                 self.wait(event)  # type: ignore[arg-type]
 
     def wait(self, event: Wait) -> None:
-        stream = self.free(event.stream)
+        stream, rows = self.rows[event.stream], self.rows
         for name in event.after:
-            if name in self.index:
-                np.maximum(stream, self.free(name), out=stream)
+            if name in rows:
+                np.maximum(stream, rows[name], out=stream)
 
     def run(self, event: Run) -> tuple[Floats, Floats]:
         """Start and end of an event."""
-        stream = self.free(event.stream)
+        stream = self.rows[event.stream]
         ready = self._ready(event)
         start = stream if ready is None else np.maximum(stream, ready)
         seconds = own = self.prices.of(event.cost)
@@ -185,13 +187,12 @@ class Streams:
             np.copyto(stream, end, where=event.only)
         else:
             stream[:] = end
-        self.at[self.spending[event.work]] += seconds
-        if event.stream in INSIDE:
-            self.at[self.index[f"spent on {event.stream}"]] += seconds
+        spent = self.spending[event.work]
+        np.add(spent, seconds, out=spent)
+        if event.stream in self.inside:
+            np.add(self.inside[event.stream], seconds, out=self.inside[event.stream])
         if event.mark:
-            self.at[self.index[event.mark]] = (
-                end if event.only is None else np.where(event.only, end, self.free(event.mark))
-            )
+            np.copyto(self.rows[event.mark], end, where=True if event.only is None else event.only)
         if event.give:
             self._give(event.give, end)
         return end - seconds, end
@@ -200,8 +201,8 @@ class Streams:
         """When all that an event waits for is done; None if it waits for nothing."""
         ready: Floats | None = None
         for name in event.after:
-            if name in self.index:
-                at = self.free(name)
+            at = self.rows.get(name)
+            if at is not None:
                 ready = at if ready is None else np.maximum(ready, at)
         if event.take:
             taken = self._take(event.take)
@@ -210,11 +211,13 @@ class Streams:
 
     def _overlap(self, event: Run, start: Floats, seconds: Floats) -> Floats:
         """Seconds of an event during which one of the streams beside it is busy."""
-        busy = np.zeros_like(start)
+        # What is busy until before the start does not overlap.
+        busy = start
         for name in event.beside:
-            if name in self.index:
-                np.maximum(busy, self.free(name), out=busy)
-        return np.clip(np.minimum(busy - start, seconds), 0.0, None)
+            if name in self.rows:
+                busy = np.maximum(busy, self.rows[name])
+        overlap: Floats = np.minimum(busy - start, seconds)
+        return overlap
 
     def _give(self, queue: str, end: Floats) -> None:
         number = self.queued.get(queue, 0)

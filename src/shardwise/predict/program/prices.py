@@ -8,7 +8,7 @@ import numpy as np
 
 from shardwise.predict.compute import backward_s, forward_s, recompute_s
 from shardwise.predict.configurations import Floats, Ints
-from shardwise.predict.network import all_reduce_s, all_to_all_s, ring_s
+from shardwise.predict.network import AllReduce, Ring, all_reduce, all_to_all_s, ring
 from shardwise.predict.program.events import Cost
 from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.rates import Coefficients, Hardware
@@ -28,6 +28,8 @@ class Prices:
         self.hook_s = k.hook_s if hardware.on_cpu else 0.0
         self._made: dict[tuple[object, ...], Floats] = {}
         self._by_cost: dict[int, Floats] = {}
+        self._rings: dict[tuple[int, int, int], Ring] = {}
+        self._all_reduces: dict[tuple[int, int, int], AllReduce] = {}
 
     def of(self, cost: Cost) -> Floats:
         """Seconds of a piece of the step: what the method of its name says."""
@@ -92,20 +94,23 @@ class Prices:
 
     def gather_again(self, unit: Unit) -> Floats:
         """For the backward, from the group that an integer reshard leaves."""
+        return self._gather(unit, self._left_by_reshard)
+
+    @cached_property
+    def _left_by_reshard(self) -> Ints:
         c = self.s.c
-        group = np.where(c.reshard_group > 0, c.reshard_group, c.shard)
-        return self._gather(unit, group)
+        return np.where(c.reshard_group > 0, c.reshard_group, c.shard)
 
     def _gather(self, unit: Unit, group: Ints) -> Floats:
         message = self.s.gathered_bytes(unit)
-        moved = ring_s(message, group, self.h, self.k, self.s.c.shard_stride)
+        moved = self._ring(group, self.s.c.shard_stride, self.k).seconds(message)
         return moved + self._moved_to_host(message)
 
     def scatter(self, unit: Unit) -> Floats:
         # Gloo runs a reduce-scatter as an all-reduce.
         passes, c = 2.0 if self.h.on_cpu else 1.0, self.s.c
         message = self.s.trained(unit) * c.reduce_bytes
-        moved = passes * ring_s(message, c.shard, self.h, self.k, c.shard_stride)
+        moved = passes * self._ring(c.shard, c.shard_stride, self.k).seconds(message)
         return moved + self._moved_to_host(message)
 
     def _moved_to_host(self, message: Floats) -> Floats:
@@ -117,7 +122,21 @@ class Prices:
         """Of a unit's sharded gradients, across replicas."""
         c = self.s.c
         message = self.s.trained(unit) * c.reduce_bytes / c.shard
-        return all_reduce_s(message, c.replicate, c.replicate_stride, self.h, self.k)
+        return self._all_reduce(c.replicate, c.replicate_stride, self.k).seconds(message)
+
+    def _ring(self, size: Ints, stride: Ints, k: Coefficients) -> Ring:
+        """The ring among groups; `size` and `stride` live as long as this."""
+        key = id(size), id(stride), id(k)
+        if key not in self._rings:
+            self._rings[key] = ring(size, self.h, k, stride)
+        return self._rings[key]
+
+    def _all_reduce(self, replicas: Ints, stride: Ints, k: Coefficients) -> AllReduce:
+        """The all-reduce across replicas; `replicas` and `stride` live as long as this."""
+        key = id(replicas), id(stride), id(k)
+        if key not in self._all_reduces:
+            self._all_reduces[key] = all_reduce(replicas, stride, self.h, k)
+        return self._all_reduces[key]
 
     def exchange(self, axis: str, op: str, calls: Ints, size: Floats) -> Floats:
         """Collectives inside blocks, among the devices of a tensor or a context group."""
@@ -127,13 +146,13 @@ class Prices:
             degree, stride = c.context, c.shard_stride
         each = size / np.maximum(1, calls)
         if op == "all-reduce":
-            seconds = all_reduce_s(each, degree, stride, h, k)
+            seconds = self._all_reduce(degree, stride, k).seconds(each)
         elif op == "all-to-all":
             seconds = all_to_all_s(each, degree, h, k, stride)
         else:
             # Gloo runs a reduce-scatter as an all-reduce.
             passes = 2.0 if self.h.on_cpu and op == "reduce-scatter" else 1.0
-            seconds = passes * ring_s(each, degree, h, k, stride)
+            seconds = passes * self._ring(degree, stride, k).seconds(each)
         return calls * (seconds if h.on_cpu else seconds + k.exchange_latency_s)
 
     def dispatch(self, op: str, calls: Ints, size: Floats) -> Floats:
@@ -156,9 +175,10 @@ class Prices:
     def buckets(self, sizes: tuple[int, ...]) -> Floats:
         """The all-reduces of some of DDP's buckets, one after the other."""
         c, total = self.s.c, self.nothing()
+        across = self._all_reduce(c.replicate, c.replicate_stride, self.k)
         for size in sizes:
             message = self.nothing() + size
-            total = total + all_reduce_s(message, c.replicate, c.replicate_stride, self.h, self.k)
+            total = total + across.seconds(message)
         return total
 
     def copy_out(self, unit: Unit) -> Floats:
