@@ -216,3 +216,19 @@ def test_what_a_stack_cannot_express_is_never_priced() -> None:
     rows = (found.table.candidate(index).strategy for index in range(len(found.table)))
     assert {strategy.recompute for strategy in rows} == {"none", "full"}
     assert found.best() is not None
+
+
+def test_a_large_space_compares_no_layout_with_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+    equal = Strategy.__eq__
+
+    def counted(one: Strategy, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equal(one, other)
+
+    cluster = find_cluster("16384x8xH100-SXM@400Gbps")
+    monkeypatch.setattr(Strategy, "__eq__", counted)
+    found = placements(cluster, Strategy(kind="zero3"), accumulates=True)
+    assert len(found) > 50
+    assert compared < len(found)

@@ -117,16 +117,16 @@ def placements(
         **degrees.fields,
     }
     devices = cluster.devices * degrees.inner
-    found: list[Strategy] = []
+    # Different fields may resolve to the same strategy.
+    found: dict[Strategy, None] = {}
     for fields in _fields(cluster, accumulates, degrees):
         try:
             strategy = base.but(**{**_UNSET, **usual, **fields})
             resolved = space.applied(strategy.resolve(devices, devices))
         except SpecError:
             continue
-        if resolved not in found:
-            found.append(resolved)
-    return found
+        found.setdefault(resolved)
+    return list(found)
 
 
 _UNSET: dict[str, object] = {
