@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +25,7 @@ from shardwise.checkpoint.dcp.load import Loaded
 from shardwise.checkpoint.export.weights import ExportedWeights
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.verify.fsck import check, find_checkpoints
+from shardwise.progress import Stages
 from shardwise.report.calibrate import print_fit
 from shardwise.report.doctor import print_checks
 from shardwise.report.export_weights import print_exported
@@ -74,6 +78,49 @@ def test_a_training_from_start_to_end(run: RunSpec, capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     # The memory of this machine.
     assert_screen("train", re.sub(r"of [\d.]+ GiB per", "of 8.00 GiB per", text))
+
+
+def test_a_training_on_a_terminal_keeps_its_lines_above_a_bar(
+    run: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = pty.openpty()
+    done = [0]
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", buffering=0) as reader:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(sys, "stdout", terminal)
+        screen = TrainScreen()
+        screen.started(run, estimate_run(run), Path("runs/it"), None, None, lambda: done[0])
+        screen.logged(40, VALUES)
+        done[0] = 41
+        seen = b""
+        while b"41/200" not in seen:  # the bar looks by itself
+            seen += reader.read(4096)
+        screen.close()
+    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", seen.decode())
+    assert "step  40/200  loss 3.2500" in text
+    assert text.index("step  40/200") < text.index("41/200")
+
+
+def test_the_stage_of_a_command_is_one_line_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", buffering=0) as reader:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        stages = Stages()
+        stages.begin("Not asked for")
+        stages.show()
+        stages.begin("Importing torch")
+        stages.begin("Building the model")
+        stages.end()
+        terminal.write("end")
+        terminal.flush()
+        read = b""
+        while not read.endswith(b"end"):
+            read += reader.read(4096)
+    seen = read.decode().removesuffix("end")
+    assert "Not asked for" not in seen
+    assert seen.index("Importing torch … 0 s\r") < seen.index("Building the model … 0 s\r")
+    assert seen.endswith("\r\x1b[K")
+    assert "\n" not in seen
 
 
 def test_a_training_on_chat_examples(run: RunSpec, capsys: pytest.CaptureFixture[str]) -> None:

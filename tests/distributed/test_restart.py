@@ -291,8 +291,9 @@ def test_another_order_of_samples_is_refused(tmp_path: Path, workers: Workers) -
     (tmp_path / "run.toml").write_text(text.replace("[train]", "[train]\nseed = 7"))
     done = shardwise(*training("--nproc", "1", "--resume"), folder=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: train.seed: ")
-    assert len(done.stderr.splitlines()) == 1
+    errors = [line for line in done.stderr.splitlines() if not line.endswith("…")]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: train.seed: ")
 
 
 @pytest.mark.nightly

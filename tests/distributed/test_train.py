@@ -31,7 +31,12 @@ from tests.distributed.train_run import run_toml
 def test_a_run_ends_with_prediction_against_measurement(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 200)
     file = write(tmp_path, data='[data]\npath = "text.txt"', steps=30, log_every=5)
-    shown = train(file, "--nproc", "2").stdout
+    done = train(file, "--nproc", "2")
+    shown, stages = done.stdout, [s for s in done.stderr.splitlines() if s.endswith(" …")]
+    # What happens before the first result, from this process and then from rank 0.
+    assert stages[0] == "Importing torch …"
+    assert stages.index("Building the model …") < stages.index("Reading data …")
+    assert (stages[-1], len(set(stages))) == ("First step …", len(stages))
     folder = tmp_path / "runs" / "it"
     predicted = json.loads((folder / "prediction.json").read_text())
     measured = json.loads((folder / "measurement.json").read_text())

@@ -17,6 +17,7 @@ import typer.core
 from shardwise.cli.examples import epilog
 from shardwise.cli.long import DEBUG, wants_traceback
 from shardwise.cli.usage import UsageError, usage_problem
+from shardwise.progress import stages
 from shardwise.spec.file_errors import is_wrong_name
 from shardwise.spec.record import SpecError, SpecWarning
 from shardwise.version import __version__
@@ -144,7 +145,7 @@ def run() -> None:
     warnings.showwarning = print_warning
     try:
         # Outside of its standalone mode typer raises usage errors instead of framing them.
-        sys.exit(app(standalone_mode=False) or 0)
+        sys.exit(_answer())
     except typer.Abort:
         sys.exit(130)  # Ctrl-C
     except UsageError as error:
@@ -157,6 +158,14 @@ def run() -> None:
         for sentence in sentences(error):
             typer.echo(f"error: {sentence}", err=True)
         sys.exit(2 if is_bad_input(error) else 1)
+
+
+def _answer() -> int:
+    """Run the command; the line of its current stage is gone when this returns or raises."""
+    try:
+        return app(standalone_mode=False) or 0
+    finally:
+        stages.end()
 
 
 def print_warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwise.cli.output import JsonOption, print_json
+from shardwise.progress import stages
 
 if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec
@@ -134,17 +136,26 @@ def launch_or_join(
         hosts = launch.host_range()
         if not hosts.is_elastic:
             admit(described, per_node * hosts.most, per_node)
+    if not as_json:
+        stages.show()
+    if "torch" not in sys.modules:  # a rank may be forked from a process that has imported it
+        stages.begin("Importing torch")
+    from_transformers = not isinstance(described.model, ModuleRef)
+    here, hosts_most = per_node or cluster.devices_per_node, launch.host_range().most
+    if not joined and (here > 1 or hosts_most > 1):
+        launch.import_early(here, transformers=from_transformers)
     needs_torch()
     long_command()
     processes = 1 if joined else processes_for(described, nproc)
-    if not joined and (processes > 1 or launch.host_range().most > 1):
+    if not joined and (processes > 1 or hosts_most > 1):
         folder = _folder(described, file, name, resume)
         os.environ[launch.FOLDER] = str(folder)
         os.environ[launch.RESUME_COMMAND] = _resume_command(arguments, nproc, folder)
         arguments = [*arguments, *(["--json"] if as_json else [])]
         settings = (described.train or TrainSettings()).restart
         sizes = _sizes(described, processes)
-        from_transformers = not isinstance(described.model, ModuleRef)
+        packages = "torch and transformers" if from_transformers else "torch"
+        stages.begin(f"Starting {processes} processes, which import {packages}")
         raise typer.Exit(
             launch.launch(
                 *(arguments, processes, folder, settings, sizes),

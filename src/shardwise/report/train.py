@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
+from shardwise.progress import stages
 from shardwise.report.compare import comparison_table
 from shardwise.report.screen import screen
 from shardwise.report.strategy import run_words
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class TrainScreen:
-    """A progress bar on a terminal, plain lines elsewhere.
+    """A line for each log line; on a terminal, a live bar below them counts the steps between.
 
     `resume_command` is printed if a signal stops the run.
     """
@@ -32,7 +41,7 @@ class TrainScreen:
     def __init__(self, resume_command: str = "") -> None:
         self._out = screen()
         self._resume_command = resume_command
-        self._bar: Progress | None = None
+        self._bar: _StepBar | None = None
         self._total = 0
         self._unit = "tokens/s"
 
@@ -43,7 +52,9 @@ class TrainScreen:
         folder: Path,
         loaded: Loaded | None,
         data: DataStatistics | None = None,
+        completed_steps: Callable[[], int] = lambda: 0,
     ) -> None:
+        stages.end()
         out = self._out
         assert run.train is not None
         self._total = run.train.steps
@@ -73,26 +84,15 @@ class TrainScreen:
         out.print(f"Run folder: {folder}", soft_wrap=True)
         out.print()
         if out.is_terminal:
-            self._bar = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(bar_width=18),
-                TextColumn("{task.fields[numbers]}"),
-                TimeRemainingColumn(compact=True),
-                console=out,
-                transient=True,
-            )
-            done = loaded.manifest.step if loaded else 0
-            self._task = self._bar.add_task("", total=self._total, completed=done, numbers="")
+            self._bar = _StepBar(out, self._total, completed_steps)
             self._bar.start()
+        else:
+            stages.begin("First step: compiling" if run.strategy.compile else "First step")
 
     def logged(self, step: int, values: Mapping[str, float]) -> None:
+        stages.end()
         rate = values.get("tokens_per_s")
         speed = f"{rate:,.0f} {self._unit}" if rate else ""
-        if self._bar is not None:
-            numbers = f"loss {values['loss']:.4f}  {speed}"
-            self._bar.update(self._task, completed=step, numbers=numbers)
-            return
         skipped = f"  {values['skipped']:.0f} skipped" if values["skipped"] else ""
         time = f"  {show_seconds(values['step_s'])}/step" if "step_s" in values else ""
         self._out.print(
@@ -120,10 +120,40 @@ class TrainScreen:
                 out.print("\nMemory was not measured: with compile this needs a GPU.")
 
     def close(self) -> None:
-        """Remove the progress bar; also called when a run fails."""
+        """Remove the live bar or line; also called when a run fails."""
+        stages.end()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+class _StepBar(Progress):
+    """Counts steps on the last line of a terminal, beside training.
+
+    A thread reads `completed_steps` twice per second: the loop does nothing for it.
+    """
+
+    def __init__(self, out: Console, total: int, completed_steps: Callable[[], int]) -> None:
+        super().__init__(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            TextColumn("elapsed,"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=out,
+            transient=True,
+            refresh_per_second=2,
+            speed_estimate_period=600,
+        )
+        self._completed_steps = completed_steps
+        self._task = self.add_task("", total=total, completed=completed_steps())
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.task_ids:
+            self.update(self._task, completed=self._completed_steps())
+        return super().get_renderables()
 
 
 def data_lines(data: DataStatistics) -> list[str]:

@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.multiprocessing import spawn
 
 from shardwise.engine.torch_private import elastic_agent
+from shardwise.progress import stages
 from shardwise.train.hang_detector import kill_processes
 from shardwise.train.supervisor import Supervisor
 from shardwise.train.worker import START_METHOD, STOP_SIGNALS
@@ -53,6 +54,7 @@ class Agent:
         return self
 
     def __exit__(self, *_: object) -> None:
+        stages.end()
         self._restore.close()
         self._agent.get_worker_group().spec.rdzv_handler.shutdown()
 
@@ -99,6 +101,7 @@ class Agent:
         self._started = True
 
     def after_start(self, processes: Iterable[int]) -> None:
+        stages.end()  # rank 0 shows its own
         if self._supervisor.stopped_by is not None:
             # The signal arrived before these processes existed.
             for pid in processes:

@@ -94,6 +94,18 @@ def kill_tree(pid: int) -> None:
                 one.kill()
 
 
+def import_early(processes: int, *, transformers: bool) -> dict[str, str]:
+    """Start the process that imports for the workers, if it is not started; its environment.
+
+    It takes as long as importing torch here does: started before, both are done at the same time.
+    """
+    from shardwise.train.worker import import_once
+
+    # Workers of one machine share its cores; train.threads overrides this.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    return import_once(transformers=transformers)
+
+
 def launch(
     arguments: list[str],
     processes: int,
@@ -112,11 +124,9 @@ def launch(
     hosts on which the run can train. With `transformers`, its model comes from there. `is_done`
     tells a host that comes late that the run is done.
     """
-    from shardwise.train.worker import import_once, variables_since, work
+    from shardwise.train.worker import variables_since, work
 
-    # Workers of one machine share its cores; train.threads overrides this.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    imported_with = import_once(transformers=transformers)  # while this process imports torch, too
+    imported_with = import_early(processes, transformers=transformers)
 
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from shardwise.api import estimate_run
 from shardwise.checkpoint.dcp.load import Loaded
 from shardwise.engine.mesh import leave, world
+from shardwise.progress import stages
 from shardwise.runs.record import State
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
@@ -50,6 +51,7 @@ class Display(Protocol):
         folder: Path,
         loaded: Loaded | None,
         data: DataStatistics | None = None,
+        completed_steps: Callable[[], int] = lambda: 0,
     ) -> None: ...
 
     def logged(self, step: int, values: Mapping[str, float]) -> None: ...
@@ -97,16 +99,20 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
     lock = lock_folder(folder) if is_main else None
     checkpoints = loaded = None
     if settings.checkpoint.save:
+        stages.begin("Looking for a checkpoint")
         checkpoints = _checkpoints(run, training, folder, group)
         with section("load", slow=True):
             loaded = checkpoints.load()
+    stages.begin("Predicting a step")
     predicted = predict(run, training)
     if is_main:
         write_setup(folder, run)
         write_json(folder / "prediction.json", predicted.to_dict())
     shown = display if is_main else None
     if shown is not None:
-        shown.started(run, predicted, folder, loaded, training.batches.statistics)
+        shown.started(
+            *(run, predicted, folder, loaded, training.batches.statistics), lambda: training.step
+        )
     recorder = _Recorder(run, training, predicted, folder, shown, checkpoints)
     state: State = "failed"
     try:

@@ -13,6 +13,7 @@ from shardwise.engine.mesh import data_rank, join, processes_per_node, world
 from shardwise.engine.packing import check_packing
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import strategy_of
+from shardwise.progress import stages
 from shardwise.spec.catalogue import find_device
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.lookup import Model, config_folder
@@ -39,23 +40,28 @@ def start(run: RunSpec, group: ReplicaGroup | None = None) -> tuple[RunSpec, Tra
     settings = run.train or TrainSettings()
     device = local_device(device_kind(run, settings))
     _set_threads(settings, device)
+    stages.begin("Connecting the processes")
     join(device)
     run = on_this_world(run._replace(train=settings, data=run.data or DataSettings()), device)
     strategy = run.strategy
     # The same on every rank: what all processes of a tensor group have must be dropped alike.
     torch.manual_seed(settings.seed)
 
+    stages.begin("Building the model")
     with torch.device("meta" if settings.meta_init else device):
         module = build_module(run.model)
     fill = pretrained_fill(module, weights_folder(run.model)) if is_pretrained(run.model) else None
     if fill is not None and not settings.meta_init:
         raise SpecError("train.meta_init: must be true for a pretrained model")
     vocab = vocabulary(run.model, module)
+    stages.begin("Initialising weights" if fill is None else "Loading weights")
     model = parallelize(module, strategy, device=device, fill=fill, seed=settings.seed)
     layout = layout_of(strategy, run.job.seq_len, group)
+    stages.begin("Reading data")
     batches = open_data(run.data or DataSettings(), layout, vocab, settings.seed)
     if batches.statistics is not None and batches.statistics.packing:
         check_packing(module)
+    stages.begin("Creating the optimizer")
     training = Training(
         model=model,
         optimizer=make_optimizer(model, run.job.optimizer, settings),
