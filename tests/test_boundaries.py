@@ -322,3 +322,30 @@ def test_functions_are_short() -> None:
         if node.end_lineno - node.lineno + 1 >= LONGEST
     }
     assert not long
+
+
+# ---- text of others ------------------------------------------------------------------------------
+
+# Calls that print or write, and the one file that makes them, where text of others is made visible.
+WRITERS = {
+    "print": "spec/foreign_text.py",
+    "typer.echo": "",
+    "typer.secho": "",
+    "sys.stdout.write": "",
+    "sys.stderr.write": "progress.py",
+    "Console": "report/screen.py",
+    "csv.writer": "report/table.py",
+    "Markup": "report/page/",
+    "tomli_w.dumps": "spec/toml_text.py",
+}
+
+
+def test_text_of_others_is_printed_in_one_place() -> None:
+    found = {
+        f"{file}:{node.lineno} {called}"
+        for file, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in WRITERS
+        if not (WRITERS[called] and file.startswith(WRITERS[called]))
+    }
+    assert not found, "use shardwise.spec.foreign_text or report.screen.plain_console"

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from shardwise.spec.foreign_text import one_line
+
 SLOW_AFTER_S = 1.5
 
 
@@ -24,7 +26,7 @@ def progress_line(message: str) -> Iterator[None]:
     if not leads():
         yield
         return
-    timer = threading.Timer(SLOW_AFTER_S, _write, [f"{message}\n"])
+    timer = threading.Timer(SLOW_AFTER_S, _write, [f"{one_line(message)}\n"])
     timer.daemon = True
     timer.start()
     try:
@@ -54,9 +56,9 @@ class Stages:
         """Begin a stage, which ends the one before it."""
         if not self._shown:
             return
-        self._stage, self._since = stage, time.monotonic()
+        self._stage, self._since = one_line(stage), time.monotonic()
         if not sys.stderr.isatty():
-            _write(f"{stage} …\n")
+            _write(f"{self._stage} …\n")
             return
         self._draw()
         if self._thread is None:
@@ -87,6 +89,7 @@ stages = Stages()
 
 
 def _write(text: str) -> None:
+    """Write what moves the cursor too, which `echo` would not."""
     # The output may be a file on a full disk.
     with suppress(OSError):
         sys.stderr.write(text)

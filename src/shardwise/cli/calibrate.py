@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwise.cli.output import JsonOption, check_output, print_json
+from shardwise.spec.foreign_text import echo
 
 if TYPE_CHECKING:
     from shardwise.calibrate.fit import Fit
@@ -115,7 +116,7 @@ def _by_measuring(
         print_json(_machine_json(cluster, machine))
     else:
         print_machine(machine, screen.seconds)
-        typer.echo(f"\nWritten to {output}. Use it with: --cluster {output}")
+        echo(f"\nWritten to {output}. Use it with: --cluster {output}")
 
 
 def _check_device(spec: DeviceSpec | None) -> None:
@@ -165,7 +166,7 @@ def _from_runs(from_run: list[Path], output: Path, as_json: bool) -> None:
         print_json(_json(calibrated, found, [str(folder) for folder in from_run]))
     else:
         print_fit(calibrated, observations, found, from_run)
-        typer.echo(f"\nWritten to {output}. Use it with: --cluster {output}")
+        echo(f"\nWritten to {output}. Use it with: --cluster {output}")
 
 
 def _one_cluster(clusters: list[ClusterSpec]) -> ClusterSpec:

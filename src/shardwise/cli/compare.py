@@ -17,6 +17,7 @@ from shardwise.cli.output import (
     print_table,
 )
 from shardwise.cli.train import ProcessesOption, RunFile
+from shardwise.spec.foreign_text import echo
 
 if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec
@@ -56,7 +57,7 @@ def compare(
     from shardwise.train.compare_strategies import compare_strategies
 
     quiet = form is not Format.screen
-    progress = (lambda _: None) if quiet else (lambda text: typer.echo(text, err=True))
+    progress = (lambda _: None) if quiet else (lambda text: echo(text, err=True))
     scores = compare_strategies(runs, rounds, processes, folder, progress)
     if form is Format.json:
         print_json({"schema": 1, "kind": "measured", "rounds": rounds,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwise.cli.output import JsonOption, check_output
+from shardwise.spec.foreign_text import echo, one_line
 
 if TYPE_CHECKING:
     from shardwise.contribution.record import Contribution
@@ -46,11 +47,11 @@ def contribute(
         _check_replaceable(path)
     records = [one.to_dict() for one in found.values()]
     shown = records[0] if len(records) == 1 else records
-    typer.echo(json.dumps(shown, indent=2, allow_nan=False))
+    echo(json.dumps(shown, indent=2, allow_nan=False))
     # Accept has withheld its unsteady runs itself: they have names.
     unsteady = _unsteady(found[""]) if "" in found else ""
     if unsteady:
-        typer.echo(f"\n{unsteady}", err=True)
+        echo(f"\n{unsteady}", err=True)
     names = ", ".join(str(path) for path in paths.values())
     if as_json and not yes:
         return
@@ -59,11 +60,11 @@ def contribute(
     if not yes:
         if not sys.stdin.isatty():
             raise SpecError("contribute: nothing is written without a terminal to ask; add --yes")
-        if not typer.confirm(f"\nWrite this to {names}?", err=True):
-            typer.echo("Nothing was written.", err=True)
+        if not typer.confirm(f"\nWrite this to {one_line(names)}?", err=True):
+            echo("Nothing was written.", err=True)
             raise typer.Exit(1)
     _write_all(dict(zip(paths.values(), records, strict=True)))
-    typer.echo(
+    echo(
         f"\nWritten to {names}. Nothing was sent. To contribute it, open a pull request that adds "
         "it to benchmarks/measured/runs/SOURCE/.",
         err=True,

@@ -20,6 +20,7 @@ from shardwise.cli.options import (
 )
 from shardwise.cli.output import JsonOption, print_json
 from shardwise.cli.values import flag_or_size, lowered, number_or_word
+from shardwise.spec.foreign_text import echo
 
 if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec
@@ -163,4 +164,4 @@ def _write_trace(run: RunSpec, path: Path) -> None:
         raise SpecError(f"trace: there is no folder {path.parent}")
     about = {"kind": "simulated", "model": run.model.name, "cluster": str(run.cluster)}
     write_chrome(path, timeline, about)
-    typer.echo(f"The simulated step is in {path}; ui.perfetto.dev opens it.", err=True)
+    echo(f"The simulated step is in {path}; ui.perfetto.dev opens it.", err=True)

@@ -9,6 +9,7 @@ import typer
 
 from shardwise.cli import complete
 from shardwise.cli.output import JsonOption, check_output, print_json
+from shardwise.spec.foreign_text import echo
 
 if TYPE_CHECKING:
     from shardwise.report.exported import Figures
@@ -100,12 +101,12 @@ def export(
         print_json(exported_dict(written, described, figures))
         return
     if output is None:
-        typer.echo(written.text, nl=False)
+        echo(written.text, end="")
     file = str(output) if output else None
     errors = plain_console(stderr=True)
     print_exported(written, described, figures, stack=stack, file=file, console=errors)
     if problem:
-        typer.echo(f"note: figures are not predicted: {problem}", err=True)
+        echo(f"note: figures are not predicted: {problem}", err=True)
 
 
 # Options of a job, and the schedulers that take them.

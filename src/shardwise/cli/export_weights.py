@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwise.cli.output import JsonOption, print_json
+from shardwise.spec.foreign_text import echo
 
 if TYPE_CHECKING:
     from shardwise.checkpoint.format.folder import Folder
@@ -83,7 +84,7 @@ def export_weights(
             )
     except NotExportedError as error:
         for problem in error.problems:
-            typer.echo(f"error: {problem}", err=True)
+            echo(f"error: {problem}", err=True)
         raise typer.Exit(1) from None
     if as_json:
         print_json({"schema": 1, **exported._asdict()})

@@ -9,6 +9,7 @@ import typer
 
 from shardwise.cli.options import ClusterOption, ModelOption
 from shardwise.cli.output import JsonOption, check_output, print_json
+from shardwise.spec.foreign_text import echo
 
 
 def import_(
@@ -68,10 +69,10 @@ def import_(
     if as_json:
         print_json({"schema": 1, **imported._asdict()})
     elif output is None:
-        typer.echo(text, nl=False)
+        echo(text, end="")
     else:
         for line in import_summary(imported, file.name):
-            typer.echo(line)
-        typer.echo(f"Written to {output}. Compare with the best plan: shardwise plan {output}")
+            echo(line)
+        echo(f"Written to {output}. Compare with the best plan: shardwise plan {output}")
     for sentence in missing:
-        typer.echo(f"note: {sentence}", err=True)
+        echo(f"note: {sentence}", err=True)

@@ -11,8 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import typer
-
+from shardwise.spec.foreign_text import echo, one_line
 from shardwise.spec.record import SpecError
 
 DEBUG = "SHARDWISE_DEBUG"
@@ -25,7 +24,10 @@ def wants_traceback() -> bool:
 
 def long_command() -> None:
     """Turn the garbage collector on again, and let a lost peer be an error, not a signal."""
+    from shardwise.train.say import show_log_lines
+
     gc.enable()
+    show_log_lines()
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
@@ -74,7 +76,7 @@ def speak_for_all(
             traceback.print_exc()
         problems = error.problems if isinstance(error, SpecError) else [str(error)]
         for problem in problems:
-            typer.echo(f"error: {problem}", err=True)
+            echo(f"error: {one_line(problem)}", err=True)
         sys.stderr.flush()
         # Leave at once: peers may be waiting in a collective that will never complete.
         os._exit(2 if isinstance(error, SpecError) else 3 if isinstance(error, lasting) else 1)
@@ -85,6 +87,6 @@ def speak_for_all(
         # The launcher reports which rank is lost.
         if launched:
             if isinstance(error, PeerFailedError) and os.environ.get("LOCAL_RANK") == "0":
-                typer.echo(f"error: {error}", err=True)
+                echo(f"error: {one_line(str(error))}", err=True)
             os._exit(PEER_LOST)
         raise

@@ -19,6 +19,7 @@ from shardwise.cli.long import DEBUG, wants_traceback
 from shardwise.cli.usage import UsageError, usage_problem
 from shardwise.progress import stages
 from shardwise.spec.file_errors import is_wrong_name
+from shardwise.spec.foreign_text import echo, one_line
 from shardwise.spec.record import SpecError, SpecWarning
 from shardwise.version import __version__
 
@@ -101,7 +102,7 @@ MAX_DETAIL = 300
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"shardwise {__version__}")
+        echo(f"shardwise {__version__}")
         raise typer.Exit
 
 
@@ -150,13 +151,13 @@ def run() -> None:
         sys.exit(130)  # Ctrl-C
     except UsageError as error:
         if type(error).__name__ != "NoArgsIsHelpError":  # which has printed the help
-            typer.echo(f"error: {usage_problem(error)}", err=True)
+            echo(f"error: {one_line(usage_problem(error))}", err=True)
         sys.exit(2)
     except Exception as error:
         if wants_traceback():
             raise
         for sentence in sentences(error):
-            typer.echo(f"error: {sentence}", err=True)
+            echo(f"error: {one_line(sentence)}", err=True)
         sys.exit(2 if is_bad_input(error) else 1)
 
 
@@ -178,9 +179,9 @@ def print_warning(
 ) -> None:
     """Print a warning about the input as a note, and others in one line too."""
     if not issubclass(category, SpecWarning):
-        typer.echo(f"warning: {message}", err=True)
+        echo(f"warning: {one_line(str(message))}", err=True)
     elif os.environ.get("RANK", "0") == "0":
-        typer.echo(f"note: {message}", err=True)
+        echo(f"note: {one_line(str(message))}", err=True)
 
 
 def is_bad_input(error: Exception) -> bool:

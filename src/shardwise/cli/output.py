@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwise.spec.foreign_text import echo
 from shardwise.spec.record import SpecError
 
 if TYPE_CHECKING:
@@ -45,14 +46,14 @@ def print_json(value: object) -> None:
     """Print strict JSON: NaN and infinity raise, they are never printed."""
     import json
 
-    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+    echo(json.dumps(value, indent=2, allow_nan=False))
 
 
 def print_table(table: Table, form: Format) -> None:
     """Print a table as CSV or as Markdown."""
     from shardwise.report.table import csv_text, markdown_text
 
-    typer.echo(csv_text(table) if form is Format.csv else markdown_text(table), nl=False)
+    echo(csv_text(table) if form is Format.csv else markdown_text(table), end="")
 
 
 def check_output(path: Path, suffix: str) -> None:

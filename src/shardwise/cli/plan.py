@@ -34,6 +34,7 @@ from shardwise.cli.output import (
     print_table,
 )
 from shardwise.cli.values import lowered
+from shardwise.spec.foreign_text import echo
 
 if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec
@@ -156,14 +157,14 @@ def _print_for_stack(run: RunSpec, stack: str, output: Path | None) -> None:
     """Say whose figures these are, and how to write the plan for the stack and start it."""
     from shardwise.stacks.write.exports import export_run
 
-    typer.echo(f"\nPlanned for {stack}, which runs every configuration above as shown.")
+    echo(f"\nPlanned for {stack}, which runs every configuration above as shown.")
     dtype = run.strategy.reduce_dtype
     if dtype != "fp32":
-        typer.echo(f"{stack} reduces gradients in {dtype}: this changes the arithmetic.")
+        echo(f"{stack} reduces gradients in {dtype}: this changes the arithmetic.")
     written = output or Path("run.toml")
     first = "Export it:" if output else f"Write it with -o {written}, then export it:"
-    typer.echo(f"{first} shardwise export {written} --to {stack}")
-    typer.echo(f"Start it: {export_run(run, stack).command}")
+    echo(f"{first} shardwise export {written} --to {stack}")
+    echo(f"Start it: {export_run(run, stack).command}")
 
 
 def _print_unsupported(current: Path | None) -> None:
@@ -173,4 +174,4 @@ def _print_unsupported(current: Path | None) -> None:
     from shardwise.stacks.read.imports import import_file
 
     for sentence in import_file(current).unsupported:
-        typer.echo(f"note: {current.name}: {sentence}", err=True)
+        echo(f"note: {current.name}: {sentence}", err=True)

@@ -8,6 +8,7 @@ import typer
 
 from shardwise.cli.output import JsonOption, print_json
 from shardwise.cli.train import NameOption, ProcessesOption, RunFile
+from shardwise.spec.foreign_text import echo
 
 # Steps without the profiler, to measure the undisturbed step time too.
 _PLAIN_STEPS = 5
@@ -78,5 +79,5 @@ def profile(
         print_json({**result_json(result), "traces": str(traces), "trace": analysis})
         return
     which = f"step {first}" if steps == 1 else f"steps {first} to {first + steps - 1}"
-    typer.echo(f"\nProfiled {which}; traces in {traces}\n")
+    echo(f"\nProfiled {which}; traces in {traces}\n")
     print_trace(summary, verdicts, thresholds, cluster)

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from shardwise.spec.foreign_text import echo
+
 
 def rendezvous(
     address: Annotated[
@@ -42,7 +44,7 @@ def rendezvous(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     server.serve_in_background()
-    typer.echo(f"shardwise: serving the rendezvous at {address}", err=True)
+    echo(f"shardwise: serving the rendezvous at {address}", err=True)
     ended.wait()
     server.shutdown()
     server.server_close()

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from shardwise.cli.output import check_output
+from shardwise.spec.foreign_text import echo
 
 
 def report(
@@ -35,4 +36,4 @@ def report(
     words = ["shardwise", "report", *map(str, subjects), "-o", str(output)]
     page = write_page(found, shlex.join(words))
     output.write_text(page, encoding="utf-8")
-    typer.echo(f"Written to {output} ({len(page.encode()) / 1e6:.2f} MB); open it in a browser.")
+    echo(f"Written to {output} ({len(page.encode()) / 1e6:.2f} MB); open it in a browser.")

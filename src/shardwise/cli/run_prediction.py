@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
-
+from shardwise.spec.foreign_text import echo
 from shardwise.spec.record import SpecError
 from shardwise.step import CollectiveProfile, read_profile_file
 
@@ -76,4 +75,4 @@ class RunPrediction(NamedTuple):
         windows = sorted(rank.windows or [rank.span], key=lambda w: w[1] - w[0])
         events = side_by_side(self.simulated, measured, windows[len(windows) // 2])
         write_events(path, events, {"kind": "simulated and measured"})
-        typer.echo(f"Wrote both steps to {path}; open it in ui.perfetto.dev.", err=True)
+        echo(f"Wrote both steps to {path}; open it in ui.perfetto.dev.", err=True)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from shardwise.spec.foreign_text import echo
+
 # Seconds that one question may take.
 LIMIT_S = 60
 
@@ -55,7 +57,7 @@ def serve(
     token = secrets.token_urlsafe(24)
     workers = Workers(max(1, min(4, os.cpu_count() or 1)), LIMIT_S)
     app = make_app(port, token, runs, workers)
-    typer.echo(f"Planner: http://{LOOPBACK}:{port}/#token={token}")
-    typer.echo("Stop it with Ctrl-C.", err=True)
+    echo(f"Planner: http://{LOOPBACK}:{port}/#token={token}")
+    echo("Stop it with Ctrl-C.", err=True)
     with listening, suppress(KeyboardInterrupt):
         run_server(app, listening, workers)

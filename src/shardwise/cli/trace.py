@@ -81,10 +81,11 @@ def read_summary(files: list[Path], rules: Rules, cache: Path | None, *, quiet: 
 
     if quiet or len(files) < 4:
         return summarise(files, rules, cache=cache)
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    from shardwise.report.screen import plain_console
+
+    with Progress(console=plain_console(stderr=True), transient=True) as bar:
         task = bar.add_task("reading traces", total=len(files))
         return summarise(
             files, rules, cache=cache, progress=lambda done: bar.update(task, completed=done)

@@ -15,6 +15,7 @@ import typer
 
 from shardwise.cli.output import JsonOption, print_json
 from shardwise.progress import stages
+from shardwise.spec.foreign_text import echo
 
 if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec
@@ -180,7 +181,7 @@ def _done_check(folder: Path, described: RunSpec) -> Callable[[], bool]:
 
     file = folder / NAME
     steps = (described.train or TrainSettings()).steps
-    reading = BestEffort(f"read {file}", lambda why: typer.echo(f"shardwise: {why}", err=True))
+    reading = BestEffort(f"read {file}", lambda why: echo(f"shardwise: {why}", err=True))
 
     def check() -> bool:
         with reading, suppress(FileNotFoundError):
@@ -200,7 +201,7 @@ def _sizes(described: RunSpec, per_host: int) -> tuple[int, ...]:
         return (hosts.most,)
     sizes = sizes_of(described, per_host, hosts)
     for size in sizes:
-        typer.echo(f"shardwise: {size}", err=True)
+        echo(f"shardwise: {size}", err=True)
     return tuple(size.hosts for size in sizes if not size.problem)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from shardwise.cli.output import JsonOption, check_output, print_json
 from shardwise.cli.train import ProcessesOption, RunFile
+from shardwise.spec.foreign_text import echo
 
 if TYPE_CHECKING:
     from shardwise.calibrate.tune import Candidate, Probe
@@ -66,7 +67,7 @@ def tune(
     def probe(one: Candidate) -> float | str:
         number = next(numbers)
         if not as_json:
-            typer.echo(f"benchmark {number} of at most {top}: {one.name}", err=True)
+            echo(f"benchmark {number} of at most {top}: {one.name}", err=True)
         kept = folder / f"{number}-{one.name.replace(' ', '-').replace(':', '-')}"
         found = run_once(one.run, processes, kept, 0, timeout)
         return found if isinstance(found, str) else float(found["measured"]["time"]["step_s"])

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from rich.console import Console
 from torch.distributed.fsdp import FSDPModule
 
 from shardwise.integrations.watch import StepWatch
+from shardwise.report.screen import plain_console
 
 
 class ShardwiseCallback(Callback):
@@ -53,4 +53,4 @@ class ShardwiseCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         table = self.watch.table()
         if self._prints and table is not None and trainer.is_global_zero:
-            Console().print(table)
+            plain_console().print(table)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from transformers import Trainer, TrainerCallback
 
 from shardwise.integrations.watch import StepWatch
+from shardwise.report.screen import plain_console
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.optimizer import Optimizer
 
@@ -89,4 +89,4 @@ class ShardwiseCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         table = self.watch.table()
         if self._prints and table is not None and state.is_world_process_zero:
-            Console().print(table)
+            plain_console().print(table)

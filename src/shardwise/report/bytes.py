@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -15,11 +14,13 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from shardwise.report.screen import plain_console
+
 
 @contextmanager
 def bytes_bar(total: int | None = None, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """Show a bar on a terminal; yields a function to call with the bytes done since last time."""
-    out = Console(stderr=True)
+    out = plain_console(stderr=True)
     known = (BarColumn(), TimeRemainingColumn(compact=True)) if total else (SpinnerColumn(),)
     columns = (*known, DownloadColumn(), TransferSpeedColumn())
     hidden = quiet or not out.is_terminal

@@ -29,7 +29,7 @@ def print_checked(
         _show(out, one)
     for name in incomplete:
         state = "incomplete" if name.endswith(".unfinished") else "set aside as broken"
-        out.print(_plain(f"{name}: {state}, not checked"), style="dim")
+        out.print(f"{name}: {state}, not checked", style="dim")
     if total := sum(one.bytes for one in checked):
         rate = f", {total / max(1e-9, seconds) / 1e9:.2f} GB/s" if total >= 1e8 else ""
         out.print(f"{_bytes(total)} verified in {seconds:.1f} s{rate}", style="dim")
@@ -43,7 +43,7 @@ def _show(out: Console, one: Checked) -> None:
         verdict = Text("complete, but not verifiable", style="yellow")
     tensors = f"{one.tensors:,} tensor{'s' if one.tensors != 1 else ''}"
     files = f"{one.files:,} file{'s' if one.files != 1 else ''}"
-    out.print(Text(f"{_plain(one.url)}: ") + verdict, soft_wrap=True)
+    out.print(Text(f"{one.url}: ") + verdict, soft_wrap=True)
     _line(out, _KINDS[one.kind], "dim", f"{tensors} in {files}")
     findings = sorted(one.findings, key=lambda finding: _ORDER[finding.severity])
     for finding in findings[:_MAX_FINDINGS]:
@@ -57,7 +57,7 @@ def _show(out: Console, one: Checked) -> None:
 def _line(out: Console, label: str, style: str, text: str) -> None:
     """Print a label and a text, wrapped in its own column."""
     width = max(20, out.width - _LABEL)
-    lines = textwrap.wrap(_plain(text), width, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(text, width, break_on_hyphens=False) or [""]
     out.print(Text(f"  {label:<{_LABEL - 2}}", style=style) + Text(lines[0], style=""))
     for line in lines[1:]:
         out.print(Text(" " * _LABEL + line))
@@ -67,11 +67,6 @@ def _bytes(count: int) -> str:
     if count < 1e5:
         return f"{count / 1e3:,.1f} kB"
     return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.2f} MB"
-
-
-def _plain(text: str) -> str:
-    """Replace control characters: names in a checkpoint are not trusted."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def checked_json(one: Checked) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwise.observe.memory.record import Curve, Fragmentation, Holder, Memory, Peak, StepSource
-from shardwise.observe.memory.text import printable
 from shardwise.observe.memory.verdict import (
     HEADROOM,
     Cause,
@@ -21,6 +20,7 @@ from shardwise.observe.memory.verdict import (
 )
 from shardwise.report.screen import plain_table, screen
 from shardwise.report.words import percent
+from shardwise.spec.foreign_text import cut
 from shardwise.spec.quantity import show_gib
 
 LEVELS = "▁▂▃▄▅▆▇█"
@@ -266,7 +266,7 @@ def _place(holder: Holder) -> str:
     place = holder.place
     if holder.file is not None and PurePosixPath(holder.file).name == "__init__.py":
         place = f"{PurePosixPath(holder.file).parent.name}/{place}"
-    return printable(place, _PLACE)
+    return cut(place, _PLACE)
 
 
 def _percent(size: int, memory: Memory) -> str:

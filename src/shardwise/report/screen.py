@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from textwrap import fill
 from typing import Literal
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from shardwise.report.table import Table
 from shardwise.report.words import COLOURS, error_words
+from shardwise.spec.foreign_text import visible
 
 WIDTH = 80
 BAR = 20
 
 
+class _VisibleConsole(Console):
+    """A console that prints `visible` text only, whatever names the screens contain."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            if control or text == "\n" or text.isprintable():
+                yield segment
+            else:
+                yield Segment(visible(text), style)
+
+
 def plain_console(stderr: bool = False) -> Console:
     """A console as wide as the terminal; markup is off because names come from files."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    return _VisibleConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def screen(console: Console | None = None) -> Console:

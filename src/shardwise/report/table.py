@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from shardwise.report.words import COLOURS, error_words
+from shardwise.spec.foreign_text import csv_cell, one_line
 
 Value = str | int | float | bool | None
 
@@ -84,20 +86,22 @@ def csv_text(table: Table) -> str:
     """As CSV: raw numbers, `true` and `false`, nothing where a value is not known."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([column.key for column in table.columns])
+    writer.writerow([csv_cell(column.key) for column in table.columns])
     for row in table.rows:
         writer.writerow([_raw(cell.value) for cell in row.cells])
     return text.getvalue()
 
 
 def _raw(value: Value) -> Value:
+    if isinstance(value, str):
+        return csv_cell(value)
     return str(value).lower() if isinstance(value, bool) else value
 
 
 def markdown_text(table: Table) -> str:
     """As a table of GitHub's Markdown, with every column."""
     lines = [
-        _markdown_row([column.title for column in table.columns]),
+        _markdown_row([_escaped(column.title) for column in table.columns]),
         _markdown_row([":--" if column.left else "--:" for column in table.columns]),
         *(_markdown_row([_escaped(text) for text in table.texts(row)]) for row in table.rows),
     ]
@@ -109,6 +113,5 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Names come from files: a bar would start a cell, a line break would end the table."""
-    escaped = text.replace("\\", "\\\\").replace("|", "\\|")
-    return " ".join(escaped.splitlines())
+    """Names come from files: none starts a cell, a link, a tag or code, or ends the table."""
+    return re.sub(r"[\\|<\[`]", r"\\\g<0>", one_line(text))

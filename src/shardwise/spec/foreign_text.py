@@ -7,20 +7,25 @@ generated files pass such text through here, where it is written.
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 
 # In place of a character that is not shown: one column wide, as the character is counted.
 HIDDEN = "\N{REPLACEMENT CHARACTER}"
+# Categories of Unicode: control, format, surrogate, and the separators of lines and paragraphs.
+_OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")
+# How spreadsheets recognise a formula.
+_FORMULA = ("=", "+", "-", "@")
 
 
 def visible(text: str) -> str:
-    """The text with `HIDDEN` for every control, bidirectional or unassigned character.
+    """The text with `HIDDEN` for control, format and bidirectional characters and half surrogates.
 
-    Line feeds, tabs and spaces of other widths stay.
+    Line feeds and tabs stay.
     """
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or _is_space(one) else HIDDEN for one in text)
+    return "".join(HIDDEN if _is_obeyed(one) else one for one in text)
 
 
 def one_line(text: str) -> str:
@@ -28,5 +33,21 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", " ").replace("\t", " ")
 
 
-def _is_space(character: str) -> bool:
-    return character in "\n\t" or unicodedata.category(character) == "Zs"
+def cut(text: str, limit: int) -> str:
+    """`one_line` of at most `limit` characters; an ellipsis stands for the rest."""
+    return one_line(text if len(text) <= limit else f"{text[: limit - 1]}…")
+
+
+def csv_cell(text: str) -> str:
+    """A cell that no spreadsheet computes: an apostrophe goes before what would be a formula."""
+    line = one_line(text)
+    return f"'{line}" if line.lstrip().startswith(_FORMULA) else line
+
+
+def echo(text: str = "", *, err: bool = False, end: str = "\n") -> None:
+    """Print `visible` text: every message of a command that is no rich screen."""
+    print(visible(text), end=end, file=sys.stderr if err else sys.stdout, flush=True)
+
+
+def _is_obeyed(character: str) -> bool:
+    return character not in "\n\t" and unicodedata.category(character) in _OBEYED

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardwise.spec.foreign_text import echo
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import RestartSettings
 from shardwise.train.heartbeat import FOLDER as HEARTBEATS
@@ -217,7 +218,7 @@ def _exit_code(succeeded: bool, supervisor: Supervisor, logs: Path, processes: i
 def _show_failure(rank: int, code: int, logs: Path, processes: int) -> None:
     """Print the signal and the end of a rank's log; rank 0 has printed its error itself."""
     if code < 0:
-        print(f"error: rank {rank} was killed by signal {-code}", file=sys.stderr)  # noqa: T201
+        echo(f"error: rank {rank} was killed by signal {-code}", err=True)
     if rank == 0:
         return
     # Torch names the folders of logs by the number of a rank on its host.
@@ -225,4 +226,4 @@ def _show_failure(rank: int, code: int, logs: Path, processes: int) -> None:
     files = sorted(logs.rglob(f"{place}/stderr.log"), key=lambda file: file.stat().st_mtime)
     lines = files[-1].read_text(errors="replace").splitlines()[-20:] if files else []
     if lines:
-        print(f"Last lines of rank {rank}:", *lines, sep="\n  ", file=sys.stderr)  # noqa: T201
+        echo("\n  ".join([f"Last lines of rank {rank}:", *lines]), err=True)

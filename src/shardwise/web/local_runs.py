@@ -6,6 +6,8 @@ import os
 import shlex
 from pathlib import Path
 
+from shardwise.spec.foreign_text import visible
+
 
 def runs_in(folder: Path | None) -> list[str]:
     """The names of what a report can be written about, newest first."""
@@ -31,8 +33,8 @@ def page_of(folder: Path | None, name: str) -> str | None:
 
 def _can_report(path: Path, folder: Path) -> bool:
     """Whether it is a run, a folder of traces, or a trace; links to elsewhere are not followed."""
-    # A name that is no Unicode cannot be told in JSON.
-    if path.is_symlink() or path.name.startswith(".") or not _is_unicode(path.name):
+    # A name that cannot be shown as it is would stand for another one.
+    if path.is_symlink() or path.name.startswith(".") or visible(path.name) != path.name:
         return False
     try:
         if path.is_dir():
@@ -45,14 +47,6 @@ def _can_report(path: Path, folder: Path) -> bool:
 
 def _leads_out(path: Path, folder: Path) -> bool:
     return path.is_symlink() and not path.resolve().is_relative_to(folder.resolve())
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _time(path: Path) -> float:

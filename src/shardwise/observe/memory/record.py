@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
-from shardwise.observe.memory.text import printable
+from shardwise.spec.foreign_text import cut
 
 # What marks the steps of a recording.
 StepSource = Literal["annotations", "metadata", "optimizer", "recurrence", "measured_step"]
@@ -54,10 +54,10 @@ class Holder(NamedTuple):
 def place_of(file: str | None, line: int | None, function: str) -> str:
     """`file.py:12 function`, as far as known."""
     if file is None:
-        return printable(function, 60)
+        return cut(function, 60)
     number = "" if line is None else f":{line}"
     named = "" if function == "<module>" else f" {function}"
-    return printable(f"{PurePosixPath(file).name}{number}{named}", 60)
+    return cut(f"{PurePosixPath(file).name}{number}{named}", 60)
 
 
 class Leak(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwise.observe.memory.allocator import MAX_BYTES
 from shardwise.observe.memory.record import Curve, Leak, Memory, Share, peak_of
-from shardwise.observe.memory.text import printable
+from shardwise.spec.foreign_text import cut
 from shardwise.spec.record import SpecError
 
 SCHEMA = 1
@@ -20,7 +20,7 @@ def memory_of_run(data: dict[str, Any], path: Path) -> Memory:
     """Convert a memory.json; its first point is the start of the step."""
     if data.get("schema") != SCHEMA:
         raise SpecError(
-            f"memory: {path} has schema {printable(repr(data.get('schema')), 40)}, not {SCHEMA}; "
+            f"memory: {path} has schema {cut(repr(data.get('schema')), 40)}, not {SCHEMA}; "
             "train the run again with this version"
         )
     terms, points = data.get("terms"), data.get("points")
@@ -34,7 +34,7 @@ def memory_of_run(data: dict[str, Any], path: Path) -> Memory:
         raise SpecError(
             f"memory: {path} needs a list of terms and a list of points; train the run again"
         )
-    terms = [printable(term, 24) for term in terms]
+    terms = [cut(term, 24) for term in terms]
     valid = [point for point in points if _is_point(point, len(terms))]
     if not valid:
         raise SpecError(

@@ -16,12 +16,14 @@ from shardwise.observe.memory.allocator import (
     Segment,
     Snapshot,
 )
-from shardwise.observe.memory.text import printable
 from shardwise.observe.memory.unpickle import read_pickle
+from shardwise.spec.foreign_text import cut
 from shardwise.spec.record import SpecError
 
 # Limit on blocks and events, against crafted files.
 MAX_ROWS = 20_000_000
+# Characters of a path or of a function's name.
+_LONGEST = 2000
 ACTIONS = frozenset({"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free",
                      "segment_map", "segment_unmap", "oom", "snapshot"})  # fmt: skip
 # Names that other allocators use.
@@ -176,9 +178,9 @@ class _Reader:
             return known
         file, function, line = raw.get("filename"), raw.get("name"), _size(raw.get("line"))
         frame = Frame(
-            printable(file) if isinstance(file, str) else "",
+            cut(file, _LONGEST) if isinstance(file, str) else "",
             line or 0,
-            printable(function) if isinstance(function, str) else "",
+            cut(function, _LONGEST) if isinstance(function, str) else "",
         )
         number = self._number_of.setdefault(frame, len(self.frames))
         if number == len(self.frames):
@@ -203,7 +205,7 @@ def _mark(raw: Any) -> tuple[int | None, Mark] | None:
     name, time = raw.get("name"), _size(raw.get("time_us"), 1 << 62)
     if not isinstance(name, str) or time is None:
         return None
-    return _size(raw.get("device")), Mark(printable(name, 60), time)
+    return _size(raw.get("device")), Mark(cut(name, 60), time)
 
 
 def _rows(value: Any) -> Iterable[Any]:

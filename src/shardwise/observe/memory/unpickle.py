@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.observe.memory.read_file import read_file
-from shardwise.observe.memory.text import printable
 from shardwise.safe_pickle import UnsafePickleError, load_pickle
+from shardwise.spec.foreign_text import cut
 from shardwise.spec.record import SpecError
 
 
@@ -16,7 +16,7 @@ def read_pickle(path: Path) -> Any:
     try:
         return load_pickle(read_file(path))
     except UnsafePickleError as error:
-        reason = printable(str(error), 160)
+        reason = cut(str(error), 160)
         raise SpecError(
             f"memory: {path} {reason}; record it with torch.cuda.memory._dump_snapshot"
         ) from None

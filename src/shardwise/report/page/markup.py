@@ -1,4 +1,4 @@
-"""HTML and SVG built from elements; markupsafe escapes everything that is not markup."""
+"""HTML and SVG built from elements; what is not markup is escaped, and shows as it reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 
 from markupsafe import Markup, escape
+
+from shardwise.spec.foreign_text import visible
 
 __all__ = ["Content", "Markup", "element", "fragment", "table"]
 
@@ -26,7 +28,7 @@ def element(tag: str, *content: Content, **attributes: str | float | bool | None
         if value is None or value is False:
             continue
         shown = f"{value:.6g}" if isinstance(value, float) else value
-        written.append(f" {key}" if value is True else f' {key}="{escape(shown)}"')
+        written.append(f" {key}" if value is True else f' {key}="{_escaped(str(shown))}"')
     return Markup(f"<{tag}{''.join(written)}>{fragment(*content)}</{tag}>")
 
 
@@ -38,9 +40,13 @@ def fragment(*content: Content) -> Markup:
 def _pieces(content: Iterable[Content]) -> Iterable[Markup]:
     for piece in content:
         if isinstance(piece, str):
-            yield escape(piece)
+            yield _escaped(piece)
         elif piece is not None:
             yield from _pieces(piece)
+
+
+def _escaped(text: str) -> Markup:
+    return text if isinstance(text, Markup) else escape(visible(text))
 
 
 def table(

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from shardwise.report.memory_words import show_memory
 from shardwise.report.page.markup import Markup, element, fragment
 from shardwise.report.page.subject import Subject
+from shardwise.spec.foreign_text import visible
 from shardwise.timeline.spans import KINDS, Timeline
 
 if TYPE_CHECKING:
@@ -240,10 +241,10 @@ def _packed(step: Step, first: int, tick: int, names: dict[str, int]) -> dict[st
     columns = [lane, starts, length, t.kind[order], _named(t, order, names)]
     points = _curve(t)
     return {
-        "name": step.name,
+        "name": visible(step.name),
         "kind": step.kind,
         "length_ns": step.length_ns,
-        "lanes": [t.lanes[n] for n in used],
+        "lanes": [visible(t.lanes[n]) for n in used],
         "spans": len(t),
         "columns": _deflated(np.stack(columns).astype(np.int32)),
         "memory": {
@@ -263,7 +264,7 @@ def _named(t: Timeline, order: npt.NDArray[np.int64], names: dict[str, int]) -> 
     for name, unit in found.tolist():
         told = t.names[name][:160]
         told = f"{told} · {t.units[unit]}" if unit >= 0 else told
-        codes.append(names.setdefault(told, len(names)))
+        codes.append(names.setdefault(visible(told), len(names)))
     return np.asarray(codes, dtype=np.int64)[inverse.reshape(-1)] if codes else np.empty(0)
 
 
