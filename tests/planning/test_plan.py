@@ -425,17 +425,27 @@ SCREENS = {
     "plan-gpt2-odd-batch": "--model gpt2 --cluster 2x8xH100-SXM@400Gbps --seq-len 1024 "
     "--global-batch 512K",
     "plan-8b": "--model llama-3-8b --cluster 8x8xH100-SXM@100Gbps --global-batch 4Mi",
+    "plan-8b-explain": "--model llama-3-8b --cluster 8x8xH100-SXM@100Gbps --global-batch 4Mi "
+    "--explain",
     "plan-8b-memory": "--model llama-3-8b --cluster 8xH100-SXM --objective memory",
     "plan-70b-4096": "--model llama-3-70b --cluster 512x8xH100-SXM@400Gbps",
     "plan-70b-nothing-fits": "--model llama-3-70b --cluster 8xH100-SXM",
+    "plan-70b-explain-nothing-fits": "--model llama-3-70b --cluster 8xH100-SXM --explain",
     "plan-moe-nothing-fits": "--model mixtral-8x7b --cluster 8xA100-40GB",
+    "plan-lora-trl": "--model llama-3-8b --cluster 8xH100-SXM --adapter lora:16 --for trl "
+    "--tokens 1B --price 2.5",
+    "plan-money": "--model llama-3-8b --cluster 8x8xH100-SXM@100Gbps --objective money "
+    "--tokens 1T --price 2.5",
 }
+LONGEST = 30
 
 
 @pytest.mark.parametrize("name", SCREENS)
 def test_screen(name: str) -> None:
     printed = command("plan", *SCREENS[name].split()).stdout
-    assert all(len(line) <= 80 for line in printed.splitlines() if "torchrun" not in line)
+    lines = printed.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert len(lines) <= LONGEST or "--explain" in SCREENS[name]
     assert_screen(name, printed)
 
 

@@ -37,6 +37,8 @@ from shardwise.cli.values import lowered
 from shardwise.spec.foreign_text import echo
 
 if TYPE_CHECKING:
+    from shardwise.planning.plan import Plan
+    from shardwise.report.plan import Start
     from shardwise.spec.run import RunSpec
 
 
@@ -92,6 +94,9 @@ def plan(
     loss: LossOption = None,
     compile_: CompileOption = None,
     for_stack: StackOption = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show all that was weighed, with --top layouts.")
+    ] = False,
     top: Annotated[int, typer.Option(help="Layouts to show.", min=1, max=50)] = 5,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the chosen run.toml here.")
@@ -105,10 +110,12 @@ def plan(
     The global batch may differ by up to 5% where that divides better (--exact-batch forbids it).
     Exits with 1 if no configuration fits, or none meets the deadline.
     """
-    from shardwise.api import plan_run, read_budget, start_command
+    from shardwise.api import plan_run, read_budget
     from shardwise.planning.record import devices_in_time, plan_record
     from shardwise.report.money import deadline_words
-    from shardwise.report.plan import plan_table, print_plan
+    from shardwise.report.plan import print_plan
+    from shardwise.report.plan_explained import print_explained
+    from shardwise.report.plan_table import plan_table
     from shardwise.report.screen import screen
     from shardwise.spec.run import replace_run
 
@@ -141,11 +148,11 @@ def plan(
     elif form is not Format.screen:
         print_table(plan_table(found, top), form)
     else:
-        start = start_command(found.problem.cluster, output or Path("run.toml"))
-        command = None if for_stack else start
-        print_plan(found, top=top, written=str(output) if output else None, command=command)
-        if for_stack and chosen is not None:
-            _print_for_stack(chosen, lowered(for_stack) or "", output)
+        start = _start(found, chosen, lowered(for_stack), output)
+        if explain:
+            print_explained(found, start, top)
+        else:
+            print_plan(found, start)
         if more is not None:
             screen().print("\n" + deadline_words(more, found.problem, found.budget))
     _print_unsupported(current)
@@ -153,18 +160,21 @@ def plan(
         raise typer.Exit(1)
 
 
-def _print_for_stack(run: RunSpec, stack: str, output: Path | None) -> None:
-    """Say whose figures these are, and how to write the plan for the stack and start it."""
+def _start(found: Plan, chosen: RunSpec | None, stack: str | None, output: Path | None) -> Start:
+    """How to start the plan: here, or in another stack after an export."""
+    from shardwise.api import start_command
+    from shardwise.report.plan import Start
     from shardwise.stacks.write.exports import export_run
 
-    echo(f"\nPlanned for {stack}, which runs every configuration above as shown.")
-    dtype = run.strategy.reduce_dtype
-    if dtype != "fp32":
-        echo(f"{stack} reduces gradients in {dtype}: this changes the arithmetic.")
-    written = output or Path("run.toml")
-    first = "Export it:" if output else f"Write it with -o {written}, then export it:"
-    echo(f"{first} shardwise export {written} --to {stack}")
-    echo(f"Start it: {export_run(run, stack).command}")
+    written = str(output) if output else None
+    toml = output or Path("run.toml")
+    if stack is None or chosen is None:
+        return Start(start_command(found.problem.cluster, toml), written)
+    exported = export_run(chosen, stack)
+    dtype = chosen.strategy.reduce_dtype
+    remark = f"{stack} reduces gradients in {dtype}: this changes the arithmetic."
+    export = f"shardwise export {toml} --to {stack}"
+    return Start(exported.command, written, export, remark if dtype != "fp32" else "")
 
 
 def _print_unsupported(current: Path | None) -> None:

@@ -112,7 +112,7 @@ class Plan(NamedTuple):
     def _repr_html_(self) -> str:
         return html_of(self)
 
-    def profile(self, one: Candidate) -> StepProfile:
+    def profile(self, one: Candidate | Nearest) -> StepProfile:
         """Predict the step of a candidate term by term, as `estimate` does."""
         # Predictions form the units themselves.
         units = self.units.of(one.strategy.but(blocks_per_unit=1))

@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwise.report.adapter import adapter_words
+from shardwise.report.bars import print_memory, print_step
 from shardwise.report.estimate_words import NO_WAY, not_compared, way_words, ways_title
-from shardwise.report.memory_words import profile_memory_words, shortfall_words, show_memory
-from shardwise.report.screen import bar, option, plain_table, screen
+from shardwise.report.memory_words import shortfall_words, show_memory
+from shardwise.report.screen import option, paragraph, plain_table, screen
 from shardwise.report.strategy import arithmetic_words, compile_words, run_words
 from shardwise.report.words import COLOURS, TERMS, VERDICTS, collective_names
 from shardwise.spec.dtype import DTYPE_BYTES
@@ -20,7 +21,7 @@ from shardwise.spec.optimizer import LOW_BIT
 from shardwise.spec.quantity import GIB, show_count, show_gb, show_seconds
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
-from shardwise.step import StepProfile
+from shardwise.step import StepProfile, ThroughputProfile, TimeProfile
 
 if TYPE_CHECKING:
     from shardwise.predict.fit import Change
@@ -54,7 +55,7 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
     if memory.verdict == "does not fit":
         for sentence in _shortfall(profile, strategy):
             out.print(sentence)
-    out.print(profile_memory_words(memory))
+    _print_bars(out, run, profile)
     out.print()
     out.print(_memory_table(profile, run))
     wasted = padding_share(profile)
@@ -71,13 +72,24 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
     if profile.work:
         out.print()
         out.print(_work(profile))
-        out.print(_time(run, profile))
+        if profile.time is None:
+            out.print(_unknown_time(run))
         compiled = compile_words(strategy, run.model, run.cluster)
         if compiled:
             out.print(compiled)
     if memory.verdict != "fits":
         out.print()
         print_ways(out, ways)
+
+
+def _print_bars(out: Console, run: RunSpec, profile: StepProfile) -> None:
+    """The time of a step, where it is known, and the memory of a device."""
+    if profile.time is not None and profile.throughput is not None:
+        print_step(out, _time(profile.time, profile.throughput), profile.time)
+        note = not_compared(run.cluster).strip()
+        if note:
+            paragraph(out, note)
+    print_memory(out, profile.known_memory)
 
 
 def padding_share(profile: StepProfile) -> float:
@@ -129,17 +141,17 @@ def _memory_table(profile: StepProfile, run: RunSpec) -> Table:
     table = plain_table()
     table.add_column(f"Tensors at the peak ({memory.peak_phase})", no_wrap=True)
     table.add_column(unit, justify="right", no_wrap=True)
-    table.add_column("of the device", no_wrap=True)
+    table.add_column("of the device", justify="right", no_wrap=True)
     for term, size in memory.terms.items():
         # What rounds to nothing says nothing; the sum below still holds it.
         if size / factor >= 0.005:
-            share = _bar(size / memory.capacity_bytes)
+            share = _share(size / memory.capacity_bytes)
             table.add_row(_label(term, run), f"{size / factor:,.2f}", share)
     peak = memory.peak_allocated_bytes
     table.add_row(
         Text("total", style="bold"),
         Text(f"{peak / factor:,.2f}", style="bold"),
-        _bar(peak / memory.capacity_bytes),
+        _share(peak / memory.capacity_bytes),
     )
     return table
 
@@ -165,8 +177,8 @@ def _term(term: str, strategy: Strategy) -> str:
     return "working copies of parameters" if copies else TERMS[term]
 
 
-def _bar(share: float) -> Text:
-    return bar(share) + Text(f" {share:4.0%}" if share < 9.995 else f" {share:.0f}x")
+def _share(share: float) -> str:
+    return f"{share:.0%}" if share < 9.995 else f"{share:.0f}x"
 
 
 def _traffic_table(profile: StepProfile) -> Table:
@@ -201,28 +213,20 @@ def _work(profile: StepProfile) -> str:
     )
 
 
-def _time(run: RunSpec, profile: StepProfile) -> str:
-    """How long a step takes and on what, or why that is not known."""
-    time, rates = profile.time, profile.throughput
-    if time is None or rates is None:
-        if run.cluster.nodes > 1 and run.cluster.network is None:
-            return "Step time: unknown. Add the network to the cluster, such as @400Gbps."
-        return f"Step time: unknown. No coefficients are fitted for {run.cluster.device.name}."
+def _unknown_time(run: RunSpec) -> str:
+    if run.cluster.nodes > 1 and run.cluster.network is None:
+        return "Step time: unknown. Add the network to the cluster, such as @400Gbps."
+    return f"Step time: unknown. No coefficients are fitted for {run.cluster.device.name}."
+
+
+def _time(time: TimeProfile, rates: ThroughputProfile) -> str:
+    """How long a step takes, and how fast that is."""
     low, high = time.step_s_interval or (time.step_s, time.step_s)
-    parts = {
-        "compute": time.compute_s,
-        "exposed communication": time.exposed_communication_s,
-        "copies": time.exposed_copy_s,
-        "optimizer": time.optimizer_s,
-    }
-    shares = [(name, (part or 0.0) / time.step_s) for name, part in parts.items()]
-    split = ", ".join(f"{share:.0%} {name}" for name, share in shares if share >= 0.005)
-    mfu = f", MFU {rates.mfu:.0%}" if rates.mfu is not None else ""
     between = f"90% interval {show_seconds(low)} to {show_seconds(high)}"
+    mfu = f", MFU {rates.mfu:.0%}" if rates.mfu is not None else ""
     return (
-        f"Step time: {show_seconds(time.step_s)} ({between}): {split}.\n"
-        f"Throughput: {rates.tokens_per_s:,.0f} tokens/s, {rates.tokens_per_s_per_device:,.0f} per "
-        f"device{mfu}.{not_compared(run.cluster)}"
+        f"Step: {show_seconds(time.step_s)} ({between}), "
+        f"{rates.tokens_per_s_per_device:,.0f} tokens/s per device{mfu}"
     )
 
 

@@ -13,7 +13,7 @@ _UNITS = (("TiB", 2**40), ("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10))
 
 def show_memory(size: float) -> str:
     """Bytes for people: binary units, one decimal."""
-    name, factor = _unit(size)
+    name, factor = unit_of(size)
     return f"{size / factor:,.1f} {name}"
 
 
@@ -26,7 +26,7 @@ def memory_words(*, tensors: float, needed: float, usable: float, capacity: floa
     sentence = (
         f"Memory: {show_memory(needed)} of {show_memory(capacity)} (usable {show_memory(usable)})"
     )
-    name, factor = _unit(needed)
+    name, factor = unit_of(needed)
     # The overhead is the difference of what is shown, so that the sum can be checked by eye.
     shown = round(tensors / factor, 1)
     overhead = round(needed / factor, 1) - shown
@@ -52,5 +52,6 @@ def shortfall_words(needed: float, usable: float) -> str:
     return f"needs {show_memory(needed)}, {show_memory(usable)} usable"
 
 
-def _unit(size: float) -> tuple[str, int]:
+def unit_of(size: float) -> tuple[str, int]:
+    """The binary unit in which a size reads best, and its bytes."""
     return next((unit for unit in _UNITS if size >= unit[1]), _UNITS[-1])

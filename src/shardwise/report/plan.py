@@ -1,63 +1,100 @@
-"""The plan screen: what to run, why, the alternatives, lower-memory options, how to start."""
+"""The screen of `shardwise plan`: what to run, two bars, three reasons, rivals, what to do next.
+
+It takes at most 30 lines of 80 columns. `plan_explained.py` prints all that was weighed.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from textwrap import wrap
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
-from shardwise.planning.plan import Baseline, Plan
-from shardwise.planning.reasons import LeastMemory, OtherParallelism, RiskyAlternative, StepBatch
+from shardwise.planning.money import SizeChoice, Sized
+from shardwise.planning.plan import Plan
+from shardwise.planning.reasons import (
+    CompileGain,
+    LargeBatch,
+    LowPrecisionReduce,
+    OtherParallelism,
+    Reason,
+    RiskyAlternative,
+    SmallerStates,
+    StepBatch,
+)
 from shardwise.planning.rows import Candidate
 from shardwise.report.adapter import adapter_words
+from shardwise.report.bars import print_memory, print_step
+from shardwise.report.brief import brief_words, three_reasons
 from shardwise.report.estimate import print_ways
 from shardwise.report.estimate_words import not_compared
-from shardwise.report.memory_words import memory_words, show_memory
-from shardwise.report.money import (
-    added_cost_cells,
-    added_cost_columns,
-    cost_words,
-    size_words,
-    sizes_table,
-    tokens_words,
-)
-from shardwise.report.plan_words import (
-    alike_words,
-    nearest_words,
-    planned_words,
-    ranked,
-    step_words,
-)
-from shardwise.report.reasons import (
-    plan_tips,
-    reason_words,
-    rule_words,
-    speed_words,
-)
-from shardwise.report.screen import bullet, option, screen, terminal_table
-from shardwise.report.strategy import (
-    arithmetic_words,
-    batch_words,
-    compile_words,
-    configuration_words,
-    recompute_cell,
-    shorthand,
-    unusual_settings,
-)
-from shardwise.report.table import Cell, Column, Table
-from shardwise.report.words import percent
-from shardwise.spec.quantity import GIB, show_count, show_seconds
-from shardwise.spec.strategy import Strategy
+from shardwise.report.memory_words import show_memory
+from shardwise.report.money import cost_words, size_words, sizes_table, tokens_words
+from shardwise.report.plan_table import layouts_table
+from shardwise.report.plan_words import alike_words, nearest_words, pace_words, planned_words
+from shardwise.report.reasons import reason_words, share_words
+from shardwise.report.screen import bullet, heading, paragraph, screen, terminal_table
+from shardwise.report.strategy import arithmetic_words, compile_words
 
-_LOWER_MEMORY = 3
-_NEVER_FIT = 4
+LINES = 30
+# Rows of the table, and whether an option is named: they give way to warnings and long reasons.
+_ROOM = ((4, True), (3, True), (2, True), (2, False))
+# Characters of a command that ends a sentence, and of a line of a longer one.
+_SHORT, _COMMAND = 40, 68
+_EXPLAIN = "--explain: all reasons, settings of every row, lower-memory options"
 
 
-def print_plan(plan: Plan, *, top: int, written: str | None, command: str | None) -> None:
-    """Print at most 80 columns. `written` is the run.toml that was made, if one was.
+class Start(NamedTuple):
+    """How to start what was planned."""
 
-    `command` starts the run; None where another stack does.
-    """
+    command: str
+    # The run.toml that was written; None where none was.
+    written: str | None = None
+    # The command that first writes another stack's file.
+    export: str | None = None
+    # What that stack does otherwise than is usual.
+    remark: str = ""
+
+
+def print_plan(plan: Plan, start: Start) -> None:
+    """Print the answer in at most 30 lines of 80 columns."""
     out = screen()
+    for rows, option in _ROOM:
+        with out.capture() as captured:
+            _print_answer(out, plan, start, rows, option)
+        if captured.get().count("\n") <= LINES:
+            break
+    _print_answer(out, plan, start, rows, option)
+
+
+def _print_answer(out: Console, plan: Plan, start: Start, rows: int, option: bool) -> None:
+    print_question(out, plan)
+    if plan.winner is None:
+        _print_nothing_fits(out, plan)
+        return
+    print_recommended(out, plan, plan.winner, brief_words, pace_words)
+    heading(out, "Why this layout")
+    for reason in three_reasons(plan):
+        bullet(out, brief_words(reason, plan.units.blocks))
+    if plan.size_choice is not None and plan.size_choice.sizes:
+        print_sizes(out, plan, some_sizes(plan.size_choice, rows + 2))
+    else:
+        out.print()
+        out.print(terminal_table(layouts_table(plan, rows, mark=False)))
+        alike = plan.too_close_to_call()
+        if alike:
+            paragraph(out, alike_words(alike))
+    out.print()
+    first, others = "Next: ", " " * len("Next: ")
+    for line in (*start_words(start), *(_option(plan) if option else ()), _EXPLAIN):
+        out.print(f"{first}{line}", soft_wrap=True)
+        first = others
+
+
+def print_question(out: Console, plan: Plan) -> None:
+    """The model, where it is trained, and the objective."""
     problem = plan.problem
     out.print(
         Text(problem.model.name, style="bold")
@@ -65,212 +102,129 @@ def print_plan(plan: Plan, *, top: int, written: str | None, command: str | None
     )
     if problem.model.adapter is not None:
         units = plan.units.of(problem.base.but(blocks_per_unit=1))
-        out.print(adapter_words(problem.model, units.trained_numel, units.numel))
+        paragraph(out, adapter_words(problem.model, units.trained_numel, units.numel))
     if plan.aim:
-        out.print(reason_words(plan.aim, plan.units.blocks))
+        paragraph(out, reason_words(plan.aim, plan.units.blocks))
     if plan.size_choice:
-        out.print(size_words(plan.size_choice))
+        paragraph(out, size_words(plan.size_choice))
     out.print()
-    if plan.winner is None:
-        _print_nothing_fits(out, plan)
-        return
-    _print_winner(out, plan, plan.winner)
-    _heading(out, "Why this layout")
-    for reason in (*plan.why, *plan.limits_why):
-        if not isinstance(reason, StepBatch):  # above
-            bullet(out, reason_words(reason, plan.units.blocks))
-    if plan.size_choice is not None and plan.size_choice.sizes:
-        _heading(out, f"Cost of {tokens_words(plan.budget)} by size")
-        chosen = problem.cluster.devices
-        out.print(terminal_table(sizes_table(plan.size_choice.sizes, plan.budget, chosen)))
-    _heading(out, "Layouts compared")
-    out.print(terminal_table(layouts_table(plan, top)))
-    _print_notes(out, plan, top)
-    _print_lower_memory(out, plan)
-    if command is None:
-        return
-    _heading(
-        out, f"Start (written to {written})" if written else "Start (write it with -o run.toml)"
-    )
-    out.print(f"  {command}", soft_wrap=True)
 
 
-def _heading(out: Console, title: str) -> None:
-    out.print()
-    out.print(Text(title, style="bold"))
-
-
-def _print_winner(out: Console, plan: Plan, winner: Candidate) -> None:
-    cluster = plan.problem.cluster
-    out.print(Text("Recommended: ") + Text(planned_words(plan, winner.strategy), "bold green"))
-    out.print(f"Step: {step_words(plan, winner)}")
-    out.print(*(reason_words(reason) for reason in plan.why if isinstance(reason, StepBatch)))
-    out.print(
-        memory_words(
-            tensors=winner.peak_bytes,
-            needed=winner.needed_bytes,
-            usable=plan.limit_bytes,
-            capacity=cluster.device.capacity,
-        )
-    )
-    cost = cost_words(plan.budget, winner.tokens_per_s, cluster)
-    if cost:
-        out.print(cost)
-    if not plan.fitted:
-        out.print(not_compared(cluster).strip())
-    for note in arithmetic_words(winner.strategy, plan.problem.job.optimizer):
-        out.print(note)
-    compiled = compile_words(winner.strategy, plan.problem.model, cluster)
-    if compiled:
-        out.print(compiled)
-
-
-def plan_table(plan: Plan, top: int) -> Table:
-    """The table of `--csv` and `--markdown`: costs by size for money, else layouts."""
-    if plan.size_choice is not None and plan.size_choice.sizes:
-        chosen = plan.problem.cluster.devices
-        return sizes_table(plan.size_choice.sizes, plan.budget, chosen)
-    return layouts_table(plan, top)
-
-
-def layouts_table(plan: Plan, top: int) -> Table:
-    """The recommended configuration, the best of other layouts, and the baselines."""
-    table = Table(
-        (
-            Column("rank", "", left=True),
-            Column("layout", "layout", left=True),
-            Column("micro_batch", "micro × accum"),
-            Column("accumulate", "accumulation", on_screen=False),
-            Column("recompute", "recompute", left=True),
-            Column("blocks_per_unit", "blocks per unit", on_screen=False),
-            Column("prefetch", "prefetch", on_screen=False),
-            Column("forward_prefetch", "forward prefetch", on_screen=False),
-            Column("tokens_per_step", "tokens per step", lambda n: f"{n:,}", on_screen=False),
-            Column("step_s", "step", show_seconds),
-            Column("tokens_per_s", "tokens/s", show_count),
-            Column("mfu", "MFU", percent),
-            Column("needed_bytes", "GiB", lambda size: f"{size / GIB:,.1f}"),
-            *added_cost_columns(plan.budget),
-        )
-    )
-    for number, candidate in enumerate(ranked(plan, top), start=1):
-        _add(table, plan, str(number), candidate.strategy, candidate, candidate.needed_bytes)
-    for baseline in _below(plan, top):
-        name = "now" if baseline.name == "now" else ""
-        _add(table, plan, name, baseline.strategy, baseline.candidate, baseline.needed_bytes)
-    return table
-
-
-def _below(plan: Plan, top: int) -> list[Baseline]:
-    """The baselines that are not among the layouts shown."""
-    shown = [candidate.strategy for candidate in ranked(plan, top)]
-    return [baseline for baseline in plan.baselines if baseline.strategy not in shown]
-
-
-def _add(
-    table: Table,
+def print_recommended(
+    out: Console,
     plan: Plan,
-    rank: str,
-    strategy: Strategy,
-    candidate: Candidate | None,
-    needed: float,
+    winner: Candidate,
+    words: Callable[[Reason], str],
+    speed: Callable[[Plan, Candidate], str],
 ) -> None:
-    cluster = plan.problem.cluster
-    step = Cell(candidate.step_s) if candidate else Cell(None, "does not fit")
-    table.add(
-        rank,
-        Cell(
-            shorthand(strategy), shorthand(strategy) + ("*" if unusual_settings(strategy) else "")
-        ),
-        Cell(strategy.micro_batch, batch_words(strategy)),
-        strategy.accumulate,
-        Cell(strategy.recompute, recompute_cell(strategy, plan.units.blocks)),
-        *(strategy.blocks_per_unit, strategy.prefetch, strategy.forward_prefetch),
-        plan.problem.job.tokens_per_step(strategy),
-        step,
-        candidate.tokens_per_s if candidate else None,
-        plan.mfu(candidate) if candidate else None,
-        round(needed),
-        *(added_cost_cells(plan.budget, candidate.tokens_per_s, cluster) if candidate else ()),
-        strong=candidate is plan.winner,
-    )
+    """The configuration, what to know about it, and its two bars.
+
+    `words` tells of the tokens of a step, and `speed` how fast it is.
+    """
+    problem, profile = plan.problem, plan.profile(winner)
+    paragraph(out, f"Recommended: {planned_words(plan, winner.strategy)}", "bold green")
+    for reason in plan.why:
+        if is_batch(reason):
+            for line in words(reason).splitlines():
+                paragraph(out, line)
+    for note in (
+        cost_words(plan.budget, winner.tokens_per_s, problem.cluster),
+        "" if plan.fitted else not_compared(problem.cluster).strip(),
+        *arithmetic_words(winner.strategy, problem.job.optimizer),
+        compile_words(winner.strategy, problem.model, problem.cluster),
+    ):
+        if note:
+            paragraph(out, note)
+    assert profile.time is not None
+    print_step(out, f"Step: {speed(plan, winner)}", profile.time)
+    print_memory(out, profile.known_memory)
 
 
-def unusual_words(plan: Plan, top: int) -> str:
-    """The settings of rows that the table marks; empty where it marks none."""
-    numbered = [(str(n), c.strategy) for n, c in enumerate(ranked(plan, top), start=1)]
-    rows: dict[str, list[str]] = {}
-    for row, strategy in (*numbered, *((b.name, b.strategy) for b in _below(plan, top))):
-        settings = unusual_settings(strategy).replace(" · ", ", ")
-        if settings:
-            rows.setdefault(settings, []).append(row)
-    notes = [
-        f"row{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}: {settings}"
-        for settings, numbers in rows.items()
-    ]
-    return f"* {'; '.join(notes)}." if notes else ""
+def is_batch(reason: Reason) -> bool:
+    """Whether a reason tells of the tokens of a step, which stand below the configuration."""
+    return isinstance(reason, StepBatch | LargeBatch)
 
 
-def _print_notes(out: Console, plan: Plan, top: int) -> None:
-    marked = unusual_words(plan, top)
-    if marked:
-        out.print(marked)
-    now = next((b for b in plan.baselines if b.name == "now"), None)
-    if now is not None and plan.winner is not None and now.strategy == plan.winner.strategy:
-        out.print("Row 1 is the current configuration.")
-    alike = plan.too_close_to_call()
-    if alike:
-        out.print(alike_words(alike))
-    if len(plan.layouts) > 1 and plan.objective != "memory":
-        out.print(rule_words(plan))
-    out.print(
-        f"{plan.considered:,} configurations priced, {plan.fitting:,} fit." + _rejected(plan),
-        style="dim",
-    )
-    for tip in plan_tips(plan):
-        out.print(tip, style="dim")
+def print_sizes(out: Console, plan: Plan, sizes: list[Sized]) -> None:
+    """What the tokens cost on parts of the cluster."""
+    heading(out, f"Cost of {tokens_words(plan.budget)} by size")
+    chosen = plan.problem.cluster.devices
+    out.print(terminal_table(sizes_table(sizes, plan.budget, chosen)))
 
 
-def _rejected(plan: Plan) -> str:
-    if not plan.rejected:
-        return ""
-    listed = [
-        f"{shorthand(miss.strategy)} ({show_memory(miss.needed_bytes)})"
-        for miss in plan.rejected[:_NEVER_FIT]
-    ]
-    rest = len(plan.rejected) - _NEVER_FIT
-    more = f" and {rest} more" if rest > 0 else ""
-    return f" Never fit: {', '.join(listed)}{more}."
+def some_sizes(choice: SizeChoice, most: int) -> list[Sized]:
+    """The chosen size, the cheapest and the largest, and the sizes next to the chosen one."""
+    sizes = choice.sizes
+    named = {sizes.index(one) for one in (choice.chosen, choice.cheapest, sizes[-1]) if one}
+    at = sizes.index(choice.chosen) if choice.chosen else len(sizes) - 1
+    nearest = sorted(range(len(sizes)), key=lambda index: abs(index - at))
+    shown = [*named, *(index for index in nearest if index not in named)][:most]
+    return [sizes[index] for index in sorted(shown)]
 
 
-def _print_lower_memory(out: Console, plan: Plan) -> None:
-    if not plan.front or plan.winner is None:
+def start_words(start: Start) -> Iterator[str]:
+    """How to write the run and start it, in lines."""
+    head = f"{start.written} is written" if start.written else "-o run.toml writes it"
+    if len(start.command) < _SHORT and start.export is None:
+        yield f"{head}; start it with: {start.command}"
         return
-    aim, fastest = plan.aim, plan.winner.tokens_per_s
-    title = "Lower-memory options"
-    if isinstance(aim, LeastMemory):
-        title += f" (below {percent(aim.share)} of the best throughput, compared with it)"
-        fastest = aim.fastest_tokens_per_s
-    _heading(out, title)
-    for candidate in plan.front[:_LOWER_MEMORY]:
-        speed = speed_words(candidate.tokens_per_s / fastest - 1)
-        what = configuration_words(candidate.strategy, blocks=plan.units.blocks)
-        option(out, f"{candidate.needed_bytes / GIB:5.1f} GiB, {speed}: {what}")
+    yield f"{head}; then: {start.export or ''}".rstrip()
+    yield from _command_lines(start.command)
+    if start.remark:
+        yield start.remark
+
+
+def _command_lines(command: str) -> list[str]:
+    """A command as a shell reads it, in lines that a terminal has room for."""
+    lines = wrap(command, _COMMAND, break_long_words=False, break_on_hyphens=False)
+    # Within quotes a line must not be broken.
+    whole = [command] if "'" in command or '"' in command else lines
+    return [f"  {line}{' ' + chr(92) if line is not whole[-1] else ''}" for line in whole]
+
+
+def _option(plan: Plan) -> Iterator[str]:
+    """The option that would bring most."""
+    tips = {type(tip): tip for tip in plan.tips}
+    match tips.get(CompileGain) or tips.get(SmallerStates) or tips.get(LowPrecisionReduce):
+        case CompileGain(gain=gain, runs=runs):
+            yield f"--compile: {share_words(gain)} faster (fitted on {runs} published runs)"
+        case SmallerStates(optimizer=optimizer, saved_bytes=saved):
+            yield f"--optimizer {optimizer}: {show_memory(saved)} less; states in 8 bits"
+        case LowPrecisionReduce(dtype=dtype, gain=gain):
+            faster = f"{share_words(gain)} faster; reduces gradients in {dtype}"
+            yield f"--allow-low-precision-reduce: {faster}"
 
 
 def _print_nothing_fits(out: Console, plan: Plan) -> None:
+    print_shortfall(out, plan)
+    helpful = [tip for tip in plan.tips if not _in_vain(tip)]
+    if helpful:
+        heading(out, "What would fit")
+        for tip in helpful:
+            bullet(out, brief_words(tip, plan.units.blocks))
+    print_changes(out, plan)
+
+
+def _in_vain(tip: Reason) -> bool:
+    """Whether a tip does not say what would fit."""
+    return isinstance(tip, OtherParallelism) or (isinstance(tip, SmallerStates) and not tip.fits)
+
+
+def print_shortfall(out: Console, plan: Plan) -> None:
+    """That nothing fits, and by how much."""
     risky = any(isinstance(tip, RiskyAlternative) for tip in plan.tips)
     head = "No configuration fits safely." if risky else "No configuration fits."
     out.print(Text(head, style="bold red"))
     if plan.rejected:
-        out.print(nearest_words(plan))
-    for tip in plan.tips:
-        if not isinstance(tip, OtherParallelism):
-            out.print(reason_words(tip, plan.units.blocks))
-    out.print(f"{plan.considered:,} configurations priced." + _rejected(plan), style="dim")
+        nearest = plan.rejected[0]
+        paragraph(out, nearest_words(plan))
+        print_memory(out, plan.profile(nearest).known_memory)
+
+
+def print_changes(out: Console, plan: Plan) -> None:
+    """Settings with which it would fit, and parallelism that is not run here."""
     out.print()
-    whose = "" if plan.for_stack else "shardwise estimate"
-    print_ways(out, plan.ways, of=whose)
+    print_ways(out, plan.ways, of="" if plan.for_stack else "shardwise estimate")
     for tip in plan.tips:
         if plan.ways and isinstance(tip, OtherParallelism):
-            out.print(reason_words(tip), style="dim")
+            paragraph(out, reason_words(tip), "dim")

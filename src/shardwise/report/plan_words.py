@@ -13,15 +13,20 @@ from shardwise.spec.strategy import Strategy
 
 def step_words(plan: Plan, winner: Candidate) -> str:
     """Time and throughput of a step."""
-    low, high = plan.interval
-    between = span(winner.step_s * (1 + low), winner.step_s * (1 + high), show_seconds)
-    per_device = winner.tokens_per_s / plan.problem.cluster.devices
     all_devices = (
         f", {show_count(winner.tokens_per_s)} in all" if winner.strategy.devices > 1 else ""
     )
+    return f"{pace_words(plan, winner)}{all_devices}, MFU {percent(plan.mfu(winner))}."
+
+
+def pace_words(plan: Plan, winner: Candidate) -> str:
+    """Time of a step with its interval, and throughput per device."""
+    low, high = plan.interval
+    between = span(winner.step_s * (1 + low), winner.step_s * (1 + high), show_seconds)
+    per_device = winner.tokens_per_s / plan.problem.cluster.devices
     return (
         f"{show_seconds(winner.step_s)} (90% interval {between}), {per_device:,.0f} tokens/s per "
-        f"device{all_devices}, MFU {percent(plan.mfu(winner))}."
+        "device"
     )
 
 

@@ -150,11 +150,14 @@ def _compared(reason: Compared, blocks: int | None) -> str:
     else:
         told = f"{what} is {speed_words(reason.throughput)}"
         told += f" (with {settings})" if settings else ""
+    return f"{told}{decision_words(reason)}."
+
+
+def decision_words(reason: Compared) -> str:
+    """Why a faster layout was not chosen, as the end of a sentence; empty for a slower one."""
     if reason.decided_by in ("objective", "memory"):
-        told += f", but needs {show_memory(reason.more_bytes or 0)} more memory"
-    elif reason.decided_by is not None:
-        told += _DECIDED_BY[reason.decided_by]
-    return f"{told}."
+        return f", but needs {show_memory(reason.more_bytes or 0)} more memory"
+    return _DECIDED_BY[reason.decided_by] if reason.decided_by is not None else ""
 
 
 _DECIDED_BY = {

@@ -67,6 +67,17 @@ def terminal_table(table: Table, gap: int = 2) -> TerminalTable:
     return written
 
 
+def paragraph(out: Console, sentence: str, style: str = "") -> None:
+    """Print a sentence, wrapped between words."""
+    _wrapped(out, sentence, "", "", style)
+
+
+def heading(out: Console, title: str) -> None:
+    """Print an empty line and a title."""
+    out.print()
+    out.print(Text(title, style="bold"))
+
+
 def bullet(out: Console, sentence: str) -> None:
     """Print a sentence as an item of a list, wrapped between words."""
     _wrapped(out, sentence, "- ", "  ")
@@ -77,11 +88,16 @@ def option(out: Console, line: str) -> None:
     _wrapped(out, line, "  ", "    ")
 
 
-def _wrapped(out: Console, text: str, first: str, others: str) -> None:
+def _wrapped(out: Console, text: str, first: str, others: str, style: str = "") -> None:
     lines = fill(
-        text, out.width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
+        text,
+        out.width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_on_hyphens=False,
+        break_long_words=False,
     )
-    out.print(lines, soft_wrap=True)
+    out.print(Text(lines, style=style), soft_wrap=True)
 
 
 def bar(share: float) -> Text:

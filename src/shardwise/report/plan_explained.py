@@ -1,0 +1,107 @@
+"""`shardwise plan --explain`: all that was weighed, after the recommendation."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from shardwise.planning.plan import Plan
+from shardwise.planning.reasons import LeastMemory, OtherParallelism
+from shardwise.planning.rows import Candidate
+from shardwise.report.memory_words import show_memory
+from shardwise.report.plan import (
+    Start,
+    is_batch,
+    print_changes,
+    print_question,
+    print_recommended,
+    print_shortfall,
+    print_sizes,
+    start_words,
+)
+from shardwise.report.plan_table import layouts_table, unusual_words
+from shardwise.report.plan_words import alike_words, step_words
+from shardwise.report.reasons import plan_tips, reason_words, rule_words, speed_words
+from shardwise.report.screen import bullet, heading, option, paragraph, screen, terminal_table
+from shardwise.report.strategy import configuration_words, shorthand
+from shardwise.report.words import percent
+from shardwise.spec.quantity import GIB
+
+_LOWER_MEMORY = 3
+_NEVER_FIT = 4
+
+
+def print_explained(plan: Plan, start: Start, top: int) -> None:
+    """Print every reason, `top` layouts with their settings, tips and lower-memory options."""
+    out = screen()
+    print_question(out, plan)
+    blocks = plan.units.blocks
+    if plan.winner is None:
+        print_shortfall(out, plan)
+        heading(out, "What would help")
+        for tip in plan.tips:
+            if not isinstance(tip, OtherParallelism):
+                bullet(out, reason_words(tip, blocks))
+        paragraph(out, f"{plan.considered:,} configurations priced." + _rejected(plan))
+        print_changes(out, plan)
+        return
+    print_recommended(out, plan, plan.winner, reason_words, step_words)
+    heading(out, "Why this layout")
+    for reason in (*plan.why, *plan.limits_why):
+        if not is_batch(reason):
+            bullet(out, reason_words(reason, blocks))
+    if plan.size_choice is not None and plan.size_choice.sizes:
+        print_sizes(out, plan, plan.size_choice.sizes)
+    heading(out, "Layouts compared")
+    out.print(terminal_table(layouts_table(plan, top)))
+    _print_notes(out, plan, top)
+    if plan.tips:
+        heading(out, "Options")
+        for words in plan_tips(plan):
+            bullet(out, words)
+    _print_lower_memory(out, plan, plan.winner)
+    heading(out, "Next")
+    for line in start_words(start):
+        out.print(f"  {line}", soft_wrap=True)
+
+
+def _print_notes(out: Console, plan: Plan, top: int) -> None:
+    """What the table leaves open: settings of rows, the rule of choice, what never fits."""
+    now = next((b for b in plan.baselines if b.name == "now"), None)
+    unchanged = now is not None and plan.winner is not None and now.strategy == plan.winner.strategy
+    alike = plan.too_close_to_call()
+    for note in (
+        unusual_words(plan, top),
+        "Row 1 is the current configuration." if unchanged else "",
+        alike_words(alike) if alike else "",
+        rule_words(plan) if len(plan.layouts) > 1 and plan.objective != "memory" else "",
+        f"{plan.considered:,} configurations priced, {plan.fitting:,} fit." + _rejected(plan),
+    ):
+        if note:
+            paragraph(out, note)
+
+
+def _rejected(plan: Plan) -> str:
+    if not plan.rejected:
+        return ""
+    listed = [
+        f"{shorthand(miss.strategy)} ({show_memory(miss.needed_bytes)})"
+        for miss in plan.rejected[:_NEVER_FIT]
+    ]
+    rest = len(plan.rejected) - _NEVER_FIT
+    more = f" and {rest} more" if rest > 0 else ""
+    return f" Never fit: {', '.join(listed)}{more}."
+
+
+def _print_lower_memory(out: Console, plan: Plan, winner: Candidate) -> None:
+    if not plan.front:
+        return
+    aim, fastest = plan.aim, winner.tokens_per_s
+    title = "Lower-memory options"
+    if isinstance(aim, LeastMemory):
+        title += f" (below {percent(aim.share)} of the best throughput, compared with it)"
+        fastest = aim.fastest_tokens_per_s
+    heading(out, title)
+    for candidate in plan.front[:_LOWER_MEMORY]:
+        speed = speed_words(candidate.tokens_per_s / fastest - 1)
+        what = configuration_words(candidate.strategy, blocks=plan.units.blocks)
+        option(out, f"{candidate.needed_bytes / GIB:5.1f} GiB, {speed}: {what}")
