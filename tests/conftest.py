@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.budget import Recorder
+from tests.examples import BY_DAY, BY_NIGHT
+from tests.parts import PARTS, part_of_item
 from tests.screens import UPDATE
 
 # The gate tries the same examples every time; nightly tries new ones, and more of them.
@@ -17,10 +20,10 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=True,
-    max_examples=40,
+    max_examples=BY_DAY,
 )
 settings.register_profile(
-    "nightly", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=200
+    "nightly", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=BY_NIGHT
 )
 settings.load_profile("gate")
 
@@ -30,17 +33,27 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden anew")
+    parser.addoption("--cpu", metavar="FOLDER", help="write the CPU time of each test there")
+    parser.addoption("--part", choices=PARTS, help="run this part of nightly alone")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--update-golden"):
         os.environ[UPDATE] = "1"  # reaches the workers of pytest-xdist too
+    folder = config.getoption("--cpu")
+    if folder and not config.getoption("numprocesses", None):
+        config.pluginmanager.register(Recorder(Path(folder).absolute()))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("timing"):
             item.add_marker("nightly")
+    part = config.getoption("--part")
+    if part:
+        others = [item for item in items if part_of_item(item) != part]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if part_of_item(item) == part]
 
 
 @pytest.fixture(scope="session")
@@ -50,3 +63,9 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the shared folder beside the project")
     return folder
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder that holds `make`, what the documentation is made with."""
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "docs")

@@ -14,7 +14,6 @@ What the language of a block promises:
 
 from __future__ import annotations
 
-import html.parser
 import json
 import os
 import re
@@ -29,7 +28,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -37,7 +36,7 @@ import yaml
 from shardwise.cli.main import COMMANDS
 from shardwise.observe.rules import read_rules
 from shardwise.spec.run import SECTIONS, run_from_dict
-from shardwise.web.site import page_files
+from tests.command import shardwise
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -119,6 +118,9 @@ def answer(line: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_line(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    words = shlex.split(line, comments=True)
+    if words[0] == "shardwise" and not re.search(r"[|&;<>$*`]", line.partition(" # ")[0]):
+        return shardwise(*words[1:], folder=folder)
     function = f'shardwise() {{ {shlex.quote(sys.executable)} -m shardwise "$@"; }}'
     return subprocess.run(
         ["bash", "-c", f"set -o pipefail\n{function}\n{line}"],
@@ -147,10 +149,27 @@ def page_id(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+def installs(line: str) -> bool:
+    return line.startswith("pip install")
+
+
 WITH_COMMANDS = [page for page in PAGES if commands_of(page)]
+PLANNING = [
+    page
+    for page in PAGES
+    if any(not trains(line) and not installs(line) for line in commands_of(page))
+]
 
 
-@pytest.mark.parametrize("page", WITH_COMMANDS, ids=page_id)
+def at_night_but(*first: Path) -> list[Any]:
+    """These pages in the gate, all others in the workflow of the documentation and in nightly."""
+    return [
+        pytest.param(page, id=page_id(page), marks=() if page in first else pytest.mark.nightly)
+        for page in PLANNING
+    ]
+
+
+@pytest.mark.parametrize("page", at_night_but(ROOT / "README.md", DOCS / "reference" / "cli.md"))
 def test_planning_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
     """Commands that neither train nor need what another command has left from training."""
     missing: set[str] = set()
@@ -164,7 +183,15 @@ def test_planning_commands_print_what_is_shown(page: Path, tmp_path: Path) -> No
         missing.update(word for before, word in pairwise(words) if before in ("-o", ">"))
         return True
 
-    run_page(page, tmp_path, left_out)
+    assert run_page(page, tmp_path, left_out)
+
+
+@every_page
+def test_what_a_page_installs_exists(page: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for line in filter(installs, commands_of(page)):
+        for extras in re.findall(r"shardwise\[([\w,]+)\]", line):
+            assert set(extras.split(",")) <= set(project["optional-dependencies"]), line
 
 
 @pytest.mark.nightly
@@ -183,11 +210,15 @@ def test_all_commands_print_what_is_shown(
             shutil.copytree(request.getfixturevalue("trained"), tmp_path / "runs" / "it")
         return False
 
-    run_page(page, tmp_path, lay_out_a_run)
+    assert run_page(page, tmp_path, lay_out_a_run)
 
 
-def run_page(page: Path, folder: Path, left_out: Callable[[str], bool]) -> None:
-    """Run the commands of a page one after another, but for those that `left_out` names."""
+def run_page(page: Path, folder: Path, left_out: Callable[[str], bool]) -> int:
+    """Run the commands of a page one after another, but for those that `left_out` names.
+
+    Returns how many have run.
+    """
+    ran = 0
     (folder / "run.toml").write_text(readme_run())
     shutil.copytree(ROOT / "examples", folder / "examples")
     parts = [*blocks(page), Block("", "")]
@@ -201,14 +232,13 @@ def run_page(page: Path, folder: Path, left_out: Callable[[str], bool]) -> None:
         lines = lines_of(block.text)
         for line in lines:
             shown = following.text if output and line == lines[-1] else None
-            if not left_out(line):
+            if not installs(line) and not left_out(line):
                 check_line(line, shown, folder)
+                ran += 1
+    return ran
 
 
 def check_line(line: str, shown: str | None, folder: Path) -> None:
-    if line.startswith("pip install"):
-        check_install(line)
-        return
     words = shlex.split(line, comments=True)
     command = words[1] if words[0] == "shardwise" else ""
     # Where a page speaks of eight processes, two show the same here.
@@ -222,12 +252,6 @@ def check_line(line: str, shown: str | None, folder: Path) -> None:
     if shown is not None:
         printed = done.stderr if done.returncode == 2 else done.stdout
         assert_shown(shown, printed, exact=command not in MEASURING)
-
-
-def check_install(line: str) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for extras in re.findall(r"shardwise\[([\w,]+)\]", line):
-        assert set(extras.split(",")) <= set(project["optional-dependencies"]), line
 
 
 def assert_shown(shown: str, printed: str, *, exact: bool) -> None:
@@ -262,13 +286,8 @@ def without_numbers(line: str) -> str:
 @cache
 def options_of(command: str) -> str:
     """The help of a command, which names all its options."""
-    done = subprocess.run(
-        [sys.executable, "-m", "shardwise", command, "--help"],
-        capture_output=True,
-        text=True,
-        env={**ENVIRONMENT, "COLUMNS": "300"},
-        check=True,
-    )
+    done = shardwise(command, "--help", COLUMNS="300")
+    assert done.returncode == 0
     return done.stdout
 
 
@@ -359,71 +378,7 @@ def test_yaml_parses(text: str) -> None:
     assert all(isinstance(part, dict) for part in yaml.safe_load_all(text))
 
 
-# ---- the site -------------------------------------------------------------------------------
-
-
-class Page(html.parser.HTMLParser):
-    """Links and anchors of a page, and what it loads."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.links: set[str] = set()
-        self.loaded: set[str] = set()
-        self.anchors: set[str] = set()
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if name == "id" or (tag == "a" and name == "name"):
-                self.anchors.add(value or "")
-            if name in ("href", "src"):
-                (self.links if tag == "a" else self.loaded).add(value or "")
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("material")
-    pytest.importorskip("mkdocstrings")
-    folder = tmp_path_factory.mktemp("site")
-    words = ["mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    # The planner's page, which is built apart; what it downloads is not needed here.
-    (folder / "planner").mkdir()
-    for name, data in page_files("browser", docs="../").items():
-        (folder / "planner" / name).write_bytes(data)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def built(site: Path) -> dict[Path, Page]:
-    # The page for addresses that do not exist may be shown under any of them.
-    return {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
-
-
-def test_every_link_of_the_site_leads_somewhere(site: Path, built: dict[Path, Page]) -> None:
-    broken = []
-    for path, page in built.items():
-        for link in page.links | page.loaded:
-            address = urlsplit(link)
-            if address.scheme or address.netloc:
-                continue
-            target = (path.parent / unquote(address.path)).resolve() if address.path else path
-            target = target / "index.html" if target.is_dir() else target
-            # Behind the planner's address stands a question.
-            anchor = "" if "=" in address.fragment else unquote(address.fragment)
-            if not target.is_file() or (
-                anchor and target in built and anchor not in built[target].anchors
-            ):
-                broken.append(f"{path.relative_to(site)}: {link}")
-    assert not broken
-
-
-def test_pages_load_nothing_from_elsewhere(built: dict[Path, Page]) -> None:
-    elsewhere = {link for page in built.values() for link in page.loaded if urlsplit(link).netloc}
-    assert not elsewhere
+# ---- links and navigation --------------------------------------------------------------------
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:
@@ -442,64 +397,6 @@ def test_every_page_is_in_the_navigation() -> None:
 
     listed = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
     assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in PAGES[1:])
-
-
-# ---- llms.txt -------------------------------------------------------------------------------
-
-LISTED = re.compile(r"- \[([^\]]+)\]\(([^)\s]+)\): (\S.*)")
-
-
-def test_llms_txt_has_the_form_of_llmstxt_org(site: Path) -> None:
-    """A title, a summary, and then nothing but headings and lists of links with a line each."""
-    title, summary, *rest = (site / "llms.txt").read_text().strip().split("\n\n")
-    assert re.fullmatch(r"# .+", title)
-    assert re.fullmatch(r"> .+", summary)
-    for heading, lines in zip(rest[::2], rest[1::2], strict=True):
-        assert re.fullmatch(r"## .+", heading)
-        assert all(LISTED.fullmatch(line) for line in lines.split("\n")), lines
-
-
-def test_llms_txt_lists_every_page_and_every_schema(site: Path) -> None:
-    links = [found[2] for found in LISTED.finditer((site / "llms.txt").read_text())]
-    pages = [page.relative_to(DOCS).as_posix() for page in PAGES[1:]]
-    schemas = [path.relative_to(site).as_posix() for path in site.rglob("*.schema.json")]
-    assert len(schemas) >= 4
-    assert sorted(links) == sorted([*pages, *schemas])
-    assert all((site / link).is_file() for link in links)
-
-
-@pytest.mark.usefixtures("make")
-def test_pages_as_markdown_say_what_the_site_says(site: Path) -> None:
-    from hooks import MARK
-
-    for page in PAGES[1:]:
-        path = site / page.relative_to(DOCS)
-        text = BLOCK.sub("", path.read_text())
-        assert not MARK.search(text), path
-        assert not re.search(r"^:::", text, re.MULTILINE), path
-        for link in re.findall(r"\]\(([^)\s#]+)[^)]*\)", text):
-            if not urlsplit(link).scheme:
-                assert (path.parent / unquote(link)).exists(), f"{path}: {link}"
-    assert "| `seq_len` |" in (site / "reference" / "run-toml.md").read_text()
-    assert "### estimate" in (site / "reference" / "python.md").read_text()
-
-
-@pytest.mark.usefixtures("make")
-def test_links_are_absolute_where_the_site_has_an_address(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import hooks
-    from mkdocs.config import load_config
-
-    assert "$id" not in json.loads((site / "reference" / "run.schema.json").read_text())
-    monkeypatch.setenv("SITE_URL", "https://docs.example/shardwise/")
-    config = hooks.on_config(load_config(str(ROOT / "mkdocs.yml")))
-    made = hooks.downloads(config)
-    schema = "https://docs.example/shardwise/reference/run.schema.json"
-    assert json.loads(made["reference/run.schema.json"])["$id"] == schema
-    links = [found[2] for found in LISTED.finditer(made["llms.txt"])]
-    assert schema in links
-    assert all(link.startswith("https://docs.example/shardwise/") for link in links)
 
 
 @pytest.mark.usefixtures("make")
@@ -528,12 +425,6 @@ of 2. Two."""
 # ---- what is made from the code -------------------------------------------------------------
 
 
-@pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the documentation is made with."""
-    monkeypatch.syspath_prepend(DOCS)
-
-
 @pytest.mark.usefixtures("make")
 def test_every_field_has_a_meaning_and_every_meaning_a_field() -> None:
     from make import answers
@@ -552,7 +443,7 @@ def test_every_field_has_a_meaning_and_every_meaning_a_field() -> None:
 
 
 @pytest.mark.usefixtures("make")
-def test_a_command_of_the_reference_names_all_its_options(built: dict[Path, Page]) -> None:
+def test_a_command_of_the_reference_names_all_its_options() -> None:
     from make.commands import commands_page, written
 
     page = commands_page()
@@ -561,8 +452,6 @@ def test_a_command_of_the_reference_names_all_its_options(built: dict[Path, Page
     for name, section in sections.items():
         for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", options_of(name))) - {"--help"}:
             assert option in section, f"{name} {option}"
-    reference = next(one for path, one in built.items() if path.parent.name == "cli")
-    assert {f"shardwise-{name}" for name in sections} <= reference.anchors
 
 
 @pytest.mark.usefixtures("make")

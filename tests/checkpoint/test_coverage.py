@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.checkpoint.format.pieces import Piece, Saved, Tensor
 from shardwise.checkpoint.verify.coverage import problems_of
+from tests.examples import examples
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -34,7 +35,7 @@ def cut(draw: Any) -> tuple[tuple[int, ...], list[Box]]:
     return shape, [(tuple(a for a, _ in p), tuple(b - a for a, b in p)) for p in parts]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(cut(), st.data())
 def test_it_is_what_counting_every_element_finds(
     made: tuple[tuple[int, ...], list[Box]], data: Any

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.checkpoint.format.checksum import BLOCK
@@ -24,6 +24,7 @@ from shardwise.checkpoint.verify.fsck import check
 from shardwise.checkpoint.verify.opened import open_checkpoint
 from tests.checkpoint.ours import named, named_table, write_ours
 from tests.checkpoint.test_fsck import ARRAYS
+from tests.examples import examples
 
 HALVES = (Axis(0, 2, 1),)
 # Two blocks and a row, in two shards of which each has two.
@@ -179,7 +180,7 @@ def test_a_checkpoint_that_lies_consistently(tmp_path: Path) -> None:
     assert check(find_folder(str(folder))).findings == []
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.data())
 def test_broken_bytes_give_one_sentence(data: Any) -> None:
     """Without checksums to protect them: a parser raises UntrustedError or reads what is there."""

@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -26,6 +26,7 @@ from shardwise.checkpoint.format.sharding import (  # noqa: E402
     shard_of,
     whole,
 )
+from tests.examples import examples  # noqa: E402
 
 
 @st.composite
@@ -59,7 +60,7 @@ def inside(box: Box, shape: tuple[int, ...]) -> set[int]:
     return set(full.flatten().tolist())
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(divided())
 def test_shards_are_those_of_torch_and_replicas_are_numbered(
     case: tuple[Axes, tuple[int, ...], int],
@@ -75,7 +76,7 @@ def test_shards_are_those_of_torch_and_replicas_are_numbered(
         assert found == list(range(replicas(axes, world)))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(divided(), st.data())
 def test_the_ranks_over_a_box_are_those_that_have_some_of_it(
     case: tuple[Axes, tuple[int, ...], int], data: Any
@@ -94,7 +95,7 @@ def test_the_ranks_over_a_box_are_those_that_have_some_of_it(
     assert sorted(ranks_over(axes, shape, box, replica)) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(divided(), min_size=1, max_size=4))
 def test_all_ranks_together_write_every_element_once(
     cases: list[tuple[Axes, tuple[int, ...], int]],

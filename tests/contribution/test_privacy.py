@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.contribution.collect import collect
@@ -26,6 +26,7 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, run_from_dict
 from tests.command import shardwise
 from tests.contribution.folders import run_of, write_folder
+from tests.examples import examples
 
 MARKER = "Kq7markerZx9"
 # Keys and indices that lead to a text.
@@ -175,7 +176,7 @@ def honest() -> str:
 words = st.text(string.ascii_letters + string.digits + " ._-+/:@'é", min_size=6, max_size=30)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     marker=words.filter(lambda text: text not in honest() and not re.fullmatch(VERSION, text)),
     how=st.sampled_from(["replace", "before", "after"]),

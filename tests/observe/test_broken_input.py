@@ -5,12 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 from io import StringIO
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -20,10 +19,8 @@ from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary, summarise
 from shardwise.report.trace import print_trace
 from shardwise.spec.record import SpecError
+from tests.examples import examples
 from tests.observe.small import EVENTS, TRACE, event
-
-# More on demand: SHARDWISE_EXAMPLES=10000 takes minutes.
-EXAMPLES = int(os.environ.get("SHARDWISE_EXAMPLES", "500"))
 
 
 def summary_of(path: Path) -> Summary:
@@ -144,7 +141,7 @@ def test_one_rank_twice_is_an_error(tmp_path: Path) -> None:
         summarise([path, path])
 
 
-@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_mutated_files_never_break_it(tmp_path: Path, data: st.DataObject) -> None:
     """Bytes changed, dropped, doubled: an answer whose parts sum, or a sentence."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.planning.money import (
@@ -27,6 +27,7 @@ from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster, find_model
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
+from tests.examples import examples
 from tests.tables import csv_rows
 
 CLUSTER = find_cluster("8x8xH100-SXM@400Gbps")
@@ -87,7 +88,7 @@ def test_the_sentence_agrees_with_the_table(
     check_choice(choose_size(sizes, budget, CLUSTER.devices), budget)
 
 
-@settings(max_examples=3)
+@examples(3)
 @given(
     st.sampled_from(["gpt2-xl", "llama-3.2-1b", "llama-3-8b"]),
     st.sampled_from(["4x8xA100-80GB@100Gbps", "2x8xH100-SXM@400Gbps", "8xL40S"]),

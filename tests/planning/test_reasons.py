@@ -7,7 +7,7 @@ import random
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.brute_force import compare, random_problem, random_problems
@@ -51,6 +51,7 @@ from shardwise.planning.search import MIN_GAIN
 from shardwise.report.reasons import reason_words, share_words, speed_words
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
+from tests.examples import examples
 
 
 def again(plan: Plan, strategy: Strategy) -> Candidate:
@@ -329,7 +330,7 @@ def check_rule(plan: Plan, winner: Candidate) -> None:
     assert all(key(winner) <= key(c) for c in close if c.needed_bytes <= least)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.integers(0, 2**32), st.sampled_from(["throughput", "memory"]))
 def test_every_reason_agrees_with_the_table(seed: int, objective: str) -> None:
     problem = random_problem(random.Random(seed))

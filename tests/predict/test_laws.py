@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardwise.predict import closed_form
@@ -35,6 +35,7 @@ from shardwise.spec.catalogue import find_device
 from shardwise.spec.lookup import find_cluster
 from shardwise.units.decoder import decoder_units
 from shardwise.units.unit import ModelUnits
+from tests.examples import examples
 from tests.predict.blocks import Seconds, rules, simulate, uniform
 from tests.predict.toy import resolve
 
@@ -355,7 +356,7 @@ def ring_bandwidth(devices: int, hardware: Hardware) -> float:
     return min(float(hardware.link_bandwidth), float(between))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(sharded_run())
 def test_no_simulation_exceeds_the_ceiling_of_its_tokens(
     run: tuple[ModelUnits, Configurations, Hardware, Coefficients],
@@ -376,7 +377,7 @@ def test_no_simulation_exceeds_the_ceiling_of_its_tokens(
     assert reached <= ceiling * (1 + 1e-12)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(sharded_run())
 def test_no_simulation_exceeds_its_kernels(
     run: tuple[ModelUnits, Configurations, Hardware, Coefficients],
@@ -396,7 +397,7 @@ def test_no_simulation_exceeds_its_kernels(
         assert reached < k.matmul_efficiency
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(sharded_run(), st.booleans())
 def test_no_simulated_step_is_shorter_than_the_two_races(
     run: tuple[ModelUnits, Configurations, Hardware, Coefficients], separate: bool
@@ -414,7 +415,7 @@ def test_no_simulated_step_is_shorter_than_the_two_races(
     assert times.step_s[0] >= (races + d["optimizer"]) * (1 - 1e-12)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(sharded_run(), st.sampled_from([1, 2, 5]))
 def test_no_simulation_exceeds_the_ceiling_of_its_memory(
     run: tuple[ModelUnits, Configurations, Hardware, Coefficients], k: int
@@ -472,7 +473,7 @@ def real_run(draw: Any) -> tuple[ModelUnits, Configurations]:
     return units, Configurations.of(rows)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(real_run(), st.sampled_from(["A100-80GB", "H100-SXM"]), st.integers(1, 800))
 def test_the_terms_sum_to_the_step(
     run: tuple[ModelUnits, Configurations], device: str, gigabits: int
@@ -499,7 +500,7 @@ def test_the_terms_sum_to_the_step(
     assert (times.compute_s <= alone * (1 + k.contention) * (1 + 1e-12)).all()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(real_run())
 def test_communication_takes_the_time_of_its_bytes(
     run: tuple[ModelUnits, Configurations],

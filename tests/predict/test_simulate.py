@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.predict.time import Times, schedule
+from tests.examples import examples
 from tests.predict.blocks import (
     PER_BLOCK,
     SCALARS,
@@ -170,7 +171,7 @@ def columns(rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[Seconds,
     return d, r
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(st.integers(1, 7).flatmap(lambda n: st.lists(configuration(n), min_size=1, max_size=6)))
 def test_it_is_what_an_event_queue_finds(
     rows: list[tuple[dict[str, Any], dict[str, Any]]],
@@ -197,7 +198,7 @@ def repeated(draw: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return d, r
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(repeated())
 def test_blocks_that_repeat_are_not_played_one_by_one_and_nothing_changes(
     row: tuple[dict[str, Any], dict[str, Any]],
@@ -206,7 +207,7 @@ def test_blocks_that_repeat_are_not_played_one_by_one_and_nothing_changes(
     assert times.step_s[0] == pytest.approx(reference(*row), rel=1e-9)
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(repeated(), st.floats(0.0, 0.5))
 def test_skipping_is_exact_under_contention_too(
     row: tuple[dict[str, Any], dict[str, Any]], contention: float
@@ -269,7 +270,7 @@ def test_middle_micro_batches_repeat() -> None:
     assert steps[3] - steps[2] == pytest.approx(5 * one, rel=1e-9)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(1, 7).flatmap(lambda n: st.lists(configuration(n), min_size=1, max_size=6)))
 def test_who_waits_for_every_collective_takes_the_sum_of_all(
     rows: list[tuple[dict[str, Any], dict[str, Any]]],

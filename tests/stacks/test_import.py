@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from shardwise.stacks.read.imported import Imported
 from shardwise.stacks.read.imports import MAX_BYTES, import_file, imported_run, imported_strategy
 from shardwise.stacks.read.torch_values import DTYPES
 from shardwise.stacks.write.accelerate import export
+from tests.command import shardwise
 from tests.stacks.runs import large
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,17 +30,6 @@ import torch
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, ShardingStrategy
 from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision, fully_shard
 """
-
-
-def shardwise(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "shardwise", *words],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
-        check=False,
-    )
 
 
 def strategy(body: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.api import estimate_run, plan_run
@@ -19,6 +19,7 @@ from shardwise.stacks.limits import StackLimits
 from shardwise.stacks.read.imports import import_file
 from shardwise.stacks.write.differences import changed_fields
 from shardwise.stacks.write.exports import STACKS, applied_strategy, export_run
+from tests.examples import examples
 from tests.stacks.runs import large
 
 # Stacks whose written file says everything about the strategy that their script does not.
@@ -61,7 +62,7 @@ def read_back(run: RunSpec, stack: str) -> Strategy:
 
 
 @given(PROBLEMS, st.sampled_from(STACKS))
-@settings(max_examples=16)
+@examples(16)
 def test_a_plan_for_a_stack_is_run_by_it_as_planned(problem: dict[str, Any], stack: str) -> None:
     found, run = plan_run(**problem, for_stack=stack)
     if run is None:
@@ -123,7 +124,7 @@ ANY = st.fixed_dictionaries(
 
 
 @given(ANY, st.sampled_from(STACKS))
-@settings(max_examples=150)
+@examples(150)
 def test_what_a_stack_runs_is_a_strategy_that_it_runs(fields: dict[str, Any], stack: str) -> None:
     """Applied twice, nothing changes any more."""
     try:

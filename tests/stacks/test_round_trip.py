@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.spec.record import SpecError
@@ -20,6 +20,7 @@ from shardwise.stacks.read.imported import Imported
 from shardwise.stacks.write.differences import changed_fields
 from shardwise.stacks.write.exported import Exported
 from shardwise.stacks.write.exports import export_run
+from tests.examples import examples
 from tests.stacks.runs import large
 
 yaml = pytest.importorskip("yaml")
@@ -166,7 +167,7 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @given(SETTINGS, st.sampled_from(["accelerate", "deepspeed"]))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_any_strategy_comes_back_or_says_why_not(fields: dict[str, Any], stack: str) -> None:
     try:
         run = large(strategy=fields)

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -19,6 +19,7 @@ from shardwise.observe.memory.record import Memory
 from shardwise.observe.memory.snapshot import snapshot_from
 from shardwise.report.memory import print_memory
 from shardwise.spec.record import SpecError
+from tests.examples import examples
 from tests.observe.memory.build import (
     BACKWARD,
     FORWARD,
@@ -100,7 +101,7 @@ def mutate(value: Any, chance: Random) -> Any:
     return chance.choice(ODD)
 
 
-@settings(max_examples=1000)
+@examples(1000)
 @given(st.integers(0, 1 << 40))
 def test_mutated_snapshots_never_break_it(seed: int) -> None:
     # One draw for all that is changed: drawing each would take longer than the reading.
@@ -123,7 +124,7 @@ WRITTEN = [pickle.dumps(SMALL, protocol=2), pickle.dumps(SMALL, protocol=4),
            json.dumps(RUN).encode(), json.dumps(ROWS).encode()]  # fmt: skip
 
 
-@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 1 << 40))
 def test_mutated_bytes_never_break_it(tmp_path: Path, seed: int) -> None:
     chance = Random(seed)

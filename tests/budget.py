@@ -1,0 +1,183 @@
+"""What the gate costs: CPU time of each folder of tests, beside a budget that a change must keep.
+
+Seconds of one machine mean nothing on another, so CPU time is counted in units: the CPU time of a
+fixed piece of work, timed many times during the same run. `pytest --cpu FOLDER` writes what each
+worker has used, its children included once they have ended.
+
+    python -m tests.budget check FOLDER    a table; fails above 1.5 times a budget
+    python -m tests.budget set FOLDER      writes .ci/budget.toml anew, with room of 20 %
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Generator
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BUDGETS = ROOT / ".ci" / "budget.toml"
+FAILS_ABOVE = 1.5
+ROOM = 1.2
+# A folder below this many units is all noise: it is allowed as much.
+SMALLEST = 5
+# The piece of work is timed once for as much CPU time of tests.
+TIMED_EVERY_S = 30.0
+# Tests that are named one by one use more CPU time than this.
+NAMED_ABOVE_S = 2.0
+STARTED = "starting and collecting"
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of its children that have ended."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
+def piece_of_work() -> float:
+    """CPU seconds of what tests are made of: starting a process, Python objects, and numpy."""
+    import numpy as np
+
+    start = cpu_seconds()
+    subprocess.run([sys.executable, "-I", "-c", "import json, numpy"], check=True)
+    words = [f"{number * 7919 % 10007:05d}" for number in range(40_000)]
+    counted = Counter(word[:3] for word in sorted(words))
+    json.loads(json.dumps(counted))
+    square = np.arange(160_000, dtype=np.float64).reshape(400, 400) / 160_000
+    for _ in range(20):
+        square = np.sqrt(square * square + 1.0)
+    return cpu_seconds() - start
+
+
+class Recorder:
+    """A plugin of pytest: CPU seconds of each test, written to a folder when the session ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tests: dict[str, float] = {}
+        self.pieces = [piece_of_work()]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        start = cpu_seconds()
+        done = yield
+        self.tests[item.nodeid] = cpu_seconds() - start
+        if sum(self.tests.values()) > len(self.pieces) * TIMED_EVERY_S:
+            self.pieces.append(piece_of_work())
+        return done
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        rest = cpu_seconds() - sum(self.tests.values()) - sum(self.pieces)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        written = {"pieces": self.pieces, "tests": {**self.tests, STARTED: rest}}
+        (self.folder / f"{os.getpid()}.json").write_text(json.dumps(written))
+
+
+class Usage(NamedTuple):
+    """What a run has used: CPU seconds of each test, and of one piece of work."""
+
+    tests: dict[str, float]
+    piece: float
+
+    def folders(self) -> dict[str, float]:
+        """Units of each folder of tests; a file beside the folders counts as one."""
+        units: defaultdict[str, float] = defaultdict(float)
+        for name, seconds in self.tests.items():
+            path = name.partition("::")[0].split("/")
+            units["/".join(path[:2])] += seconds / self.piece
+        return dict(units)
+
+
+def read_usage(folder: Path) -> Usage:
+    """Join what all workers of a run have written."""
+    written = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    if not written:
+        raise SystemExit(f"{folder} holds no CPU times: run pytest --cpu {folder}")
+    tests: defaultdict[str, float] = defaultdict(float)
+    for one in written:
+        for name, seconds in one["tests"].items():
+            tests[name] += seconds
+    return Usage(dict(tests), median(piece for one in written for piece in one["pieces"]))
+
+
+def read_budgets() -> dict[str, float]:
+    return {
+        name: float(units) for name, units in tomllib.loads(BUDGETS.read_text())["units"].items()
+    }
+
+
+class Verdict(NamedTuple):
+    """Folders above their budget, and among them those that fail."""
+
+    above: list[str]
+    fails: list[str]
+
+
+def judge(used: dict[str, float], budgets: dict[str, float]) -> Verdict:
+    shares = {name: units / budgets.get(name, SMALLEST) for name, units in used.items()}
+    above = [name for name, share in shares.items() if share > 1]
+    return Verdict(above, [name for name in above if shares[name] > FAILS_ABOVE])
+
+
+def table(usage: Usage, budgets: dict[str, float]) -> str:
+    used = usage.folders()
+    fails = judge(used, budgets).fails
+    lines = [f"{'folder':<28}{'units':>8}{'budget':>8}{'CPU s':>8}"]
+    for name, units in sorted(used.items(), key=lambda item: -item[1]):
+        budget = budgets.get(name, SMALLEST)
+        mark = "  FAILS" if name in fails else "  above" if units > budget else ""
+        lines.append(f"{name:<28}{units:>8.0f}{budget:>8.0f}{units * usage.piece:>8.0f}{mark}")
+    total = sum(used.values())
+    budget = sum(budgets.get(name, SMALLEST) for name in used)
+    lines.append(f"{'all':<28}{total:>8.0f}{budget:>8.0f}{total * usage.piece:>8.0f}")
+    lines.append(f"One unit took {usage.piece:.3f} CPU seconds in this run.")
+    return "\n".join(lines)
+
+
+def check(folder: Path) -> int:
+    """Print the table; 1 where a folder is far above its budget."""
+    usage, budgets = read_usage(folder), read_budgets()
+    verdict = judge(usage.folders(), budgets)
+    print(table(usage, budgets))
+    for name in verdict.above:
+        longest = sorted(
+            (seconds / usage.piece, test)
+            for test, seconds in usage.tests.items()
+            if test.startswith(name) and seconds > NAMED_ABOVE_S
+        )
+        print(f"{name} is above its budget. Its longest tests, in units:")
+        print("\n".join(f"  {units:6.0f}  {test}" for units, test in longest[:-6:-1]))
+    if verdict.fails:
+        print(
+            f"Failed: {', '.join(verdict.fails)} took more than {FAILS_ABOVE} times the budget. "
+            "Make the tests cheaper or mark long ones nightly; where their cost is worth it, "
+            f"raise the budget in {BUDGETS.relative_to(ROOT)} and say why in the commit."
+        )
+    return 1 if verdict.fails else 0
+
+
+def write(folder: Path) -> int:
+    """Write the budget file anew from a finished run."""
+    used = read_usage(folder).folders()
+    lines = [f'"{name}" = {units * ROOM:.0f}' for name, units in sorted(used.items())
+             if units * ROOM > SMALLEST]  # fmt: skip
+    head = BUDGETS.read_text().partition("[units]")[0]
+    BUDGETS.write_text("\n".join([f"{head}[units]", *lines, ""]))
+    print(f"{BUDGETS.relative_to(ROOT)}: {len(lines)} folders")
+    return 0
+
+
+if __name__ == "__main__":
+    commands = {"check": check, "set": write}
+    if len(sys.argv) != 3 or sys.argv[1] not in commands:
+        sys.exit(__doc__)
+    sys.exit(commands[sys.argv[1]](Path(sys.argv[2])))
