@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec, parse_cluster
+from shardwise.spec.code_name import CodeName
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import Record, SpecError, did_you_mean
 from shardwise.spec.toml_text import toml_text
@@ -21,7 +22,7 @@ _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 class ModuleRef(Record):
     """A model that only code can describe: `package.module:factory` returns an nn.Module."""
 
-    factory: str
+    factory: CodeName
     adapter: Adapter | None = None
 
     @property
@@ -54,7 +55,7 @@ def find_model(text: str, base: Path | None = None) -> Model:
     """A preset's name, a Hugging Face `config.json` or folder, or `package.module:factory`."""
     path = (base or Path()) / text
     if _FACTORY.fullmatch(text):
-        return ModuleRef(factory=text)
+        return ModuleRef.read({"factory": text}, where="model")
     if text and _exists(path):
         return find_config(text, base)
     if text.endswith(".json") or "/" in text or "\\" in text:

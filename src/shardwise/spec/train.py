@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StrictBool, field_validator, model_validator
 
+from shardwise.spec.code_name import CodeName
 from shardwise.spec.quantity import Count
 from shardwise.spec.record import Record
 
@@ -221,7 +222,7 @@ class DataSettings(Record):
     """
 
     path: tuple[str, ...] = ()
-    source: str | None = None
+    source: CodeName | None = None
     # "bytes" (one token per byte), a tokenizer.json, or a folder with one.
     tokenizer: str = "bytes"
     # The key or column with the text in jsonl and parquet.

@@ -88,8 +88,15 @@ class TokenizerTemplate:
                 "'pip install shardwise[hf]'"
             ) from None
         try:
-            self._library: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self._library: Any = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:
+            if _settings(folder, "auto_map"):
+                raise SpecError(
+                    f"data.tokenizer: {folder} is read by code in that folder, which is never run; "
+                    "give its tokenizer.json, or a tokenizer without code of its own"
+                ) from None
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise SpecError(f"data.tokenizer: cannot read {folder}: {reason}") from None
         if not self._library.is_fast:
@@ -175,10 +182,13 @@ def _example(
 
 
 def _has_template(folder: Path) -> bool:
-    if (folder / "chat_template.jinja").is_file():
-        return True
+    return (folder / "chat_template.jinja").is_file() or bool(_settings(folder, "chat_template"))
+
+
+def _settings(folder: Path, key: str) -> object:
+    """A key of tokenizer_config.json; None where there is none."""
     try:
         settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return bool(settings.get("chat_template"))
+        return None
+    return settings.get(key)

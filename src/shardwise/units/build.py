@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from shardwise.spec.huggingface import to_config
+from shardwise.spec.huggingface import config_table, to_config
 from shardwise.spec.lookup import Model, ModuleRef, config_folder
 from shardwise.spec.record import SpecError
 from shardwise.units.adapted import adapt
@@ -28,12 +29,17 @@ def build_module(model: Model) -> nn.Module:
 def find_function(reference: str, what: str) -> Any:
     """Import `package.module:name`; the working directory is searched too."""
     module_name, _, function = reference.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    folder = os.getcwd()
+    # First while the module and what it uses are imported. Then last: a file of the folder takes
+    # no name from what is installed, such as a library that is imported when it is needed.
+    sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
     try:
         return getattr(importlib.import_module(module_name), function)
     except (ImportError, AttributeError) as error:
         raise SpecError(f"{what}: cannot import {reference}: {error}") from None
+    finally:
+        sys.path.remove(folder)
+        sys.path.append(folder)
 
 
 def _from_factory(factory: str) -> nn.Module:
@@ -63,11 +69,18 @@ def _from_transformers(model: Any) -> nn.Module:
             config = AutoConfig.for_model(**to_config(model))  # type: ignore[arg-type]
         else:
             folder = config_folder(model.config)
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            config = AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         module: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, attn_implementation="sdpa", dtype=torch.float32
+            config, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
         )
     except (ValueError, KeyError, OSError, ImportError) as error:
+        if model.config is not None and "auto_map" in config_table(Path(model.config)):
+            raise SpecError(
+                f"model: {model.name} is made by code in its own folder, which is never run; write "
+                "a function that returns the nn.Module, and give it as --model package.module:name"
+            ) from error
         reason = str(error).strip().splitlines()[0]
         raise SpecError(f"model: transformers cannot build {model.name}: {reason}") from error
     module.config.use_cache = False  # type: ignore[union-attr]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
 from typing import Any
 
@@ -40,6 +41,8 @@ def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
     module = _module(stack)
     check_axes(run, stack)
     exported: Exported = module.export(run, target)
+    if exported.name.endswith(".py"):
+        _check_script(exported.text)
     if run.adapter is not None and stack in _BY_SCRIPT:
         made = f"adapter = {run.adapter}: make it in your script, with get_peft_model of peft."
         exported = exported._replace(in_script=(*exported.in_script, made))
@@ -62,6 +65,16 @@ def applied_strategy(run: RunSpec, stack: str) -> Strategy:
 def shards_along_rows(stack: str) -> bool:
     """Whether a stack pads what Shardwise shards along another dimension than the first."""
     return stack in _ALONG_ROWS
+
+
+def _check_script(text: str) -> None:
+    """Raise RuntimeError where a script that was generated is no Python."""
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise RuntimeError(
+            f"the script is not valid Python, {error}; nothing was written"
+        ) from None
 
 
 def _module(stack: str) -> Any:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from shardwise.spec.chat import holds_chat
 from shardwise.spec.model import ModelSpec
-from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import DataSettings
 from shardwise.stacks.write.python.piece import Piece
@@ -48,8 +47,6 @@ def data_pieces(run: RunSpec) -> list[Piece]:
     data = data_of(run)
     if data.source is not None:
         module, _, function = data.source.partition(":")
-        if not all(name.isidentifier() for name in (*module.split("."), function)):
-            raise SpecError(f"data.source: {data.source!r} is not of the form package.module:name")
         code = _GIVEN.replace("SOURCE", f"own_data.{function}")
         return [Piece(code, ("collections.abc:Iterator", "torch", f"{module} as own_data"))]
     if data.synthetic:

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from shardwise.spec.foreign_text import visible
+
 WIDTH = 100
 
 
@@ -32,8 +34,13 @@ def assemble(description: str, pieces: Iterable[Piece]) -> str:
     imports = [_import_lines(group) for group in groups.values() if group]
     body = "\n\n\n".join(piece.code.strip("\n") for piece in pieces[1:])
     first = pieces[0].code.strip("\n")
-    head = [f'"""{description}\n"""', *imports, first]
+    head = [_docstring(description), *imports, first]
     return "\n\n".join(head) + f"\n\n\n{body}\n"
+
+
+def _docstring(text: str) -> str:
+    """Lines between triple quotes, whatever they contain."""
+    return '"""' + visible(text).replace("\\", "\\\\").replace('"', '\\"') + '\n"""'
 
 
 def _origin(name: str) -> int:

@@ -1,0 +1,66 @@
+"""Code that lies beside a model or a tokenizer is never run, and nobody is asked whether to."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardwise.spec.lookup import find_model
+from shardwise.spec.record import SpecError
+
+PLANT = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nclass Evil: pass\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    auto = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "evil.Evil")
+    config = {"model_type": "evil", "architectures": ["EvilForCausalLM"], "auto_map": auto}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokenizer = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "evil.py").write_text(PLANT)
+    return tmp_path
+
+
+def test_the_code_of_a_model_is_not_run(folder: Path) -> None:
+    pytest.importorskip("transformers")
+    from shardwise.units.build import build_module
+
+    with pytest.raises(SpecError, match="package.module:name"):
+        build_module(find_model(str(folder)))
+    assert not (folder / "ran").exists()
+
+
+def test_the_code_of_a_tokenizer_is_not_run(folder: Path) -> None:
+    pytest.importorskip("transformers")
+    from shardwise.train.chat_template import TokenizerTemplate
+
+    with pytest.raises(SpecError, match=r"tokenizer\.json"):
+        TokenizerTemplate(folder)
+    assert not (folder / "ran").exists()
+
+
+def test_a_factory_takes_no_name_from_what_is_imported_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its module and what that imports come from the working directory; a library does not."""
+    pytest.importorskip("torch")
+    from shardwise.units.build import find_function
+
+    (tmp_path / "own_factory_a.py").write_text("import own_factory_b\nmake = own_factory_b.make\n")
+    (tmp_path / "own_factory_b.py").write_text("def make(): import own_factory_c\n")
+    (tmp_path / "own_factory_c.py").write_text("")
+    (tmp_path / "sched.py").write_text(PLANT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "sched", raising=False)
+    find_function("own_factory_a:make", "model")()
+    import sched
+
+    assert hasattr(sched, "scheduler")
+    assert not (tmp_path / "ran").exists()
+    assert sys.path[-1] == os.getcwd()
