@@ -349,3 +349,37 @@ def test_text_of_others_is_printed_in_one_place() -> None:
         if not (WRITERS[called] and file.startswith(WRITERS[called]))
     }
     assert not found, "use shardwise.spec.foreign_text or report.screen.plain_console"
+
+
+# ---- children ------------------------------------------------------------------------------------
+
+# What starts a process, and who may, besides `shardwise.child`.
+STARTERS = re.compile(
+    r"(subprocess|asyncio|os|multiprocessing)\.(Popen|run|call|check_\w+|create_subprocess_\w+|"
+    r"exec\w+|spawn\w+|posix_spawn\w*|system|popen|Process)|Popen|ProcessPoolExecutor|spawn"
+)
+MAY_START = {
+    "child.py": "starts interpreters that import nothing from the working directory",
+    "web/workers.py": "asyncio, with the command of child.py",
+    "accept/victim.py": "the command it is given, which is that of child.py",
+    "train/slurm.py": "scontrol, which is no Python",
+    "observe/summary.py": "a pool, protected by the variable that child.py sets",
+    "checkpoint/verify/scan.py": "a pool, protected by the variable that child.py sets",
+}
+
+
+def test_children_are_started_in_one_place() -> None:
+    found = {
+        f"{file}:{node.lineno} {called}"
+        for file, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and STARTERS.fullmatch(called := ast.unparse(node.func))
+        if file not in MAY_START
+    }
+    assert not found, "use shardwise.child, or say why not in MAY_START"
+    interpreters = {
+        file
+        for file, tree in TREES.items()
+        if any(ast.unparse(node) == "sys.executable" for node in ast.walk(tree))
+    }
+    assert interpreters == {"child.py"}

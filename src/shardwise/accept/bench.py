@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
@@ -14,6 +13,7 @@ from shardwise.accept import workload
 from shardwise.accept.line import CheckFailedError
 from shardwise.accept.machine import Machine, busy_share
 from shardwise.accept.ranks import last_words, on_ranks
+from shardwise.child import start_python
 from shardwise.contribution.collect import collect
 from shardwise.contribution.record import Contribution
 from shardwise.spec.cluster import ClusterSpec
@@ -78,8 +78,9 @@ class Bench:
 
     def command(self, *words: str) -> str:
         """What `shardwise` prints; raises CheckFailedError if it fails or at the deadline."""
-        with subprocess.Popen(
-            [sys.executable, "-m", "shardwise", *words],
+        printed: str
+        with start_python(
+            *("-m", "shardwise", *words),
             cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True,
         ) as process:  # fmt: skip

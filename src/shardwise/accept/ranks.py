@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardwise.accept.line import CheckFailedError
+from shardwise.child import start_python
 from shardwise.train.launch import FOLDER, is_worker, kill_tree, launch
 
 # Names the task for the processes that work on it.
@@ -47,8 +48,8 @@ def on_ranks(
     with (
         (folder / "log.txt").open("w+") as log,
         values.open() as reader,
-        subprocess.Popen(
-            [sys.executable, "-m", "shardwise", "accept"],
+        start_python(
+            *("-m", "shardwise", "accept"),
             env={**kept, TASK: str(task)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         ) as process,
     ):  # fmt: skip
@@ -92,9 +93,8 @@ def work(task: Path) -> int:
     told = Task(**json.loads(task.read_text()))
     if told.processes > 1 and not is_worker(os.environ):
         return launch(["accept"], told.processes, task.parent, transformers=True)
-    from shardwise.units.build import find_function
-
-    function: Callable[[Any], Iterator[Any]] = find_function(told.function, "accept")
+    module, _, name = told.function.partition(":")
+    function: Callable[[Any], Iterator[Any]] = getattr(import_module(module), name)
     with open(told.values, "a", encoding="utf-8") as file:
         for value in function(told.case):
             if os.environ.get("RANK", "0") == "0":

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
+
+from shardwise.child import python_command
 
 NAME = "it"
 
@@ -124,4 +125,4 @@ def is_rank(process: Any, rank: int) -> bool:
 def train_command(processes: int) -> list[str]:
     """The command that trains `run.toml` of its folder."""
     words = ["train", "run.toml", "--name", NAME, "--nproc", str(processes)]
-    return [sys.executable, "-m", "shardwise", *words]
+    return python_command("-m", "shardwise", *words)

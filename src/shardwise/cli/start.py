@@ -8,12 +8,15 @@ import os
 import signal
 import sys
 
+from shardwise.child import protect_children
+
 
 def main() -> None:
     """Start fast, then hand over to the application."""
     # Collecting garbage during imports takes a tenth of a short command's time, and frees nothing.
     # Long commands turn the collector on again.
     gc.disable()
+    protect_children()
     # Searching for pydantic plugins would read the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # `shardwise catalog | head` ends quietly, as other commands do.

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from shardwise.child import start_python
 from shardwise.observe.run_folder import SUMMARY
 from shardwise.train.launch import PARENT, end_with_launcher
 
@@ -58,8 +59,8 @@ class Analyses:
         arguments = ["trace", str(folder), "--json", str(self._traces)]
         try:
             with (folder / ".summary").open("wb") as output:
-                process = subprocess.Popen(
-                    [sys.executable, "-c", _CHILD, *arguments],
+                process = start_python(
+                    *("-c", _CHILD, *arguments),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=stderr,

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from shardwise.child import start_python
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.train.launch import FOLDER, kill_tree
 
@@ -125,9 +125,9 @@ def run_once(
     settings = run.train.but(folder=str(folder / "runs"))
     file.write_text(write_run(run._replace(train=settings)))
     environment = {k: v for k, v in os.environ.items() if k not in (FOLDER, "RANK", "WORLD_SIZE")}
-    with subprocess.Popen(
-        [sys.executable, "-m", "shardwise", "train", str(file), "--json",
-         "--nproc", str(processes), "--name", f"round-{number + 1}"],
+    with start_python(
+        *("-m", "shardwise", "train", str(file), "--json"),
+        *("--nproc", str(processes), "--name", f"round-{number + 1}"),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
     ) as process:  # fmt: skip
         try:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from shardwise.child import start_python
 from shardwise.spec.train import RestartSettings
 from shardwise.train.heartbeat import FOLDER
 from shardwise.train.membership import Fault
@@ -51,8 +52,8 @@ def _start_watcher(folder: Path, settings: RestartSettings) -> None:
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     alone = processes == int(os.environ.get("WORLD_SIZE", "1"))
     words = [str(folder), str(os.getpid()), str(processes), str(int(alone))]
-    subprocess.Popen(
-        [sys.executable, "-m", "shardwise.train.watcher", *words, settings.model_dump_json()],
+    start_python(
+        *("-m", "shardwise.train.watcher", *words, settings.model_dump_json()),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         # A signal that a terminal or a launcher sends to the ranks is not for it.

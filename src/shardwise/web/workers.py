@@ -9,6 +9,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from typing import Any
 
+from shardwise.child import python_command
 from shardwise.web.work import BEGUN, LENGTH, Reply, framed
 
 _STOPPING = Reply(503, "The server is stopping.")
@@ -86,8 +87,7 @@ async def _start() -> Process:
     # Modules come from where this process has them, never from the folder that it is started in.
     modules = {"PYTHONPATH": os.pathsep.join(sys.path)}
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-P", "-m", "shardwise.web.work"),
+        *python_command("-m", "shardwise.web.work"),
         stdin=PIPE,
         stdout=PIPE,
         env={**os.environ, **modules},
