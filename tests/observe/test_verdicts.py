@@ -6,25 +6,29 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from shardwise.observe.diagnosis.verdict import (
     LateGathers,
+    LateRank,
     SlowLink,
     SlowMatmuls,
     SmallMessages,
     Straggler,
     Verdict,
 )
-from shardwise.observe.diagnosis.verdicts import verdicts_of
+from shardwise.observe.diagnosis.verdicts import Health, health_of, verdicts_of
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary, summarise
+from shardwise.report.verdicts import explain
 from shardwise.spec.lookup import find_cluster
 from tests.observe.synthetic import Built, Plan, build
 
 HEALTHY = Plan(forward=4000, backward=8000)
 US = 1000
+TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 
 
 def read(folder: Path, plan: Plan, offset: int = 0) -> tuple[Built, Summary]:
@@ -222,6 +226,45 @@ def test_a_straggler_is_named_with_its_reason(tmp_path: Path, kind: str, share: 
     # What the others wait, by every microsecond of theirs that is not transfer, in the open.
     hidden = plan.gather if kind == "compute" else 0
     assert verdict.saves_ns == pytest.approx((late - hidden) * US, rel=0.02)
+
+
+def test_every_late_rank_is_told_with_its_own_reason() -> None:
+    late = (
+        LateRank(name="rank 5", reason="data", spent_ns=2e7, others_spent_ns=1e6, last_to_arrive=7),
+        LateRank(name="rank 2", reason="host", spent_ns=3e7, others_spent_ns=4e6, last_to_arrive=5),
+    )
+    one = Straggler(
+        saves_ns=2e7, ranks=("rank 5", "rank 2"), late=late, reason="data", on_cpu=False,
+        spent_ns=2e7, others_spent_ns=1e6, last_to_arrive=12, collectives=14, every_step=True,
+    )  # fmt: skip
+    health = Health(3, 1e8, 0.5, 1e7, None, False)
+    words = explain(one, health)
+    for rank in late:
+        assert rank.name in words.fix
+        assert f"{rank.spent_ns / 1e6:.1f} ms" in words.evidence
+        assert str(rank.last_to_arrive) in words.evidence
+
+
+def test_one_step_is_not_every_step(tmp_path: Path) -> None:
+    plan = replace(HEALTHY, ranks=4, blocks=4, steps=1, late={2: ("host", 15_000)})
+    _, summary = read(tmp_path, plan)
+    (verdict,) = [one for one in verdicts_of(summary) if isinstance(one, Straggler)]
+    assert not verdict.every_step
+    assert "every step" not in explain(verdict, health_of(summary, Thresholds())).result
+
+
+@pytest.mark.skipif(not TRACES.exists(), reason="needs the traces beside the project")
+def test_the_ranks_that_a_table_shows_guilty_are_those_named() -> None:
+    """Of eight A100: two ranks idle 20 times as long as the others and arrive last most often."""
+    paths = sorted((TRACES / "megatron_tp8_8rank").glob("*.json.gz"))
+    summary = summarise(paths)
+    assert summary.joined is not None
+    (verdict,) = [one for one in verdicts_of(summary) if isinstance(one, Straggler)]
+    idle = {rank.name: rank.profiled.idle_ns for rank in summary.ranks}
+    guilty = {name for name in idle if idle[name] > 10 * median(idle.values())}
+    assert set(verdict.ranks) == guilty == {"rank 0", "rank 6"}
+    assert {one.name: one.last_to_arrive for one in verdict.late} == {"rank 0": 32, "rank 6": 34}
+    assert all(one.spent_ns == idle[one.name] for one in verdict.late)
 
 
 def test_thresholds_decide_what_is_healthy(tmp_path: Path) -> None:

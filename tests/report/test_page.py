@@ -18,6 +18,7 @@ import pytest
 
 import shardwise
 from benchmarks.scale.pages import measure
+from shardwise.observe.diagnosis.verdict import Straggler
 from shardwise.report.page.headline import headline
 from shardwise.report.page.markup import element
 from shardwise.report.page.page import write_page
@@ -287,6 +288,23 @@ def test_traces_become_lanes(tmp_path: Path) -> None:
     kinds = ("compute", "communication")
     in_a_step = [s for s in made.spans if s.rank == 0 and s.kind in kinds]
     assert told["steps"][0]["spans"] == len(in_a_step) / 3
+
+
+def test_a_page_keeps_the_table_that_blames_a_rank(tmp_path: Path) -> None:
+    made = build(tmp_path, Plan(ranks=4, blocks=4, late={2: ("host", 30_000)}))
+    (subject,) = read_subjects(made.paths)
+    page = write_page([subject], "x")
+    assert subject.traced is not None
+    (late,) = [one for one in subject.traced.verdicts if isinstance(one, Straggler)]
+    (ranks,) = re.findall(r'<section[^>]*id="ranks".*?</section>', page, re.DOTALL)
+    rows = re.findall(r'<tr><th scope="row">(\d+)</th>(.*?)</tr>', ranks)
+    cells = {f"rank {rank}": re.findall("<td>(.*?)</td>", row) for rank, row in rows}
+    assert len(cells) == 4
+    assert late.ranks == ("rank 2",)
+    *_, idle, _, last = cells["rank 2"]
+    assert idle.startswith(f"{late.spent_ns / 1e6:.1f}")
+    assert int(last) == late.last_to_arrive
+    assert all(int(row[-1]) == 0 for name, row in cells.items() if name != "rank 2")
 
 
 @pytest.mark.nightly

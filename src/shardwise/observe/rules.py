@@ -1,4 +1,4 @@
-"""The TOML file of `--rules`: kernel name patterns, and thresholds of a healthy run."""
+"""The TOML file of `--rules`: kernel name patterns, and thresholds of verdicts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Patterns = tuple[Annotated[str, AfterValidator(_pattern)], ...]
 
 
 class Thresholds(Record):
-    """Thresholds of a healthy run; times and shares are per optimizer step."""
+    """Thresholds of verdicts; times and shares are per optimizer step."""
 
-    # A run with a higher compute share is healthy.
+    # A run with a higher compute share has nothing to gain that is worth a verdict.
     compute: Share = 0.97
-    # Targets shown on the screen: share of communication hidden by compute, and idle time.
-    overlap: Share = 0.95
-    idle_ms: Annotated[float, Field(ge=0)] = 100.0
+    # Targets of your own, shown below the ranks: hidden share of communication, and idle time.
+    overlap: Share | None = None
+    idle_ms: Annotated[float, Field(ge=0)] | None = None
     # Causes that cost less than this share of a step are not reported.
     least: Share = 0.01
     small_message: Bytes = 2**20

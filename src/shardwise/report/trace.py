@@ -21,7 +21,8 @@ from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.rank.units import UnitTime
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary
-from shardwise.report.screen import plain_table, screen
+from shardwise.report.screen import plain_table, screen, terminal_table
+from shardwise.report.trace_ranks import EXPOSED, ranks_table, ranks_to_show
 from shardwise.report.verdicts import OVERLAPPING, count, duration, explain, health_words, plural
 from shardwise.report.words import milliseconds, percent
 from shardwise.spec.cluster import ClusterSpec
@@ -42,7 +43,7 @@ def print_trace(
     out = screen(console)
     health = health_of(summary, thresholds)
     _print_verdicts(out, verdicts, health)
-    _print_ranks(out, summary, health, thresholds)
+    _print_ranks(out, summary, verdicts, health, thresholds)
     _print_collectives(out, summary, health, cluster)
     _print_units(out, summary)
     _print_details(out, summary, cluster)
@@ -81,40 +82,23 @@ def period_of(steps: int) -> str:
     return "1 step" if steps == 1 else f"average of {steps:,} steps"
 
 
-def _print_ranks(out: Console, summary: Summary, health: Health, thresholds: Thresholds) -> None:
-    """The parts of a step by rank, and what is healthy."""
-    table = plain_table()
-    for column in ("rank", "step" if health.steps else "trace", "compute", "exposed comm",
-                   "exposed copies", "idle", "overlap"):  # fmt: skip
-        table.add_column(column, justify="right", no_wrap=True)
-    shown = sorted(summary.ranks, key=lambda r: r.profiled.compute_ns / (r.profiled.window_ns or 1))
-    shown = sorted(shown[:MAX_RANKS], key=summary.ranks.index)
-    for rank in shown:
-        parts = rank.profiled
-        table.add_row(
-            "-" if rank.rank is None else str(rank.rank),
-            _milliseconds(rank.per_step(parts.window_ns)),
-            *(
-                f"{_milliseconds(rank.per_step(part))} ({percent(part / (parts.window_ns or 1))})"
-                for part in parts[:4]
-            ),
-            "-" if parts.overlap is None else percent(parts.overlap),
-        )
-    table.add_row(
-        "healthy", "", f"> {percent(thresholds.compute)}", "", "",
-        f"< {thresholds.idle_ms:,.0f}", f"> {percent(thresholds.overlap)}", style="dim",
-    )  # fmt: skip
+def _print_ranks(
+    out: Console,
+    summary: Summary,
+    verdicts: list[Verdict],
+    health: Health,
+    thresholds: Thresholds,
+) -> None:
+    """The parts of a step by rank: those that verdicts name, and those that compute least."""
+    shown = ranks_to_show(summary, verdicts, MAX_RANKS)
     out.print()
     title = "Time per step by rank" if health.steps else "Time by rank"
     out.print(f"{title} (ms and share; {period_of(health.steps)})", style="bold")
-    out.print(table)
+    out.print(terminal_table(ranks_table(summary, shown, thresholds)))
     more = len(summary.ranks) - len(shown)
     if more:
-        out.print(f"{plural(more, 'more rank')}, with a higher compute share.", style="dim")
-    out.print(
-        "Exposed: no compute at the same time. Overlap: communication hidden by compute.",
-        style="dim",
-    )
+        out.print(f"{plural(more, 'more rank')} in --json.", style="dim")
+    out.print(EXPOSED, style="dim")
 
 
 def _print_collectives(
@@ -276,10 +260,6 @@ def _range(first: str, last: str) -> str:
 def _short(nanoseconds: float) -> str:
     """Milliseconds without a unit, short enough for nine in a row."""
     return milliseconds(nanoseconds, ".1f", 9.95)
-
-
-def _milliseconds(nanoseconds: float) -> str:
-    return milliseconds(nanoseconds, ".1f", 99.95)
 
 
 def _print_details(out: Console, summary: Summary, cluster: ClusterSpec | None) -> None:

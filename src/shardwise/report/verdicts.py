@@ -12,6 +12,7 @@ from shardwise.observe.diagnosis.verdict import (
     IdleCause,
     IdleDevice,
     LateGathers,
+    LateRank,
     QueuedGathers,
     RanksOutOfStep,
     SlowLink,
@@ -55,10 +56,16 @@ def explain(verdict: Verdict, health: Health) -> Explanation:
     result = f"{words.title}: {lost}."
     if isinstance(verdict, Straggler):
         verb = "delays" if len(verdict.ranks) == 1 else "delay"
-        what = "every step" if health.steps else "the run"
+        what = _delayed(verdict, health)
         share = percent(_share(verdict, health))
         result = f"{words.title} {verb} {what} by {duration(verdict.saves_ns)} ({share})."
     return Explanation(words.title, result, f"{words.evidence}.", f"{words.fix}.")
+
+
+def _delayed(verdict: Straggler, health: Health) -> str:
+    if health.steps > 1:
+        return "every step" if verdict.every_step else "the average step"
+    return "the one traced step" if health.steps else "the run"
 
 
 def health_words(health: Health) -> str:
@@ -110,36 +117,49 @@ def _words(verdict: Verdict, period: str) -> _Words:
 
 
 _STRAGGLER_FIXES: dict[StragglerReason, str] = {
-    "data": "give the data loader of {rank} more workers, or check its disk",
-    "compute": "check the GPU of {rank}: clocks, temperature, other jobs, longer sequences",
-    "host": "check the host of {rank}: other processes, slow Python code, CPU clocks",
+    "data": "give the data loader{s} of {ranks} more workers, or check the disk",
+    "compute": "check the GPU{s} of {ranks}: clocks, temperature, other jobs, longer sequences",
+    "host": "check the host{s} of {ranks}: other processes, slow Python code, CPU clocks",
 }
 
 
 @_words.register
 def _straggler(verdict: Straggler, period: str) -> _Words:
-    first = capitalised(verdict.ranks[0])
-    mine, others = duration(verdict.spent_ns), duration(verdict.others_spent_ns)
-    if verdict.reason == "data":
-        spent = f"{first} loads data for {mine} {period}, the other ranks for {others}"
-    elif verdict.reason == "compute":
-        spent = f"{first} computes for {mine} {period}, the other ranks for {others}"
-    elif verdict.on_cpu:
-        spent = f"{first} runs no operation for {mine} {period}, the other ranks for {others}"
-    else:
-        spent = (
-            f"{first}'s GPU is idle {mine} {period} (nothing queued by the host), the other "
-            f"ranks' {others}"
+    late = sorted(verdict.late, key=lambda one: (len(one.name), one.name))
+    reasons = list(dict.fromkeys(one.reason for one in late))
+    alike = [[one for one in late if one.reason == reason] for reason in reasons]
+    spent = ". ".join(_spent_words(group, verdict.on_cpu, period) for group in alike)
+    names = listed([one.name for one in late])
+    times = listed([f"{one.last_to_arrive:,}" for one in late])
+    arrive = "It arrives" if len(late) == 1 else f"{capitalised(names)} arrive"
+    fix = "; ".join(
+        _STRAGGLER_FIXES[group[0].reason].format(
+            ranks=listed([one.name for one in group]), s="s" if len(group) > 1 else ""
         )
-    one = len(verdict.ranks) == 1
-    arrive = "It arrives" if one else f"{capitalised(listed(verdict.ranks))} arrive"
-    fix = _STRAGGLER_FIXES[verdict.reason].format(rank=verdict.ranks[0])
+        for group in alike
+    )
     return _Words(
-        f"Straggler{'' if one else 's'}: {listed(verdict.ranks)}",
-        f"{spent}. {arrive} last in {verdict.last_to_arrive:,} of {verdict.collectives:,} "
-        "collectives with waiting",
+        f"Straggler{'' if len(late) == 1 else 's'}: {names}",
+        f"{spent}. {arrive} last in {times} of {verdict.collectives:,} collectives with waiting",
         fix.replace("the GPU", "the CPU") if verdict.on_cpu else fix,
     )
+
+
+def _spent_words(late: list[LateRank], on_cpu: bool, period: str) -> str:
+    """What ranks that are late for one reason spend more time on than the others."""
+    one, reason = len(late) == 1, late[0].reason
+    names = capitalised(listed([rank.name for rank in late]))
+    times = f"{listed([duration(rank.spent_ns) for rank in late])} {period}"
+    if reason == "data":
+        spent = f"{names} {'loads' if one else 'load'} data for {times}"
+    elif reason == "compute":
+        spent = f"{names} {'computes' if one else 'compute'} for {times}"
+    elif on_cpu:
+        spent = f"{names} {'runs' if one else 'run'} no operation for {times}"
+    else:
+        gpus = f"The GPU{' of' if one else 's of'} {listed([rank.name for rank in late])}"
+        spent = f"{gpus} {'is' if one else 'are'} idle for {times} (nothing queued by the host)"
+    return f"{spent}, other ranks for {duration(late[0].others_spent_ns)}"
 
 
 @_words.register

@@ -7,7 +7,7 @@ from statistics import median
 import numpy as np
 
 from shardwise.observe.diagnosis.stalls import Stalls
-from shardwise.observe.diagnosis.verdict import Straggler, StragglerReason
+from shardwise.observe.diagnosis.verdict import LateRank, Straggler, StragglerReason
 from shardwise.observe.file.trace import Ints
 from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.ranks import Joined
@@ -19,6 +19,8 @@ REASONS: tuple[StragglerReason, ...] = ("data", "compute", "host")
 STEADY_EXCESS, MIN_STEPS = 0.05, 2
 # With two ranks, chance alone makes each cause half of the waiting: demand more.
 _TWO_RANKS_SHARE = 0.75
+# A rank that causes this share of the waiting of one that is named is named too.
+AS_LATE = 0.5
 
 
 def caused_waiting(summary: Summary, joined: Joined, stalls: list[Stalls]) -> list[float]:
@@ -52,10 +54,11 @@ def straggler_of(
     for index in order[: max(1, len(ranks) // 4)]:
         few.append(index)
         if sum(caused[i] for i in few) >= needed * total:
+            few += _as_late(order[len(few) :], caused, caused[few[-1]])
             others = [rank for i, rank in enumerate(ranks) if i not in few]
-            reason = max(REASONS, key=lambda c: _excess(ranks[few[0]], others, c))
-            spent = _median_spent(ranks[few[0]], others, reason)
-            return _straggler(summary, joined, few, sum(caused[i] for i in few), reason, spent)
+            reasons = {i: max(REASONS, key=lambda c: _excess(ranks[i], others, c)) for i in few}
+            late = [_late(summary, joined, i, others, reasons[i]) for i in few]
+            return _straggler(summary, joined, few, sum(caused[i] for i in few), late)
     worst = order[0]
     others = [rank for i, rank in enumerate(ranks) if i != worst]
     smallest_excess = {c: _smallest_excess(ranks[worst], others, c) for c in REASONS}
@@ -63,29 +66,61 @@ def straggler_of(
     step = ranks[worst].per_step(ranks[worst].profiled.window_ns)
     if smallest_excess[reason] < STEADY_EXCESS * step:
         return None
-    spent = _median_spent(ranks[worst], others, reason)
-    saves = min(caused[worst], spent[0] - spent[1])
-    return _straggler(summary, joined, [worst], saves, reason, spent)
+    saves = min(caused[worst], _excess(ranks[worst], others, reason))
+    late = [_late(summary, joined, worst, others, reason)]
+    return _straggler(summary, joined, [worst], saves, late)
+
+
+def _as_late(order: list[int], caused: list[float], least: float) -> list[int]:
+    """Further ranks that cause nearly as much waiting as one that is named."""
+    return [index for index in order if caused[index] >= AS_LATE * least]
+
+
+def _late(
+    summary: Summary,
+    joined: Joined,
+    index: int,
+    others: list[RankSummary],
+    reason: StragglerReason,
+) -> LateRank:
+    """What a late rank does longer; its times are averages over steps, as the table has them."""
+    rank = summary.ranks[index]
+    return LateRank(
+        name=rank.name,
+        reason=reason,
+        spent_ns=_average(rank, reason),
+        others_spent_ns=median(_average(one, reason) for one in others),
+        last_to_arrive=int(joined.last_to_arrive()[index]),
+    )
+
+
+def _average(rank: RankSummary, reason: StragglerReason) -> float:
+    """Time per step as a table shows it: idle time includes that of loading data."""
+    if reason == "data":
+        return rank.per_step(rank.host.data_ns)
+    profiled = rank.profiled
+    return rank.per_step(profiled.compute_ns if reason == "compute" else profiled.idle_ns)
 
 
 def _straggler(
-    summary: Summary,
-    joined: Joined,
-    few: list[int],
-    saves_ns: float,
-    reason: StragglerReason,
-    spent: tuple[float, float],
+    summary: Summary, joined: Joined, few: list[int], saves_ns: float, late: list[LateRank]
 ) -> Straggler:
-    late = joined.last_to_arrive()
+    ranks = summary.ranks
+    others = [one for i, one in enumerate(ranks) if i not in few]
     return Straggler(
         saves_ns=saves_ns,
-        ranks=tuple(summary.ranks[i].name for i in few),
-        reason=reason,
-        on_cpu=summary.ranks[few[0]].on_cpu,
-        spent_ns=spent[0],
-        others_spent_ns=spent[1],
-        last_to_arrive=int(late[few].sum()),
-        collectives=int(late.sum()),
+        ranks=tuple(one.name for one in late),
+        late=tuple(late),
+        reason=late[0].reason,
+        on_cpu=ranks[few[0]].on_cpu,
+        spent_ns=late[0].spent_ns,
+        others_spent_ns=late[0].others_spent_ns,
+        last_to_arrive=sum(one.last_to_arrive for one in late),
+        collectives=int(joined.last_to_arrive().sum()),
+        every_step=all(
+            _smallest_excess(ranks[index], others, one.reason) > 0
+            for index, one in zip(few, late, strict=True)
+        ),
     )
 
 

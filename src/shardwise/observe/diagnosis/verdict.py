@@ -26,17 +26,35 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LateRank:
+    """What one straggler spends more time on than the others do."""
+
+    name: str
+    reason: StragglerReason
+    # Of this rank, and the median of the ranks that are not late.
+    spent_ns: float
+    others_spent_ns: float
+    last_to_arrive: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Straggler(Verdict):
-    """A few ranks for which the others wait; `reason` is what the first of them does longer."""
+    """A few ranks for which the others wait, those that cause most of it first.
+
+    `reason` and the times are those of the first; `late` has those of each.
+    """
 
     cause: Literal["straggler"] = "straggler"
     ranks: tuple[str, ...]
+    late: tuple[LateRank, ...]
     reason: StragglerReason
     on_cpu: bool
     spent_ns: float
     others_spent_ns: float
     last_to_arrive: int
     collectives: int
+    # Whether each of them exceeds the others in every one of at least two steps.
+    every_step: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from shardwise.report.page.headline import about, tiles, verdict
 from shardwise.report.page.markup import Content, Markup, element, fragment
 from shardwise.report.page.memory import memory_section
 from shardwise.report.page.plans import front_section, plan_section, whatif_section
+from shardwise.report.page.ranks import ranks_section
 from shardwise.report.page.style import page_style, resource
 from shardwise.report.page.subject import Subject
 from shardwise.report.page.sweeps import sweep_section
@@ -41,6 +42,7 @@ def write_page(subjects: Sequence[Subject], command: str) -> str:
         "Time": time_section(subjects),
         "Timeline": timeline_section(subjects),
         "Causes": _causes(subjects),
+        "Ranks": ranks_section(subjects),
         "FSDP units": units_section(subjects),
         "Memory and speed": front_section(first.plan) if first.plan is not None else None,
         "What if": whatif_section(first) if len(subjects) == 1 else None,

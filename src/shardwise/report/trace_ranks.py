@@ -1,0 +1,74 @@
+"""The table of ranks of a trace, for screens and pages: where the time of each goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwise.observe.diagnosis.verdict import IdleDevice, Straggler, Verdict
+from shardwise.observe.rank.summary import RankSummary
+from shardwise.observe.rules import Thresholds
+from shardwise.observe.summary import Summary
+from shardwise.report.table import Cell, Column, Table
+from shardwise.report.words import milliseconds, percent
+
+EXPOSED = "Exposed: no compute at the same time. Overlap: communication hidden by compute."
+PARTS = ("compute", "exposed comm", "exposed copies", "idle")
+
+
+def ranks_to_show(summary: Summary, verdicts: Sequence[Verdict], most: int) -> list[RankSummary]:
+    """The ranks that a verdict names, and those that compute least, in their order."""
+    named = {name for one in verdicts if isinstance(one, Straggler) for name in one.ranks}
+    named |= {one.rank for one in verdicts if isinstance(one, IdleDevice)}
+
+    def first(rank: RankSummary) -> tuple[bool, float]:
+        return rank.name not in named, rank.profiled.compute_ns / (rank.profiled.window_ns or 1)
+
+    return sorted(sorted(summary.ranks, key=first)[:most], key=summary.ranks.index)
+
+
+def ranks_table(
+    summary: Summary, ranks: Sequence[RankSummary], thresholds: Thresholds | None = None
+) -> Table:
+    """Milliseconds per step and their shares by rank, and how often each arrives last.
+
+    Targets that the rules file sets stand in a last row.
+    """
+    steps = any(rank.steps for rank in summary.ranks)
+    table = Table(
+        (
+            Column("rank", "rank"),
+            Column("step_ns", "step" if steps else "trace", _milliseconds),
+            *(Column(part.replace(" ", "_"), part) for part in PARTS),
+            Column("overlap", "overlap", percent),
+            Column("last_to_arrive", "arrives last", on_screen=False),
+        )
+    )
+    late = summary.joined.last_to_arrive() if summary.joined is not None else None
+    for rank in ranks:
+        parts = rank.profiled
+        table.add(
+            Cell(rank.rank, "-" if rank.rank is None else str(rank.rank)),
+            rank.per_step(parts.window_ns),
+            *(_part(rank, part) for part in parts[: len(PARTS)]),
+            Cell(parts.overlap, "-" if parts.overlap is None else None),
+            int(late[summary.ranks.index(rank)]) if late is not None else None,
+        )
+    if thresholds is None:
+        return table
+    if thresholds.idle_ms is not None or thresholds.overlap is not None:
+        idle = f"< {thresholds.idle_ms:,.0f}" if thresholds.idle_ms is not None else ""
+        overlap = f"> {percent(thresholds.overlap)}" if thresholds.overlap is not None else ""
+        table.add(
+            *(Cell(None, text, "dim") for text in ("target", "", "", "", "", idle, overlap, ""))
+        )
+    return table
+
+
+def _part(rank: RankSummary, nanoseconds: int) -> Cell:
+    share = nanoseconds / (rank.profiled.window_ns or 1)
+    spent = rank.per_step(nanoseconds)
+    return Cell(spent, f"{_milliseconds(spent)} ({percent(share)})")
+
+
+def _milliseconds(nanoseconds: float) -> str:
+    return milliseconds(nanoseconds, ".1f", 99.95)
