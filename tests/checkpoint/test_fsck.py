@@ -15,9 +15,12 @@ import pytest
 from shardwise.checkpoint.format.checksum import BLOCK
 from shardwise.checkpoint.format.folder import find_folder
 from shardwise.checkpoint.format.manifest import read_manifest, write_manifest
+from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Piece, Tensor
+from shardwise.checkpoint.format.place import LocalPlace, name_of
 from shardwise.checkpoint.verify import scan
 from shardwise.checkpoint.verify.fsck import Checked, check, find_checkpoints
+from shardwise.checkpoint.verify.opened import open_checkpoint
 from shardwise.spec.record import SpecError
 from tests.checkpoint.ours import index_v1, named, write_ours
 from tests.command import PATIENCE_S, shardwise
@@ -332,3 +335,36 @@ def test_the_command_says_it_and_exits_with_it(ours: Path) -> None:
     assert (one["intact"], one["findings"][0]["tensor"]) == (False, "scale")
     done = command(str(ours.parent / "nothing"))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+# ---- places
+
+
+def test_a_linked_step_is_refused_and_what_it_points_to_stays(tmp_path: Path) -> None:
+    elsewhere, place = tmp_path / "elsewhere", LocalPlace(tmp_path / "checkpoints")
+    write_ours(elsewhere, ARRAYS)
+    linked = tmp_path / "checkpoints" / name_of(20)
+    linked.parent.mkdir()
+    linked.symlink_to(elsewhere)
+    (folder,) = find_checkpoints(str(tmp_path / "checkpoints")).folders
+    assert not check(folder).intact
+    assert "symbolic link" in "\n".join(map(str, check(folder).broken))
+    with pytest.raises(UntrustedError, match="symbolic link"):
+        open_checkpoint(place.folder(20))
+    # Whoever names the link means it.
+    assert fsck(linked).intact
+    place.remove(20)
+    assert not linked.is_symlink()
+    assert fsck(elsewhere).intact
+
+
+def test_a_save_is_complete_without_a_pointer_to_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "latest").mkdir()
+    place = LocalPlace(tmp_path)
+    for step in (10, 20):
+        place.begin(step)
+        place.commit(step, b"{}")
+    assert place.steps() == [10, 20]
+    assert "latest" in caplog.text

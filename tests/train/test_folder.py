@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from shardwise.spec.record import SpecError
+from shardwise.spec.run import write_run
 from shardwise.train import folder as run_folder
 from shardwise.train.folder import lock_folder, replace_text
-from tests.command import environment
+from tests.command import environment, refusal
+from tests.stacks.runs import tiny
 
 HOLD = """
 import pathlib, sys
@@ -89,3 +91,12 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert file.read_text() == "steps = 1\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "run.toml"]
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "/x", "..", "", "a\\b", "a\nb", "\u202ea"])
+def test_a_name_is_no_path(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(write_run(tiny(train={"folder": str(tmp_path / "deep" / "runs")})))
+    (sentence,) = refusal("train", str(file), "--name", name)
+    assert "train.folder" in sentence
+    assert os.listdir(tmp_path) == ["run.toml"]

@@ -127,8 +127,11 @@ def launch_or_join(
     from shardwise.spec.train import TrainSettings
     from shardwise.train import launch
     from shardwise.train.admit import admit
+    from shardwise.train.folder import check_name
     from shardwise.train.slurm import adopt_slurm
 
+    if name is not None:
+        check_name(name)
     joined = adopt_slurm(os.environ) or launch.is_worker(os.environ)
     cluster = described.cluster
     per_node = nproc or (cluster.devices_per_node if cluster.device.is_cpu else None)
@@ -260,7 +263,7 @@ def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = Fal
     from shardwise.spec.record import SpecError
     from shardwise.spec.train import TrainSettings
     from shardwise.train import launch
-    from shardwise.train.folder import default_name, make_folder
+    from shardwise.train.folder import check_name, default_name, make_folder
     from shardwise.train.replicas.group import replica_group
 
     parent = Path((described.train or TrainSettings()).folder)
@@ -268,7 +271,8 @@ def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = Fal
         return _group_folder(described, parent, name, group.number, resume)
     if launch.host_range().most > 1:
         # The same folder on every machine and in every attempt.
-        folder = parent / (name or f"{file.stem}-{os.environ.get('PET_RDZV_ID', 'run')}")
+        same = f"{file.stem}-{os.environ.get('PET_RDZV_ID', 'run')}"
+        folder = parent / (name or check_name(same))
         folder.mkdir(parents=True, exist_ok=True)
         to = (described.train or TrainSettings()).checkpoint.to
         if not resume and place_in(folder, to).steps():

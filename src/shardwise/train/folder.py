@@ -37,6 +37,15 @@ def make_folder(parent: Path, name: str) -> Path:
     raise FileExistsError(f"too many folders named {name} in {parent}")
 
 
+def check_name(name: str) -> str:
+    """The name of a run's folder; raises SpecError for one that is a path, or cannot be shown."""
+    if name in ("", ".", "..") or {"/", "\\"} & set(name) or not name.isprintable():
+        raise SpecError(
+            f"--name: {name[:60]!r} is not the name of a folder; train.folder says where it lies"
+        )
+    return name
+
+
 def lock_folder(folder: Path) -> IO[str]:
     """Lock a folder against other training processes while the returned file is open.
 

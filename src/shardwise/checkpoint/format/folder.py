@@ -51,23 +51,29 @@ def size_of(folder: Folder) -> int:
 
 
 class LocalFolder:
-    """A folder on a file system."""
+    """A folder on a file system; one that was found in another may not be a link itself."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, may_be_link: bool = True) -> None:
         self.path, self.url = path, str(path)
+        self._may_be_link = may_be_link
 
     def names(self) -> list[str]:
         found = (p for p in self.path.rglob("*") if p.is_symlink() or p.is_file())
         return sorted(p.relative_to(self.path).as_posix() for p in found)
 
     def size(self, name: str) -> int:
-        path = inside(self.path, name)
+        path = self._inside(name)
         if path.is_dir():
             raise FileNotFoundError(name)
         return path.stat().st_size
 
     def open(self, name: str) -> BinaryIO:
-        return cast(BinaryIO, inside(self.path, name).open("rb", buffering=0))
+        return cast(BinaryIO, self._inside(name).open("rb", buffering=0))
+
+    def _inside(self, name: str) -> Path:
+        if not self._may_be_link and self.path.is_symlink():
+            raise UntrustedError(f"{self.path.name} is a symbolic link")
+        return inside(self.path, name)
 
 
 class RemoteFolder:

@@ -6,6 +6,7 @@ but writes objects atomically: there a checkpoint is complete once it has a mani
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -21,6 +22,8 @@ from shardwise.checkpoint.format.folder import (
     is_remote,
 )
 from shardwise.checkpoint.format.synced import UNFINISHED, SyncedFile, sync_folder, write_synced
+
+log = logging.getLogger("shardwise")
 
 LATEST = "latest"
 _STEP = re.compile(r"step-(\d{8,})")
@@ -91,13 +94,13 @@ class LocalPlace:
         return sorted(step for step in found if step is not None)
 
     def folder(self, step: int) -> Folder:
-        return LocalFolder(self._path / name_of(step))
+        return LocalFolder(self._path / name_of(step), may_be_link=False)
 
     def begin(self, step: int) -> None:
         if self._path.is_dir():
             # Only one save runs at a time: unfinished folders are from a process that died.
             for path in self._path.glob(f"*{UNFINISHED}"):
-                shutil.rmtree(path)
+                _delete(path)
         self._unfinished(step).mkdir(parents=True)
 
     def create(self, step: int, name: str) -> BinaryIO:
@@ -119,9 +122,17 @@ class LocalPlace:
             self._set_aside(step)
         os.rename(folder, self._path / name_of(step))
         sync_folder(self._path)
+        self._point_to(step)
+
+    def _point_to(self, step: int) -> None:
+        """Name the last checkpoint to people and other tools; it is complete without that."""
         part = self._path / f"{LATEST}.part"
-        write_synced(part, f"{name_of(step)}\n".encode())
-        part.replace(self._path / LATEST)
+        try:
+            write_synced(part, f"{name_of(step)}\n".encode())
+            part.replace(self._path / LATEST)
+        except OSError as error:
+            why = error.strerror or error
+            log.warning("%s is complete, but %s/%s: %s", name_of(step), self.url, LATEST, why)
 
     def discard(self, step: int) -> None:
         shutil.rmtree(self._unfinished(step), ignore_errors=True)
@@ -131,7 +142,7 @@ class LocalPlace:
         path = self._path / name_of(step)
         gone = self._path / f"{path.name}{UNFINISHED}"
         os.rename(path, gone)
-        shutil.rmtree(gone)
+        _delete(gone)
 
     def _set_aside(self, step: int) -> None:
         number = 1
@@ -141,6 +152,14 @@ class LocalPlace:
 
     def _unfinished(self, step: int) -> Path:
         return self._path / f"{name_of(step)}{UNFINISHED}"
+
+
+def _delete(path: Path) -> None:
+    """Delete a folder, or a link in its place and nothing behind it."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 class RemotePlace:
