@@ -68,13 +68,15 @@ def test_exit_codes() -> None:
     assert run("estimate", "--no-such-option").returncode == 2
 
 
+CPU = str(Path(__file__).with_name("cpu-64GiB.toml"))
 SCREENS = {
     "fits": [*BASIC, "--recompute", "full"],
     "at-risk": ["--model", "llama-3-8b", "--cluster", "8xH100-SXM", "--seq-len", "8192"],
     "does-not-fit": [
         *("--model", "llama-3-70b", "--cluster", "8x8xH100-SXM@400Gbps", "--strategy", "zero2"),
     ],
-    "cpu": ["--model", "gpt2", "--cluster", "1x2xCPU", "--precision", "fp32", "--seq-len", "128"],
+    # A cluster named CPU would have the memory of this machine.
+    "cpu": ["--model", "gpt2", "--cluster", CPU, "--precision", "fp32", "--seq-len", "128"],
     "hybrid": [
         *("--model", "llama-3-8b", "--cluster", "4x8xH100-SXM@400Gbps", "--strategy", "hsdp"),
         *("--seq-len", "4096", "--accumulate", "4", "--recompute", "selective"),

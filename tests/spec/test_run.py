@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.spec import SpecError, catalogue
-from shardwise.spec.run import read_run, replace_run, run_from_dict, write_run
+from shardwise.spec.run import read_run, replace_run, run_from_dict, run_table, write_run
 
 SHORT = """
 model = "llama-3-8b"
@@ -158,3 +158,21 @@ def test_a_file_may_leave_out_job_and_strategy(tmp_path: Path) -> None:
 def test_hsdp_as_a_kind(tmp_path: Path) -> None:
     text = SHORT.replace('strategy = "hsdp"', "") + '[strategy]\nkind = "hsdp"\n'
     assert read_run(write(tmp_path, text)).resolved().strategy.shard == 8
+
+
+def test_cpus_have_the_memory_of_this_machine_wherever_a_run_is_read(tmp_path: Path) -> None:
+    """`estimate`, `doctor` and exports say the same as `train`; the file keeps the short name."""
+    pytest.importorskip("torch")
+    import psutil
+    import torch
+
+    from shardwise.train.start import on_this_world
+
+    file = tmp_path / "run.toml"
+    file.write_text('model = "gpt2"\ncluster = "1x1xCPU"\nstrategy = "single"\n')
+    run = read_run(file)
+    read, trained = run.resolved(), on_this_world(run, torch.device("cpu"))
+    assert read.cluster.device.memory == psutil.virtual_memory().total
+    assert trained.cluster.device.capacity == read.cluster.device.capacity
+    assert run.resolved().resolved() == read
+    assert run_table(read)["cluster"]["device"] == "CPU"

@@ -33,7 +33,7 @@ class Machine(NamedTuple):
 def this_machine(processes: int | None, device: DeviceSpec | None = None) -> Machine:
     """All accelerators of this machine, or two CPU processes; or as many as are asked for."""
     from shardwise.engine import device as engine
-    from shardwise.spec.catalogue import find_device
+    from shardwise.spec.catalogue import find_device, host_memory
     from shardwise.spec.recognise import recognise
     from shardwise.spec.record import SpecError
 
@@ -42,7 +42,8 @@ def this_machine(processes: int | None, device: DeviceSpec | None = None) -> Mac
         raise SpecError(f"--nproc: {processes} processes, but this machine has {count} GPUs")
     number = processes or count or 2
     here = engine.local_device()
-    name, memory = engine.device_name(here), engine.total_memory(here, number)
+    name = engine.device_name(here)
+    memory = engine.accelerator_memory(here) or host_memory(number)
     known = device or (recognise(name, memory) if count else find_device("CPU"))
     return Machine(number, name, engine.communicator(here), memory, count == 0, known)
 

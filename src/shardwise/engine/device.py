@@ -159,15 +159,10 @@ def reset_peak_memory(device: torch.device) -> None:
         torch.accelerator.reset_peak_memory_stats(device)
 
 
-def host_memory(processes: int) -> int:
-    """This machine's RAM divided by `processes`, in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // processes
-
-
-def total_memory(device: torch.device, processes: int) -> int:
-    """Bytes of a process: its accelerator's memory, or its share of RAM among `processes`."""
+def accelerator_memory(device: torch.device) -> int | None:
+    """Bytes of an accelerator's memory; None for a CPU."""
     if not is_accelerator(device):
-        return host_memory(processes)
+        return None
     return int(torch.get_device_module(device).get_device_properties(device).total_memory)
 
 

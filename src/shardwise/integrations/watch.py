@@ -20,6 +20,7 @@ from shardwise.engine.wrapped import (
     shards_along_rows,
 )
 from shardwise.predict.estimate import add_traffic, price, traffic_of
+from shardwise.spec.catalogue import this_machine
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster
@@ -30,7 +31,6 @@ from shardwise.step import MemoryProfile, StepProfile
 from shardwise.train.clock import StepClock
 from shardwise.train.measure import StepMeter, measured_profile, norm_traffic, step_values
 from shardwise.train.metrics import memory_now
-from shardwise.train.start import this_machine
 from shardwise.units.module import module_units
 
 if TYPE_CHECKING:

@@ -74,9 +74,11 @@ class TrainScreen:
         out.print(run_words(run), style="dim")
         memory = predicted.known_memory
         assert memory.capacity_bytes is not None
+        assert memory.usable_bytes is not None
         out.print(
             f"Predicted peak memory: {_size(memory.peak_allocated_bytes)} of "
-            f"{show_gib(memory.capacity_bytes)} per {'process' if is_cpu else 'GPU'}"
+            f"{show_gib(memory.capacity_bytes)} per {'process' if is_cpu else 'GPU'} "
+            f"(usable {show_gib(memory.usable_bytes)})"
         )
         for line in data_lines(data) if data is not None else []:
             out.print(line)

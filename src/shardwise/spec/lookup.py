@@ -127,7 +127,9 @@ def write_cluster(cluster: ClusterSpec) -> str:
 def cluster_table(cluster: ClusterSpec) -> dict[str, Any]:
     """A cluster as a table; a device of the catalogue by its name."""
     table = cluster.model_dump(mode="json", exclude_none=True)
-    if catalogue.devices().get(cluster.device.name) == cluster.device:
+    device = cluster.device
+    is_here = device.source.get("memory") == catalogue.HERE
+    if is_here or catalogue.devices().get(device.name) == device:
         table["device"] = cluster.device.name
     return table
 

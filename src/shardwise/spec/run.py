@@ -84,7 +84,7 @@ class RunSpec(NamedTuple):
         except SpecError:
             if not planned:
                 raise
-        return self._replace(strategy=strategy)
+        return self._replace(strategy=strategy, cluster=catalogue.with_memory_here(self.cluster))
 
 
 def read_run(path: str | Path, given: Mapping[str, str] | None = None) -> RunSpec:

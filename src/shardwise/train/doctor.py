@@ -25,6 +25,7 @@ from shardwise.engine.mesh import join, world
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import is_parallel, micro_batch, strategy_of
 from shardwise.engine.wrapped import axes_of
+from shardwise.spec.catalogue import this_machine
 from shardwise.spec.lookup import Model
 from shardwise.spec.mesh import Mesh
 from shardwise.spec.model import ModelSpec
@@ -43,7 +44,7 @@ from shardwise.train.check import Check, traffic_difference
 from shardwise.train.clip import clip_gradients
 from shardwise.train.optimizer import make_optimizer
 from shardwise.train.packing import Sequences
-from shardwise.train.start import layout_of, this_machine, vocabulary
+from shardwise.train.start import layout_of, vocabulary
 from shardwise.train.tokenize import find_files, load_tokenizer, read_texts
 from shardwise.units.blocks import find_blocks, parameter_names
 from shardwise.units.build import build_module

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shardwise.engine.device import host_memory, local_device
+from shardwise.engine.device import local_device
 from shardwise.engine.mesh import data_rank, join, processes_per_node, world
 from shardwise.engine.packing import check_packing
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import strategy_of
 from shardwise.progress import stages
-from shardwise.spec.catalogue import find_device
-from shardwise.spec.cluster import ClusterSpec, DeviceSpec
+from shardwise.spec.catalogue import this_machine
+from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.lookup import Model, config_folder
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
@@ -115,11 +115,6 @@ def on_this_world(run: RunSpec, device: torch.device) -> RunSpec:
     check_batch(run)
     check_sequence(run)
     return run.resolved()
-
-
-def this_machine(processes: int) -> DeviceSpec:
-    """The CPU of the catalogue with this machine's memory divided among `processes`."""
-    return find_device("CPU").but(memory=host_memory(processes))
 
 
 def vocabulary(model: Model, module: torch.nn.Module) -> int | None:

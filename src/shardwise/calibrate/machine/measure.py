@@ -11,13 +11,14 @@ from shardwise.calibrate.machine.contention import measure_contention
 from shardwise.calibrate.machine.exchange import measure_exchange
 from shardwise.calibrate.machine.timing import Step
 from shardwise.engine.device import (
+    accelerator_memory,
     communicator,
     device_name,
     is_accelerator,
     local_device,
-    total_memory,
 )
 from shardwise.engine.mesh import join, leave, processes_per_node, world
+from shardwise.spec.catalogue import host_memory
 
 
 class Machine(NamedTuple):
@@ -57,7 +58,7 @@ def measure_machine(step: Step) -> Machine:
     found = Machine(
         device=device_name(device),
         backend=communicator(device) if size > 1 else "",
-        memory=total_memory(device, per_node),
+        memory=accelerator_memory(device) or host_memory(per_node),
         nodes=size // per_node,
         devices_per_node=per_node,
         compute=compute,

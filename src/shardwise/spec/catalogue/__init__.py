@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -9,10 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shardwise.spec.cluster import DeviceSpec
+from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError, did_you_mean
 
+# The source of memory that was read where the command runs. It is not written to files, which may
+# be for another machine.
+HERE = "this machine"
 _HEADER = re.compile(r'^\["?([^"\].]+(?:\.[0-9][^"\].]*)*)"?(?:\.[a-z_]+)?\]$', re.MULTILINE)
 
 
@@ -71,6 +75,28 @@ class _Devices(Mapping[str, DeviceSpec]):
 
 
 _DEVICES = _Devices()
+
+
+def host_memory(processes: int) -> int:
+    """This machine's RAM divided by `processes`, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // processes
+
+
+def this_machine(processes: int) -> DeviceSpec:
+    """The generic CPU with the memory of this machine divided among `processes`."""
+    return _device("CPU").but(memory=host_memory(processes))
+
+
+def with_memory_here(cluster: ClusterSpec) -> ClusterSpec:
+    """The cluster; generic CPUs have this machine's memory, which their processes share."""
+    device = cluster.device
+    if not device.is_cpu or device != _device("CPU"):
+        return cluster
+    try:
+        memory = host_memory(cluster.devices_per_node)
+    except (AttributeError, OSError, ValueError):  # not on Windows, not in a browser
+        return cluster
+    return cluster.but(device=device.but(memory=memory, source={**device.source, "memory": HERE}))
 
 
 def devices() -> Mapping[str, DeviceSpec]:
