@@ -114,6 +114,16 @@ def test_every_strategy_learns_the_same(tmp_path: Path, workers: Workers) -> Non
     assert found["single"][-1] < found["single"][0]
 
 
+def test_a_run_is_saved_by_time_while_it_trains(tmp_path: Path, workers: Workers) -> None:
+    often = "measure = false\ntrackers = []\n[train.checkpoint]\nminutes = 1e-4\nkeep = 0"
+    file = write(tmp_path, steps=6, log_every=6, train=often)
+    [ranks] = workers.run(run_toml, 2, [{"file": str(file)}])
+    assert [rank["reason"] for rank in ranks] == ["done"] * 2
+    saved = sorted((tmp_path / "runs" / "it" / "checkpoints").glob("step-*"))
+    assert len(saved) > 1
+    assert saved[-1].name == "step-00000006"
+
+
 @pytest.mark.nightly
 def test_under_torchrun_it_joins(tmp_path: Path) -> None:
     file = write(tmp_path, steps=4, train="trackers = []")

@@ -57,7 +57,8 @@ class ProfileSettings(Record):
 class CheckpointSettings(Record):
     """The `[train.checkpoint]` section: when and where a run is saved, and how many saves are kept.
 
-    A run is saved every so many minutes or steps, when it is stopped, and at its end.
+    A run is saved every so many minutes or steps, when it is stopped, and at its end. Without
+    `every` it is first saved after 10 seconds, then at intervals that double up to `minutes`.
     `checkpoint = false` saves nothing.
     """
 

@@ -31,6 +31,7 @@ from shardwise.spec.run import RunSpec, run_table
 from shardwise.train.folder import versions
 from shardwise.train.heartbeat import report
 from shardwise.train.loop import Training
+from shardwise.train.save_pace import SavePace
 
 log = logging.getLogger("shardwise")
 # Settings that determine the order of samples, by section.
@@ -110,7 +111,10 @@ class RunCheckpoints:
         _check_shared(self._place, writer)
         self._saver = Saver(self._place, self._settings.keep, self._settings.background)
         self._run = run_table(run)
-        self._saved_at = time.monotonic()
+        # Whoever sets steps between saves has decided when the first one is.
+        self._pace = SavePace(
+            self._settings.minutes, time.monotonic(), early=self._settings.every is None
+        )
         self._saved: int | None = None
         self._loaded: int | None = None
         # Steps of checkpoints that could not be loaded.
@@ -244,8 +248,8 @@ class RunCheckpoints:
         if settings.every and step % settings.every == 0:
             return True
         # Only rank 0's clock decides, and only when no save is in progress.
-        due = settings.minutes and time.monotonic() - self._saved_at > 60 * settings.minutes
-        return bool(self._rank == 0 and due and not self._saver.busy)
+        free = self._rank == 0 and not self._saver.busy
+        return free and self._pace.is_due(time.monotonic())
 
     def save(self, rank_state: Mapping[str, torch.Tensor], unchanged: bool = False) -> None:
         t = self._training
@@ -261,7 +265,8 @@ class RunCheckpoints:
         )
         own = state.rank_state(self._rank, t.device, rank_state)
         self._finish_save()
-        self._saved_at, self._saved, self._failure = time.monotonic(), t.step, None
+        self._pace.saved(time.monotonic())
+        self._saved, self._failure = t.step, None
         updated, buffers = state.updated(t.model, t.optimizer), state.buffers_of(t.model)
         self._saver.save(updated, buffers, own, manifest, unchanged)
         if not self._settings.background and not unchanged:
@@ -269,7 +274,7 @@ class RunCheckpoints:
 
     def leave_save(self) -> None:
         """Count the current step as saved: another replica group saves it."""
-        self._saved_at = time.monotonic()
+        self._pace.saved(time.monotonic())
         report(saved=self._training.step)
 
     def wait_until_copied(self) -> None:
