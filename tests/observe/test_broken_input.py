@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 from io import StringIO
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from shardwise.observe.diagnosis.verdicts import verdicts_of
+from shardwise.observe.file.stream import read_chunks
 from shardwise.observe.file.trace import read_trace
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary, summarise
@@ -87,6 +89,42 @@ def test_what_is_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
         assert any("truncated" in problem for problem in rank.problems)
         assert rank.timeline is not None
         assert 0 < len(rank.timeline) < 2000
+
+
+def test_what_would_fill_the_memory_is_read_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 MB of one event, of spaces and of nested values, each in a small file.
+
+    How much memory that takes is measured by the hostile calls, in processes of their own.
+    """
+    good = json.dumps(event("gemm", 0.0, 5.0)).encode() + b","
+    path = tmp_path / "bomb.json.gz"
+    for start, endless in [(b'{"ph":"X","args":[', b'{"a":1},'), (b"", b" "),
+                           (b'{"name":"', b"a")]:  # fmt: skip
+        text = endless * (20_000_000 // len(endless))
+        path.write_bytes(gzip.compress(b'{"traceEvents": [' + good * 5 + start + text, 1))
+        trace = read_trace(path)
+        assert 4 <= len(trace) <= 5
+        assert trace.problems
+    assert trace.problems == ["an event is too long or malformed; only the part before it was read"]
+    monkeypatch.setattr("shardwise.observe.file.stream.ALWAYS_BYTES", 1 << 22)
+    problems: list[str] = []
+    assert sum(map(len, read_chunks(path, problems))) <= 100 * path.stat().st_size + (1 << 22)
+    assert "more than 100 times" in problems[0]
+    # Many events, each of them good.
+    path.write_bytes(b'{"traceEvents": [' + good * 20_000)
+    monkeypatch.setattr("shardwise.observe.file.trace.MAX_BYTES", 1 << 19)
+    monkeypatch.setattr("shardwise.observe.file.trace.MAX_GROWTH", 0)
+    trace = read_trace(path)
+    assert 5_000 < len(trace) < 20_000
+    assert "more than 0 MiB" in trace.problems[0]
+
+
+def test_a_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "trace.json")
+    with pytest.raises(SpecError, match=r"cannot read .*trace\.json: .* not a regular file"):
+        read_trace(tmp_path / "trace.json")
 
 
 @pytest.mark.parametrize(

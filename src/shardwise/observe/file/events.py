@@ -19,6 +19,11 @@ _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LONG_TIME = re.compile(rb'"ts"\s*:\s*[0-9]{16,}\.[0-9]')
 # Number of ends to try before a batch is decoded event by event.
 _TRIES = 20
+# Limit of one event, and of the JSON before and after the events.
+LONGEST = 8 << 20
+# Text that may fail to decode, beside a multiple of what was read: an event that holds separators
+# fails until its end is found, and text made of nothing else would take forever.
+MAX_FAILED = 256 << 20
 
 Text = str | int | float | bool | None
 
@@ -80,6 +85,7 @@ class EventReader:
         self._chunks, self.problems = chunks, problems
         self.about: dict[str, Any] = {}
         self.malformed = 0
+        self._read = self._failed = 0
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[Event])
 
     def batches(self) -> Iterator[list[AnyEvent]]:
@@ -95,13 +101,23 @@ class EventReader:
         ended = False
         for chunk in self._chunks:
             rest += chunk
+            self._read += len(chunk)
             batch, rest, ended = self._take(rest)
             if batch:
                 yield batch
             if ended:
                 # The JSON after the events is small; it is decoded with the head.
-                rest += b"".join(self._chunks)
+                for after in self._chunks:
+                    rest += after
+                    if len(rest) > LONGEST:
+                        break
                 break
+            if len(rest) > LONGEST or self._fails_too_often():
+                self.problems.append(
+                    "an event is too long or malformed; only the part before it was read"
+                )
+                self._read_about(head, b"")
+                return
         tail = bytes(rest)
         if not ended:
             batch, tail = self._last(bytes(rest[1:]))
@@ -120,6 +136,8 @@ class EventReader:
             if text.lstrip()[:1] == b"[":
                 # A bare list of events.
                 return b"{", text.lstrip()[1:]
+            if len(text) > LONGEST:
+                break
         self.problems.append("it has no list of trace events")
         return None, b""
 
@@ -151,14 +169,20 @@ class EventReader:
         try:
             decoded: list[AnyEvent] = self._decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
+            self._failed += len(text)
             return None
         return decoded
+
+    def _fails_too_often(self) -> bool:
+        return self._failed > MAX_FAILED + 4 * self._read
 
     def _take_one_by_one(self, text: bytes) -> tuple[list[AnyEvent], bytes, bool]:
         """Decode event by event, skipping malformed ones; stop where the list ends."""
         events: list[AnyEvent] = []
         begin = segment = 0
         for separator in _SEPARATOR.finditer(text):
+            if self._fails_too_often():
+                break
             end, following = separator.start() + 1, separator.end() - 1
             for start in dict.fromkeys((begin, segment)):
                 one = self._decode(text[start:end])
@@ -195,6 +219,9 @@ class EventReader:
 
     def _read_about(self, head: bytes, tail: bytes) -> None:
         """Decode the JSON around the events: device properties, ranks, base time."""
+        if len(head) + len(tail) > LONGEST:
+            self.problems.append("the JSON around its events is too long; it was not read")
+            return
         for text in (
             head + b'"traceEvents":[]' + tail,
             head.rstrip().rstrip(b",") + b"}",

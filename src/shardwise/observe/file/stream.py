@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from errno import EINVAL
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 # Small enough that the events of a chunk stay in the processor's cache.
 CHUNK = 1 << 19
+# Traces shrink 10 to 30 times. A file that grows beyond both limits was made to fill the memory.
+MAX_RATIO = 100
+ALWAYS_BYTES = 64 << 20
 _GZIP = b"\x1f\x8b"
 
 
@@ -17,6 +22,8 @@ def read_chunks(path: Path, problems: list[str]) -> Iterator[bytes]:
 
     Stops where decompression fails, and appends a sentence to `problems`.
     """
+    if not S_ISREG(path.stat().st_mode):  # a pipe or a device may never end
+        raise OSError(EINVAL, "it is not a regular file; copy it to one")
     with path.open("rb") as file:
         compressed = file.read(2) == _GZIP
         file.seek(0)
@@ -26,14 +33,27 @@ def read_chunks(path: Path, problems: list[str]) -> Iterator[bytes]:
             return
         make, broken = _inflater()
         inflater = make()
+        read = written = 0
         while packed := file.read(CHUNK // 8):
+            read += len(packed)
             try:
                 while packed:
                     if inflater.eof:  # several members in one file
                         inflater = make()
-                    chunk = inflater.decompress(packed)
+                    chunk = inflater.decompress(packed, 4 * CHUNK)
                     # Zeros may pad the end of a file.
-                    packed = inflater.unused_data.lstrip(b"\0") if inflater.eof else b""
+                    packed = (
+                        inflater.unused_data.lstrip(b"\0")
+                        if inflater.eof
+                        else inflater.unconsumed_tail
+                    )
+                    written += len(chunk)
+                    if written > max(ALWAYS_BYTES, MAX_RATIO * read):
+                        problems.append(
+                            f"the gzip data grows to more than {MAX_RATIO} times its size; only "
+                            "the part before it was read"
+                        )
+                        return
                     if chunk:
                         yield chunk
             except broken as error:

@@ -22,6 +22,11 @@ Bools = npt.NDArray[np.bool_]
 
 # An int64 holds nanoseconds since 1970 until the year 2262.
 _NONE = -1
+# Limit of the memory of all columns: almost five million events, or a multiple of the file's size.
+MAX_BYTES, MAX_GROWTH = 256 << 20, 8
+# Bytes of a row, and of the objects of a text or the shapes of a row, beside their characters.
+_ROW_BYTES, _TEXT_BYTES, _SHAPES_BYTES = 56, 160, 300
+_JOIN_PARTS = 64
 # Operations whose FLOPs follow from the shapes of their inputs.
 MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 
@@ -97,6 +102,7 @@ class _Codes(dict[Any, int]):
     def __init__(self) -> None:
         super().__init__()
         self.texts: list[str] = []
+        self.bytes = 0
         self[None] = _NONE
 
     def __missing__(self, key: Any) -> int:
@@ -105,7 +111,9 @@ class _Codes(dict[Any, int]):
         else:
             code = len(self.texts)
             self.texts.append(key)
+            self.bytes += len(key)
         self[key] = code
+        self.bytes += _TEXT_BYTES
         return code
 
     def of(self, values: Iterable[Any]) -> Codes:
@@ -155,12 +163,19 @@ class _Columns:
     def __init__(self) -> None:
         self.codes = _Codes()
         self.parts: list[dict[str, Any]] = []
+        self.joined: list[dict[str, Any]] = []
         self.collectives: list[dict[str, Any]] = []
         self.memory: list[Ints] = []
         self.rows = 0
         self.unusable = 0
         self.shapes: dict[int, bytes] = {}
         self.types: dict[int, bytes] = {}
+        self._other_bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """About how much memory the columns take."""
+        return self.rows * _ROW_BYTES + self.codes.bytes + self._other_bytes
 
     def add(self, batch: list[AnyEvent]) -> None:
         spans = [event for event in batch if event.ph == "X"]
@@ -198,8 +213,20 @@ class _Columns:
                 if a.shapes is not _NO_ARGS.shapes and _needs_shapes(event.name):
                     self.shapes[self.rows + row] = bytes(a.shapes)
                     self.types[self.rows + row] = bytes(a.types)
+                    self._other_bytes += _SHAPES_BYTES + len(a.shapes) + len(a.types)
         self.parts.append(part)
         self.rows += len(kept)
+        if len(self.parts) == _JOIN_PARTS:
+            self._join()
+
+    def _join(self) -> None:
+        """Join small arrays early: the system does not get their memory back one by one."""
+        if self.parts:
+            names = list(self.parts[0])
+            self.joined.append(
+                {name: np.concatenate([part.pop(name) for part in self.parts]) for name in names}
+            )
+        self.parts = []
 
     def _add_memory(self, events: list[AnyEvent]) -> None:
         if not events:
@@ -209,6 +236,7 @@ class _Columns:
         held = _numbers([a.allocated for a in args])
         points = np.stack([when, held, _numbers([a.memory_of for a in args])])
         self.memory.append(points[:, (when >= 0) & (held >= 0)])
+        self._other_bytes += self.memory[-1].nbytes
 
     def _add_collectives(self, args: list[Args]) -> None:
         names = list(map(_COLLECTIVE, args))
@@ -216,6 +244,7 @@ class _Columns:
             return
         moving = [row for row, name in enumerate(names) if name is not None]
         found = [args[row] for row in moving]
+        self._other_bytes += len(found) * _ROW_BYTES
         self.collectives.append(
             {
                 "collective_row": np.asarray(moving, dtype=np.int64) + self.rows,
@@ -240,6 +269,7 @@ class _Columns:
             # Drop each part while joining, so that at most one column exists twice.
             return np.concatenate([p.pop(name) for p in parts]).astype(dtype, copy=False)
 
+        self._join()
         memory = np.concatenate([np.empty((3, 0), dtype=np.int64), *self.memory], axis=1)
         memory = memory[:, np.argsort(memory[0], kind="stable")]
         return Trace(
@@ -247,8 +277,8 @@ class _Columns:
             memory_ns=memory[0],
             memory_bytes=memory[1],
             memory_of=memory[2],
-            **{name: joined(self.parts, name, np.int32) for name in codes},
-            **{name: joined(self.parts, name, np.int64) for name in numbers},
+            **{name: joined(self.joined, name, np.int32) for name in codes},
+            **{name: joined(self.joined, name, np.int64) for name in numbers},
             **{name: joined(self.collectives, name, np.int32) for name in sparse},
             **{name: joined(self.collectives, name, np.int64) for name in sparse_numbers},
             shapes=self.shapes,
@@ -301,9 +331,16 @@ def read_trace(path: Path) -> Trace:
     problems: list[str] = []
     columns = _Columns()
     try:
+        limit = max(MAX_BYTES, MAX_GROWTH * path.stat().st_size)
         reader = EventReader(read_chunks(path, problems), problems)
         for batch in reader.batches():
             columns.add(batch)
+            if columns.bytes > limit:
+                problems.append(
+                    f"its events take more than {limit >> 20} MiB; only the first "
+                    f"{columns.rows:,} were read; record fewer steps"
+                )
+                break
     except OSError as error:
         raise SpecError(f"trace: cannot read {path}: {error.strerror or error}") from None
     if reader.malformed:

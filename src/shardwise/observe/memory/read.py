@@ -21,6 +21,7 @@ from shardwise.observe.memory.timeline import history_of
 from shardwise.spec.record import SpecError
 
 RUN_FILE = "memory.json"
+_MAX_BYTES = 768 << 20
 
 
 def read_memory(path: Path) -> tuple[Memory, ...]:
@@ -89,6 +90,13 @@ def _from_json(path: Path) -> Memory:
 
 def _json(path: Path) -> Any:
     text = read_file(path)  # its SpecError is a ValueError too
+    # Before it is decoded: what its lists, dicts and values take in Python, at least.
+    needed = 64 * (text.count(b"[") + text.count(b"{")) + 40 * text.count(b",")
+    if needed > _MAX_BYTES:
+        raise SpecError(
+            f"memory: {path} needs {needed >> 20:,} MiB to be read, at most {_MAX_BYTES >> 20} are "
+            "used; record fewer steps"
+        )
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
