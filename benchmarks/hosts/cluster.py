@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from benchmarks.lab.network import Host, hosts, kill_processes, processes_on, se
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT, RUN_ID = 29400, "hosts"
+SECRET = secrets.token_hex(32)
 # Longest wait for anything that must happen.
 PATIENCE_S = 180.0
 # Time that processes have to end after their launcher.
@@ -106,6 +108,7 @@ class Cluster:
             "PET_NNODES": self.nodes,
             "PET_RDZV_ENDPOINT": f"{self.server.address}:{PORT}",
             "PET_RDZV_ID": RUN_ID,
+            "SHARDWISE_RDZV_SECRET": SECRET,
             "NO_COLOR": "1",
             "OMP_NUM_THREADS": "1",
             plant.STEP_S: str(self.step_s),

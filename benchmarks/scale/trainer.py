@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import os
@@ -99,7 +98,10 @@ def _node(ranks: int) -> dict[str, float]:
 def _hosts(count: int) -> dict[str, float]:
     """CPU time of the rendezvous server per message of a host, while all of them train."""
     from shardwise.train.membership import TRAINING, Membership, Post
+    from shardwise.train.shared_secret import Secret
 
+    secret = Secret("of a benchmark")
+    host, server = (secret.channel(b"", b"", serves=serves) for serves in (False, True))
     now = [0.0]
     membership = Membership("server", lambda: now[0])
     now[0] += 100
@@ -120,10 +122,10 @@ def _hosts(count: int) -> dict[str, float]:
     for post in posts:
         # As many of them in a second as hosts send.
         now[0] += max(1.0, view.post_after_s) / count
-        line = json.dumps({"run": "it", "number": 1, "post": post._asdict()})
-        read = Post.from_json(json.loads(line)["post"])
-        view = membership.post(read, 1)
-        answer = json.dumps(view._asdict())
+        line = host.seal(post.encode(1))
+        number, read = Post.decode(server.open(line))
+        view = membership.post(read, number)
+        answer = server.seal(view.encode())
     took = time.process_time() - start
     assert view.ready
     assert view.training == count - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tomllib
@@ -16,6 +17,7 @@ from shardwise.spec.run import RunSpec, run_from_dict
 from shardwise.stacks.write.cluster_job import seconds_of
 from shardwise.stacks.write.exported import USUAL, Target
 from shardwise.stacks.write.kubernetes import export
+from shardwise.train.shared_secret import VARIABLE, take_secret
 from tests.command import PATIENCE_S, environment
 from tests.distributed.launch import free_port
 from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
@@ -90,16 +92,56 @@ def test_pods_meet_in_a_pod_that_does_not_train() -> None:
     labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
     [server] = found["Deployment"]["spec"]["template"]["spec"]["containers"]
     [container] = found["Job"]["spec"]["template"]["spec"]["containers"]
-    environment = {one["name"]: one["value"] for one in container["env"]}
+    environment = {one["name"]: one.get("value") for one in container["env"]}
     name = found["Service"]["metadata"]["name"]
     assert environment["PET_RDZV_ENDPOINT"] == f"{name}:{port['port']}"
     assert server["command"] == ["shardwise", "rendezvous", f"0.0.0.0:{port['port']}"]
     assert server["image"] == container["image"]
-    assert found["Service"]["spec"]["selector"] == labels
-    assert found["Deployment"]["spec"]["selector"] == {"matchLabels": labels}
+    for selector in (
+        found["Service"]["spec"]["selector"],
+        found["Deployment"]["spec"]["selector"]["matchLabels"],
+    ):
+        assert selector.items() <= labels.items()
     # Such a name has at most 63 characters, however long the model's.
     assert len(name) <= 63
     assert not {"Deployment", "Service"} & set(manifests(tiny()))
+
+
+def test_pods_share_a_secret_that_is_not_in_the_file() -> None:
+    exported = export(large(), ASKED)
+    found = manifests(large(), ASKED)
+    [asked] = {
+        json.dumps(one["valueFrom"]["secretKeyRef"], sort_keys=True)
+        for kind in ("Deployment", "Job")
+        for container in found[kind]["spec"]["template"]["spec"]["containers"]
+        for one in container["env"]
+        if one["name"] == VARIABLE
+    }
+    assert "Secret" not in found
+    made, _, applied = exported.command.partition(" && ")
+    assert f"create secret generic {json.loads(asked)['name']} " in made
+    assert f"--from-file={json.loads(asked)['key']}=/dev/stdin" in made
+    text = subprocess.run(
+        ["bash", "-c", made.partition(" | kubectl")[0]], capture_output=True, text=True, check=True
+    )
+    assert take_secret({VARIABLE: text.stdout}) is not None
+    assert applied == "kubectl apply -f run.yaml"
+    assert "secret" not in export(tiny()).text
+
+
+def test_only_pods_of_the_run_reach_its_pods() -> None:
+    found = manifests(large(), ASKED)
+    policy = found["NetworkPolicy"]["spec"]
+    selected = policy["podSelector"]["matchLabels"]
+    for kind in ("Deployment", "Job"):
+        labels = found[kind]["spec"]["template"]["metadata"]["labels"]
+        assert selected.items() <= labels.items()
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": selected}}]}]
+    measured = large(train={"metrics": {"port": 9400, "address": "0.0.0.0"}})
+    [_, metrics] = manifests(measured)["NetworkPolicy"]["spec"]["ingress"]
+    assert metrics == {"ports": [{"port": 9400}]}
+    assert "NetworkPolicy" not in manifests(tiny())
 
 
 def test_what_a_job_is_asked_for() -> None:
@@ -108,7 +150,7 @@ def test_what_a_job_is_asked_for() -> None:
     assert (job["completions"], job["parallelism"], job["maxFailedIndexes"]) == (4, 4, 2)
     assert job["activeDeadlineSeconds"] == 36 * 3600
     assert container["image"] == "registry.example/mine:1.2"
-    environment = {one["name"]: one["value"] for one in container["env"]}
+    environment = {one["name"]: one.get("value") for one in container["env"]}
     assert environment["PET_NNODES"] == "2"
     assert {name: environment[name] for name in ASKED.environment} == ASKED.environment
 
@@ -139,10 +181,12 @@ def test_what_the_pods_do_trains_on_two_processes(tmp_path: Path, spares: int) -
     found = manifests(tiny(cluster="2x1xCPU"), Target(spares=spares))
     (tmp_path / "run.toml").write_text(found["ConfigMap"]["data"]["run.toml"])
     address = f"127.0.0.1:{free_port()}"
+    # What Kubernetes reads from the Secret.
+    secret = secrets.token_hex(16)
 
     def start(kind: str) -> subprocess.Popen[str]:
         [container] = found[kind]["spec"]["template"]["spec"]["containers"]
-        told = {one["name"]: one["value"] for one in container.get("env", ())}
+        told = {one["name"]: one.get("value", secret) for one in container.get("env", ())}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         words = [*container["command"], *container.get("args", ())]
         return subprocess.Popen(

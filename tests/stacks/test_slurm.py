@@ -23,6 +23,7 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.stacks.write.exported import USUAL, Target
 from shardwise.stacks.write.slurm import export
+from shardwise.train.shared_secret import VARIABLE
 from tests.command import PATIENCE_S, ROOT
 from tests.stacks.runs import HOSTILE, HOSTILE_NAME, large, tiny
 
@@ -153,6 +154,23 @@ def test_a_run_that_saves_nothing_is_not_queued_again() -> None:
 
 def test_directives_do_not_come_from_names() -> None:
     assert directives(RUNS["hostile"])["nodes"] == "1"
+
+
+def test_the_nodes_share_a_secret_that_is_made_in_the_job(tmp_path: Path) -> None:
+    """New in each start; not in the script, and in no command that others see in a list."""
+    text = export(large()).text
+    begin = text.index(f"{VARIABLE}=")
+    lines = text[begin : text.index("\n\n", begin)]
+    command = ["bash", "-euc", f"set -o pipefail\n{lines}\nbash -c 'echo ${VARIABLE}'"]
+    found = [
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        for _ in range(2)
+    ]
+    assert found[0] != found[1]
+    for secret in found:
+        assert len(bytes.fromhex(secret)) == 32
+    assert VARIABLE not in "".join(text[text.index("\nsrun ") :])
+    assert VARIABLE not in export(tiny()).text
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from shardwise.train.membership import (
     WAITING,
     Membership,
     Post,
+    State,
     View,
 )
 
@@ -214,7 +215,7 @@ def test_hosts_with_other_numbers_of_processes_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("state", "failure"), [(DONE, ""), (FAILED, "a: out of attempts")])
-def test_a_spare_is_told_how_the_run_ended(state: str, failure: str) -> None:
+def test_a_spare_is_told_how_the_run_ended(state: State, failure: str) -> None:
     hosts = Hosts(1)
     hosts.meet("a")
     hosts.post("b")

@@ -25,16 +25,24 @@ def rendezvous(
     Without it, the host that PET_RDZV_ENDPOINT names serves while it trains, and its loss stops all
     hosts until it is back. With it, no training host is special. It keeps nothing on disk and may
     be restarted at any time: runs in progress do not notice. Ctrl-C ends it.
+
+    It takes the secret of the runs from SHARDWISE_RDZV_SECRET, or from the file that
+    SHARDWISE_RDZV_SECRET_FILE names.
     """
+    import os
     import signal
     import threading
 
     from shardwise.spec.record import SpecError
     from shardwise.train.rendezvous_address import bind_address, parse_endpoint
     from shardwise.train.rendezvous_server import RendezvousServer
+    from shardwise.train.shared_secret import secret_for, take_secret
 
+    given = take_secret(os.environ)
+    listen_on = parse_endpoint(address)
+    secret = secret_for(listen_on, given)
     try:
-        server = RendezvousServer(bind_address(parse_endpoint(address)), lost_after_s)
+        server = RendezvousServer(bind_address(listen_on), secret, lost_after_s)
     except OSError as error:
         raise SpecError(
             f"address: cannot listen on {address} ({error.strerror or error}); use an address of "
@@ -46,5 +54,4 @@ def rendezvous(
     server.serve_in_background()
     echo(f"shardwise: serving the rendezvous at {address}", err=True)
     ended.wait()
-    server.shutdown()
-    server.server_close()
+    server.close()

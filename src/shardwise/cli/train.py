@@ -128,10 +128,12 @@ def launch_or_join(
     from shardwise.train import launch
     from shardwise.train.admit import admit
     from shardwise.train.folder import check_name
+    from shardwise.train.shared_secret import take_secret
     from shardwise.train.slurm import adopt_slurm
 
     if name is not None:
         check_name(name)
+    secret = take_secret(os.environ)  # before any code of the user runs
     joined = adopt_slurm(os.environ) or launch.is_worker(os.environ)
     cluster = described.cluster
     per_node = nproc or (cluster.devices_per_node if cluster.device.is_cpu else None)
@@ -164,6 +166,7 @@ def launch_or_join(
             launch.launch(
                 *(arguments, processes, folder, settings, sizes),
                 transformers=from_transformers,
+                secret=secret,
                 is_done=_done_check(folder, described),
             )
         )

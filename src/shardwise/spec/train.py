@@ -123,6 +123,10 @@ class RestartSettings(Record):
         return self
 
 
+# The variable with the secret by which the hosts of a run recognise each other.
+SECRET_VARIABLE = "SHARDWISE_RDZV_SECRET"
+
+
 class MetricsSettings(Record):
     """The `[train.metrics]` section: metrics for Prometheus, given by rank 0.
 

@@ -30,6 +30,7 @@ from shardwise.train.membership import (
     WAITING,
     Fault,
     Post,
+    State,
     View,
     largest_size,
 )
@@ -37,6 +38,7 @@ from shardwise.train.rendezvous_address import bind_address, endpoint, own_addre
 from shardwise.train.rendezvous_client import Contact, RendezvousClient
 from shardwise.train.rendezvous_server import serve_if_local
 from shardwise.train.say import say
+from shardwise.train.shared_secret import Secret, secret_for
 
 # Seconds from one message about waiting to the next.
 _SAY_EVERY_S = 30.0
@@ -57,11 +59,13 @@ class HostRendezvous(RendezvousHandler):
         processes: int,
         sizes: tuple[int, ...],
         settings: RestartSettings,
+        secret: Secret | None = None,
         is_done: Callable[[], bool] = lambda: False,
     ) -> None:
         self._run_id, self._settings, self._is_done = run_id, settings, is_done
         self._endpoint = endpoint()
-        self._served = serve_if_local(self._endpoint, settings.lost_after_s)
+        shared = secret_for(self._endpoint, secret)
+        self._served = serve_if_local(self._endpoint, shared, settings.lost_after_s)
         self.address = own_address(self._endpoint, settings.join_s)
         self.name = f"{socket.gethostname()} ({self.address})"
         post = Post(
@@ -72,7 +76,7 @@ class HostRendezvous(RendezvousHandler):
             sizes=sizes,
             last_call_s=settings.last_call_s,
         )
-        self._client = RendezvousClient(self._endpoint, run_id, post, settings.lost_after_s)
+        self._client = RendezvousClient(self._endpoint, shared, run_id, post, settings.lost_after_s)
         # The store of the current round, if this host is its first.
         self._store: TCPStore | None = None
         self._server = ""
@@ -117,7 +121,7 @@ class HostRendezvous(RendezvousHandler):
             view, now = contact.view, time.monotonic()
             if view is not None:
                 self._check_open(view)
-                if view.round > self._client.post.round and view.place >= 0:
+                if view.round != self._client.post.round and view.place >= 0:
                     if (info := self._accept(view)) is not None:
                         return info
                     continue
@@ -150,7 +154,7 @@ class HostRendezvous(RendezvousHandler):
         view = self._client.contact().view
         if view is None:
             return ()
-        if view.round > self._client.post.round:
+        if view.round != self._client.post.round:
             return (Fault(self.name, "the other hosts went on without it", True),)
         return view.faults
 
@@ -169,7 +173,7 @@ class HostRendezvous(RendezvousHandler):
         view, sizes = self._client.contact().view, self._client.post.sizes
         return view is not None and largest_size(sizes, view.size - 1) > 0
 
-    def leave(self, state: str, failure: str = "") -> None:
+    def leave(self, state: State, failure: str = "") -> None:
         """Tell the others that this host has left, or the run is done or has failed.
 
         If it is done, wait for those that still train.

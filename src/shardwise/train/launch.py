@@ -24,6 +24,8 @@ from shardwise.train.heartbeat import FOLDER as HEARTBEATS
 
 if TYPE_CHECKING:
     from shardwise.train.host_rendezvous import HostRendezvous
+    from shardwise.train.membership import State
+    from shardwise.train.shared_secret import Secret
     from shardwise.train.supervisor import Supervisor
 
 FOLDER, PARENT = "SHARDWISE_RUN_FOLDER", "SHARDWISE_PARENT"
@@ -115,6 +117,7 @@ def launch(
     sizes: tuple[int, ...] = (1,),
     *,
     transformers: bool = False,
+    secret: Secret | None = None,
     is_done: Callable[[], bool] = lambda: False,
 ) -> int:
     """Run `shardwise` with `arguments` as `processes` workers; return the exit code.
@@ -122,8 +125,8 @@ def launch(
     The output of rank 0 is shown. The output of other ranks goes to logs in `folder`, and is shown
     if they fail. Several hosts join through the variables that torchrun reads (PET_NNODES,
     PET_RDZV_ENDPOINT, PET_RDZV_ID), which Kubernetes operators set. `sizes` are the numbers of
-    hosts on which the run can train. With `transformers`, its model comes from there. `is_done`
-    tells a host that comes late that the run is done.
+    hosts on which the run can train, `secret` is what they share. With `transformers`, its model
+    comes from there. `is_done` tells a host that comes late that the run is done.
     """
     from shardwise.train.worker import variables_since, work
 
@@ -139,7 +142,7 @@ def launch(
     logs = folder / "logs"
     redirected: dict[int, Std] = dict.fromkeys(range(1, processes), Std.ALL)
     run_id = os.environ.get("PET_RDZV_ID", uuid.uuid4().hex)
-    hosts = _join_hosts(processes, sizes, settings, is_done)
+    hosts = _join_hosts(processes, sizes, settings, secret, is_done)
     with tempfile.TemporaryDirectory(prefix="shardwise-") as heartbeats:
         os.environ[HEARTBEATS] = heartbeats
         spec = WorkerSpec(
@@ -163,7 +166,7 @@ def launch(
     return _exit_code(succeeded, supervisor, logs, processes)
 
 
-def _last_state(succeeded: bool, supervisor: Supervisor, hosts: HostRendezvous) -> str:
+def _last_state(succeeded: bool, supervisor: Supervisor, hosts: HostRendezvous) -> State:
     """What the other hosts are told: the run is over, or goes on without this host."""
     from shardwise.train.membership import DONE, FAILED, LEFT
 
@@ -175,7 +178,11 @@ def _last_state(succeeded: bool, supervisor: Supervisor, hosts: HostRendezvous) 
 
 
 def _join_hosts(
-    processes: int, sizes: tuple[int, ...], settings: RestartSettings, is_done: Callable[[], bool]
+    processes: int,
+    sizes: tuple[int, ...],
+    settings: RestartSettings,
+    secret: Secret | None,
+    is_done: Callable[[], bool],
 ) -> HostRendezvous | None:
     """The rendezvous with other hosts; None for a run of one host."""
     from shardwise.engine.device import connect_from, connect_on_loopback
@@ -191,7 +198,7 @@ def _join_hosts(
         return None
     if not os.environ.get("PET_RDZV_ID"):
         raise SpecError("PET_RDZV_ID: must be set, to the same word on all hosts of the run")
-    hosts = HostRendezvous(os.environ["PET_RDZV_ID"], processes, sizes, settings, is_done)
+    hosts = HostRendezvous(os.environ["PET_RDZV_ID"], processes, sizes, settings, secret, is_done)
     connect_from(hosts.address)
     # Ranks follow from the place of the host, without asking the others.
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from shardwise.spec.foreign_text import one_line
 
 # Hosts that train reconnect within this time to a server that was restarted.
 _RECONNECT_S = 3.0
@@ -24,47 +29,86 @@ _POSTS_PER_S = 2000
 _NAMED = 9
 # States of a host. "starting": it accepted a round that others have not accepted yet. "left": the
 # run goes on without it. "done" and "failed": so is the run.
-WAITING, STARTING, TRAINING = "waiting", "starting", "training"
-LEFT, DONE, FAILED = "left", "done", "failed"
+WAITING: Final = "waiting"
+STARTING: Final = "starting"
+TRAINING: Final = "training"
+LEFT: Final = "left"
+DONE: Final = "done"
+FAILED: Final = "failed"
 _TRAINS = (STARTING, TRAINING)
+State = Literal["waiting", "starting", "training", "left", "done", "failed"]
+
+# What a message may say. Text is cut and cleaned where it is sent.
+_LONGEST = 1000
+Text = Annotated[str, Meta(max_length=_LONGEST)]
+Word = Annotated[str, Meta(max_length=255, pattern=r"^[A-Za-z0-9_.:%-]*$")]
+Number = Annotated[int, Meta(ge=0, le=2**52)]
+Hosts = Annotated[int, Meta(ge=0, le=1_000_000)]
+Place = Annotated[int, Meta(ge=-1, le=1_000_000)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Seconds = Annotated[float, Meta(ge=0, le=1e7)]
+
+
+class WrongPostError(ValueError):
+    """A message with values that no launcher sends."""
 
 
 class Post(NamedTuple):
     """What a launcher says about its host."""
 
     # Unique per launcher process.
-    host: str
-    name: str
-    address: str
-    processes: int
+    host: Word
+    name: Text
+    address: Word
+    processes: Annotated[int, Meta(ge=1, le=100_000)]
     # Numbers of hosts on which the run can train.
-    sizes: tuple[int, ...]
-    last_call_s: float
-    state: str = WAITING
+    sizes: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=1_000_000)], ...], Meta(min_length=1, max_length=100_000)
+    ]
+    last_call_s: Seconds
+    state: State = WAITING
     # The last round that this host took part in, its place there, and the hosts of that round.
-    round: int = 0
-    place: int = -1
-    size: int = 0
+    round: Number = 0
+    place: Place = -1
+    size: Hosts = 0
     # Where the ranks of this round meet; set by the first host.
-    port: int = 0
-    step: int = 0
-    section: str = ""
+    port: Port = 0
+    step: Number = 0
+    section: Text = ""
     # Whether all ranks of this host wait in a collective.
     waits: bool = False
     # Why its ranks failed, and whether they failed by themselves or lost those of another host.
-    failure: str = ""
+    failure: Text = ""
     lost_peer: bool = False
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Post:
-        """Raises ValueError or TypeError if it is not a post."""
-        post = cls(**values)
-        post = post._replace(sizes=tuple(post.sizes))
-        numbers = (*post.sizes, post.processes, post.port, post.step, post.last_call_s)
-        numbers += (post.round, post.place, post.size)
-        if not post.sizes or not all(isinstance(one, int | float) for one in numbers):
-            raise ValueError("a post needs sizes and numbers")
-        return post
+    def encode(self, number: int) -> bytes:
+        """The `number`-th state of a host as JSON."""
+        texts: dict[str, Any] = {one: one_line(getattr(self, one))[:_LONGEST] for one in _TEXTS}
+        return msgspec.json.encode((number, self._replace(**texts)))
+
+    @staticmethod
+    def decode(data: bytes) -> tuple[int, Post]:
+        """The number of a state, and the state.
+
+        Raises:
+            WrongPostError: No launcher sends this.
+        """
+        try:
+            number, post = _POST.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise WrongPostError(str(error)) from None
+        if any(one_line(getattr(post, one)) != getattr(post, one) for one in _TEXTS):
+            raise WrongPostError("text with characters that are not shown")
+        has_place = post.place >= 0
+        if post.state in _TRAINS and not has_place:
+            raise WrongPostError("a host that trains has a place")
+        if has_place and not (post.round and post.place < post.size <= max(post.sizes)):
+            raise WrongPostError("a place outside of the round")
+        return number, post
+
+
+_TEXTS = ("name", "section", "failure")
+_POST = msgspec.json.Decoder(tuple[Number, Post])
 
 
 class Fault(NamedTuple):
@@ -88,7 +132,7 @@ class View(NamedTuple):
     place: int
     # Whether all hosts of the round have accepted it, and where their ranks meet.
     ready: bool
-    meets_at: tuple[str, int]
+    meets_at: tuple[Word, Port]
     # Faults of this round; who is to blame for the end of the round before.
     faults: tuple[Fault, ...]
     blamed: Fault | None
@@ -103,17 +147,18 @@ class View(NamedTuple):
     ended: bool
     failure: str
     # Seconds to the next post, unless the state of the host changes: a server has time for so many.
-    post_after_s: float
+    post_after_s: Seconds
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> View:
-        view = cls(**values)
-        return view._replace(
-            meets_at=(view.meets_at[0], view.meets_at[1]),
-            faults=tuple(Fault(*one) for one in view.faults),
-            blamed=Fault(*view.blamed) if view.blamed else None,
-            waiting_names=tuple(view.waiting_names),
-        )
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> View:
+        """The view of a server that has proved itself; raises ValueError for anything else."""
+        return _VIEW.decode(data)
+
+
+_VIEW = msgspec.json.Decoder(View)
 
 
 @dataclass
@@ -145,6 +190,8 @@ class Membership:
         self._opened = self._begun_at = clock()
         self._hosts: dict[str, _Host] = {}
         self._round, self._next_round = 0, first_round
+        # Whether this server has decided the round, and not learned it from a host.
+        self._has_decided = False
         # The hosts of the round with their places, and how many there are: a server that was
         # restarted learns them one by one.
         self._members: dict[str, int] = {}
@@ -164,18 +211,26 @@ class Membership:
             return self._view_of(post, number)._replace(ended=True, failure=problem)
         known = self._hosts.get(post.host)
         self._hosts[post.host] = _Host(post, known.arrived if known else self._clock())
-        if post.round > self._round:
-            # This server was started after that round.
-            self._begin(post.round, {}, post.size)
-        if post.round == self._round and post.place >= 0:
-            self._members[post.host] = post.place
+        if not self._has_decided:
+            self._learn(post)
         self._note_fault(post)
-        if post.state == DONE:
-            self._ended = True
-        elif post.state == FAILED:
-            self._ended, self._failure = True, f"host {post.name}: {post.failure}"
+        # Only hosts that train decide how the run ends.
+        if post.host in self._members and post.round == self._round:
+            if post.state == DONE:
+                self._ended = True
+            elif post.state == FAILED:
+                self._ended, self._failure = True, f"host {post.name}: {post.failure}"
         self._decide()
         return self._view_of(post, number)
+
+    def _learn(self, post: Post) -> None:
+        """Learn of a round that a server before this one has decided."""
+        if post.round > self._round:
+            self._begin(post.round, {}, post.size)
+        fits = post.round == self._round and 0 <= post.place < self._size == post.size
+        is_new = fits and post.host not in self._members
+        if is_new and post.place not in self._members.values():
+            self._members[post.host] = post.place
 
     def _mismatch(self, post: Post) -> str | None:
         """Why a host cannot train with the others, of which all are like the first."""
@@ -235,6 +290,7 @@ class Membership:
         )
         members = {one.post.host: place for place, one in enumerate(order[:size])}
         self._begin(self._next_round, members, size)
+        self._has_decided = True
 
     def _summarise(self) -> _Summary:
         """Of a few hosts the current state, of many one that is a moment old."""

@@ -6,14 +6,18 @@ other hosts. Where the server cannot be reached, training goes on and the thread
 
 from __future__ import annotations
 
-import json
+import secrets
 import socket
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
 
 from shardwise.engine.connections import limit_silence
 from shardwise.train.membership import TRAINING, Post, View
+from shardwise.train.rendezvous_server import GREETING, LONGEST_LINE, WELCOME, Hello
+from shardwise.train.shared_secret import CHALLENGE_BYTES, VARIABLE, Channel, Secret
 
 # Seconds between posts while the ranks train, while hosts wait, and after a failure.
 _TRAINING_S, _WAITING_S, _RETRY_S = 1.0, 0.2, 1.0
@@ -30,8 +34,11 @@ class Contact(NamedTuple):
 class RendezvousClient:
     """Posts the state of this host and keeps the last view of the others."""
 
-    def __init__(self, server: tuple[str, int], run: str, post: Post, lost_after_s: float) -> None:
-        self._server, self._run, self._lost_after_s = server, run, lost_after_s
+    def __init__(
+        self, server: tuple[str, int], secret: Secret, run: str, post: Post, lost_after_s: float
+    ) -> None:
+        self._server, self._secret, self._run = server, secret, run
+        self._lost_after_s = lost_after_s
         self._post, self._count = post, 0
         self._view: View | None = None
         self._answered_at, self._problem = time.monotonic(), ""
@@ -82,25 +89,51 @@ class RendezvousClient:
                 with socket.create_connection(self._server, timeout=self._lost_after_s) as server:
                     limit_silence(server, self._lost_after_s)
                     self._exchange(server)
-            except (OSError, ValueError, TypeError) as error:
+            except (OSError, ValueError, msgspec.MsgspecError) as error:
                 self._problem = str(error) or type(error).__name__
             self._changed.wait(_RETRY_S)
             self._changed.clear()
 
     def _exchange(self, server: socket.socket) -> None:
         """Post the state and read the answer, again and again."""
-        answers = server.makefile("rb")
-        while not self._closing:
-            with self._lock:
-                post, number = self._post, self._count
-            message = {"run": self._run, "number": number, "post": post._asdict()}
-            server.sendall(json.dumps(message).encode() + b"\n")
-            line = answers.readline()
-            if not line:
-                raise ConnectionError("the connection was closed")
-            view = View.from_json(json.loads(line))
-            with self._lock:
-                self._view, self._answered_at, self._problem = view, time.monotonic(), ""
-            every_s = _TRAINING_S if post.state == TRAINING else _WAITING_S
-            self._changed.wait(max(every_s, view.post_after_s))
-            self._changed.clear()
+        with server.makefile("rb") as answers:
+            channel = self._meet(server, answers)
+            while not self._closing:
+                with self._lock:
+                    post, number = self._post, self._count
+                server.sendall(channel.seal(post.encode(number)))
+                view = View.decode(channel.open(_line(answers)))
+                with self._lock:
+                    self._view, self._answered_at, self._problem = view, time.monotonic(), ""
+                every_s = _TRAINING_S if post.state == TRAINING else _WAITING_S
+                self._changed.wait(max(every_s, view.post_after_s))
+                self._changed.clear()
+
+    def _meet(self, server: socket.socket, answers: BinaryIO) -> Channel:
+        """Prove to the server that this host knows the secret, and check that the server does."""
+        greeting = _line(answers)
+        if not greeting.startswith(GREETING):
+            raise ConnectionError("no rendezvous server of this version of Shardwise listens there")
+        challenge = bytes.fromhex(greeting.removeprefix(GREETING).decode())
+        hello = msgspec.json.encode(
+            Hello(self._run, self._post.host, secrets.token_hex(CHALLENGE_BYTES))
+        )
+        channel = self._secret.channel(challenge, hello, serves=False)
+        server.sendall(channel.seal(hello))
+        try:
+            if channel.open(_line(answers)) == WELCOME:
+                return channel
+        except (ConnectionError, ValueError):
+            pass
+        raise ConnectionError(
+            f"it has not proved that it knows the secret of this host; {VARIABLE} must be the same "
+            "on all hosts of the run"
+        )
+
+
+def _line(answers: BinaryIO) -> bytes:
+    """The next line of a server."""
+    line = answers.readline(LONGEST_LINE)
+    if not line.endswith(b"\n"):
+        raise ConnectionError("the connection was closed")
+    return line[:-1]

@@ -1,116 +1,234 @@
 """The process that all launchers of a run connect to: it decides which hosts train together.
 
-One of the launchers serves it, or `shardwise rendezvous` on a host that does not train. It speaks
-JSON lines: a post of a launcher is answered by a view of the others. A closed connection means that
-a launcher has ended, a silent one that a host or its link is down. Nothing is kept: a restarted
-server learns the current round from the launchers that connect again.
+One of the launchers serves it, or `shardwise rendezvous` on a host that does not train. The server
+sends random bytes, a launcher answers with its run, its host and a proof that it knows the secret,
+and the server proves the same. Then a post of the launcher is answered by a view of the others,
+each a line of JSON with a seal. A closed connection means that a launcher has ended, a silent one
+that a host or its link is down. Nothing is kept: a restarted server learns the current round from
+the launchers that connect again.
+
+One thread serves all connections. Before its proof a connection may do little, and not for long.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
+import secrets
 import socket
-import socketserver
 import threading
 import time
 import uuid
 from contextlib import suppress
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 from shardwise.engine.connections import limit_silence
-from shardwise.train.membership import Membership, Post
+from shardwise.train.membership import Membership, Post, WrongPostError
+from shardwise.train.refusals import Reason, Refusals
 from shardwise.train.rendezvous_address import bind_address
+from shardwise.train.say import say
+from shardwise.train.shared_secret import (
+    CHALLENGE_BYTES,
+    Channel,
+    ForgedError,
+    Secret,
+    body_of,
+)
 
-_LONGEST_LINE = 1 << 20
+# What the server says first, before random bytes.
+GREETING = b"shardwise-rendezvous 1 "
+WELCOME = b"welcome"
+# Bytes of the first message of a launcher, of later ones, and of answers that wait to be read.
+_LONGEST_HELLO, LONGEST_LINE = 2048, 2**20
+# Seconds until a connection has proved that it knows the secret, and connections that have not.
+_HELLO_S, _MOST_STRANGERS = 5.0, 128
+_MOST_HOSTS, _BACKLOG = 100_000, 1024
 
 
-class RendezvousServer(socketserver.ThreadingTCPServer):
-    """Serves the memberships of runs at one address. Use as a context manager."""
+class Hello(NamedTuple):
+    """Whom a connection speaks for, and random bytes of the launcher."""
 
-    allow_reuse_address = True
-    daemon_threads = True
-    request_queue_size = 1024
+    run: Annotated[str, Meta(min_length=1, max_length=512)]
+    host: Annotated[str, Meta(min_length=1, max_length=64)]
+    challenge: Annotated[str, Meta(min_length=2 * CHALLENGE_BYTES, max_length=64)]
 
-    def __init__(self, address: tuple[str, int], lost_after_s: float) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, _Connection)
-        self.lost_after_s = lost_after_s
-        self.lock = threading.Lock()
+
+class RendezvousServer:
+    """Serves the memberships of runs at one address."""
+
+    def __init__(self, address: tuple[str, int], secret: Secret, lost_after_s: float) -> None:
+        is_six = ":" in address[0]
+        listener = socket.create_server(
+            address,
+            family=socket.AF_INET6 if is_six else socket.AF_INET,
+            dualstack_ipv6=is_six and socket.has_dualstack_ipv6(),
+        )
+        self.address: tuple[str, int] = listener.getsockname()[:2]
+        self.secret, self.lost_after_s = secret, lost_after_s
+        self.refusals = Refusals(say)
         self.runs: dict[str, Membership] = {}
-        self.name = uuid.uuid4().hex
+        self._name = uuid.uuid4().hex
         # A server that is restarted knows no rounds, and must not give the same number twice.
-        self.first_round = int(time.time())
-        # The connection over which each host posted last.
-        self.newest: dict[str, _Connection] = {}
+        self._first_round = int(time.time())
+        # The connection over which each host of a run posted last.
+        self.newest: dict[tuple[str, str], _Connection] = {}
+        # Connections without a proof, the oldest first.
+        self.strangers: dict[_Connection, None] = {}
+        self._loop = asyncio.new_event_loop()
+        # A connection that cannot be accepted is tried again; launchers connect again.
+        self._loop.set_exception_handler(lambda *_: None)
+        self._serving = self._loop.run_until_complete(
+            self._loop.create_server(lambda: _Connection(self), sock=listener, backlog=_BACKLOG)
+        )
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, daemon=True, name="rendezvous"
+        )
 
     def serve_in_background(self) -> None:
-        threading.Thread(target=self.serve_forever, daemon=True, name="rendezvous").start()
+        self._thread.start()
 
     def close_after_clients(self, patience_s: float) -> None:
         """Stop serving once all launchers have left, or after a while."""
         deadline = time.monotonic() + patience_s
         while self.newest and time.monotonic() < deadline:
             time.sleep(0.05)
-        self.shutdown()
-        self.server_close()
+        self.close()
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing about one connection that failed; its launcher connects again."""
+    def close(self) -> None:
+        """Stop serving, and close all connections."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._serving.close()
+        for connection in (*self.newest.values(), *self.strangers):
+            connection.abort()
+        # Sockets are closed in the next turn of the loop.
+        self._loop.call_soon(self._loop.stop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    # ---- called by connections ------------------------------------------------------------------
+
+    def membership(self, run: str) -> Membership:
+        if run not in self.runs:
+            self.runs[run] = Membership(self._name, time.monotonic, self._first_round)
+        return self.runs[run]
+
+    def admit(self, stranger: _Connection) -> None:
+        """Let a connection prove what it knows; among too many, the oldest is closed."""
+        if len(self.strangers) >= _MOST_STRANGERS:
+            next(iter(self.strangers)).refuse(Reason.CROWD)
+        self.strangers[stranger] = None
+
+    def forget(self, connection: _Connection, hello: Hello, cause: str, sure: bool) -> None:
+        """Note that a host has left, unless it has connected again."""
+        if self.newest.get(hello[:2]) is not connection:
+            return
+        del self.newest[hello[:2]]
+        membership = self.membership(hello.run)
+        membership.lose(hello.host, cause, sure)
+        if membership.is_empty:
+            del self.runs[hello.run]
 
 
-class _Connection(socketserver.StreamRequestHandler):
-    """The connection of one launcher."""
+class _Connection(asyncio.Protocol):
+    """The connection of one launcher, or of somebody else."""
 
-    server: RendezvousServer
+    def __init__(self, server: RendezvousServer) -> None:
+        self._server, self._received = server, bytearray()
+        self._challenge = secrets.token_bytes(CHALLENGE_BYTES)
+        self._hello: Hello | None = None
+        self._channel: Channel | None = None
+        self._refused: Reason | None = None
 
-    def setup(self) -> None:
-        limit_silence(self.request, self.server.lost_after_s)
-        super().setup()
+    def connection_made(self, transport: Any) -> None:
+        self._transport: asyncio.Transport = transport
+        with suppress(OSError):  # already closed by the other side
+            limit_silence(transport.get_extra_info("socket"), self._server.lost_after_s)
+        self._server.admit(self)
+        self._patience = asyncio.get_running_loop().call_later(_HELLO_S, self.refuse, Reason.SILENT)
+        transport.write(GREETING + self._challenge.hex().encode() + b"\n")
 
-    def handle(self) -> None:
-        run, host, cause, sure = "", "", "its launcher ended", True
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while not self._transport.is_closing():
+            line, found, rest = self._received.partition(b"\n")
+            longest = LONGEST_LINE if self._hello is not None else _LONGEST_HELLO
+            if max(len(line) - longest, self._transport.get_write_buffer_size() - LONGEST_LINE) > 0:
+                self.refuse(Reason.TOO_LONG)
+            elif found:
+                self._received = rest
+                self._read(bytes(line))
+            else:
+                return
+
+    def _read(self, line: bytes) -> None:
         try:
-            while line := self.rfile.readline(_LONGEST_LINE):
-                message = json.loads(line)
-                post = Post.from_json(message["post"])
-                run, host = str(message["run"]), post.host
-                self.wfile.write(self._answer(run, post, int(message["number"])))
-        except (ConnectionResetError, BrokenPipeError):
-            pass
-        except OSError:
-            cause = f"no sign of life for {self.server.lost_after_s:.0f} s: host or link is down"
-            sure = False
-        except (ValueError, TypeError, KeyError):
-            return  # not a launcher
-        finally:
-            self._forget(run, host, cause, sure)
+            if self._hello is None:
+                self._meet(line)
+            else:
+                self._answer(self._hello, line)
+        except ForgedError:
+            self.refuse(Reason.NO_SECRET if self._hello is None else Reason.FORGED)
+        except (WrongPostError, msgspec.MsgspecError, UnicodeDecodeError):
+            self.refuse(Reason.STRANGER if self._hello is None else Reason.BAD_POST)
 
-    def _answer(self, run: str, post: Post, number: int) -> bytes:
-        server = self.server
-        with server.lock:
-            server.newest[post.host] = self
-            if run not in server.runs:
-                server.runs[run] = Membership(server.name, time.monotonic, server.first_round)
-            view = server.runs[run].post(post, number)
-        return json.dumps(view._asdict()).encode() + b"\n"
+    def _meet(self, line: bytes) -> None:
+        """Read whom it speaks for, with the proof that it may; prove the same."""
+        server = self._server
+        channel = server.secret.channel(self._challenge, body_of(line), serves=True)
+        hello = msgspec.json.decode(channel.open(line), type=Hello)
+        if len(server.newest) >= _MOST_HOSTS:
+            self.refuse(Reason.TOO_MANY_HOSTS)
+            return
+        self._hello, self._channel = hello, channel
+        self._patience.cancel()
+        server.strangers.pop(self, None)
+        self._transport.write(channel.seal(WELCOME))
 
-    def _forget(self, run: str, host: str, cause: str, sure: bool) -> None:
-        server = self.server
-        with server.lock:
-            if server.newest.get(host) is not self or run not in server.runs:
-                return  # the launcher has connected again
-            del server.newest[host]
-            membership = server.runs[run]
-            membership.lose(host, cause, sure)
-            if membership.is_empty:
-                del server.runs[run]
+    def _answer(self, hello: Hello, line: bytes) -> None:
+        """Answer a post; a launcher speaks for its own host only."""
+        assert self._channel is not None, "the launcher has proved what it knows"
+        number, post = Post.decode(self._channel.open(line))
+        if post.host != hello.host:
+            self.refuse(Reason.OTHER_HOST)
+            return
+        self._server.newest[hello[:2]] = self
+        view = self._server.membership(hello.run).post(post, number)
+        self._transport.write(self._channel.seal(view.encode()))
+
+    def refuse(self, reason: Reason) -> None:
+        """Close the connection, and say so; its host is lost then."""
+        self._refused = reason
+        host, port = (self._transport.get_extra_info("peername") or ("unknown", 0))[:2]
+        self._server.refusals.add(reason, f"{host}:{port}")
+        self.abort()
+
+    def abort(self) -> None:
+        self._server.strangers.pop(self, None)
+        self._patience.cancel()
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.strangers.pop(self, None)
+        self._patience.cancel()
+        if self._hello is None:
+            return
+        silent = isinstance(exc, OSError) and not isinstance(exc, ConnectionError)
+        after = f"no sign of life for {self._server.lost_after_s:.0f} s: host or link is down"
+        cause = after if silent else self._refused or "its launcher ended"
+        self._server.forget(self, self._hello, cause, not silent)
 
 
-def serve_if_local(address: tuple[str, int], lost_after_s: float) -> RendezvousServer | None:
+def serve_if_local(
+    address: tuple[str, int], secret: Secret, lost_after_s: float
+) -> RendezvousServer | None:
     """Start a server if `address` is one of this host and nobody serves there yet."""
     with suppress(OSError), socket.create_connection(address, timeout=1.0):
         return None
     try:
-        server = RendezvousServer(bind_address(address), lost_after_s)
+        server = RendezvousServer(bind_address(address), secret, lost_after_s)
     except OSError:
         return None
     server.serve_in_background()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardwise.spec.foreign_text import one_line
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec, write_run
+from shardwise.spec.train import SECRET_VARIABLE
 from shardwise.stacks.write.cluster_job import (
     LAUNCH,
     check_target,
@@ -31,13 +32,17 @@ _AMD = ("MI2", "MI3")
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
     """All manifests in one file, with the run.toml inside."""
     check_target(run, target)
-    parts = [_config(run), _VOLUME_CLAIM.format(name=job_name(run))]
+    name = job_name(run)
+    parts = [_config(run), _VOLUME_CLAIM.format(name=name)]
+    command = f"kubectl apply -f {target.name(NAME)}"
     if run.cluster.nodes > 1:
-        parts.append(_RENDEZVOUS.format(name=job_name(run), port=PORT, image=_image(target)))
+        secret = _SECRET.format(variable=SECRET_VARIABLE, name=name)
+        parts.append(_RENDEZVOUS.format(name=name, port=PORT, image=_image(target), secret=secret))
+        parts.append(_NETWORK.format(name=name, metrics=_metrics_port(run)))
+        command = f"{_MAKE_SECRET.format(name=name)} && {command}"
     parts.append(_job(run, target))
     title = f"# {one_line(f'{run.model.name} on {run.cluster}: {run.strategy}')}\n"
     text = title + "---\n".join(parts)
-    command = f"kubectl apply -f {target.name(NAME)}"
     return Exported(NAME, text, _unsupported(run), command, run.strategy)
 
 
@@ -66,6 +71,19 @@ spec:
       storage: 1Ti  # change it: train.checkpoint.keep saves of the whole state, and one more
 """
 
+# What the pods prove to each other that they know; made once, and not part of a file.
+_MAKE_SECRET = (
+    "head -c 32 /dev/urandom | base64 | "
+    "kubectl create secret generic {name}-rendezvous --from-file=secret=/dev/stdin"
+)
+_SECRET = """\
+            - name: {variable}
+              valueFrom:
+                secretKeyRef:
+                  name: {name}-rendezvous
+                  key: secret
+"""
+
 # Serves in a pod of its own: the loss of any pod that trains is then the same, and launchers
 # connect again when Kubernetes has replaced this one.
 _RENDEZVOUS = """\
@@ -82,11 +100,14 @@ spec:
     metadata:
       labels:
         app: {name}-rendezvous
+        app.kubernetes.io/part-of: {name}
     spec:
       containers:
         - name: rendezvous
 {image}\
           command: [shardwise, rendezvous, "0.0.0.0:{port}"]
+          env:
+{secret}\
           resources:
             requests:
               cpu: 100m
@@ -102,6 +123,35 @@ spec:
   ports:
     - port: {port}
 """
+
+# NCCL, Gloo and torch's store ask nobody who connects. This needs a network plugin that enforces
+# policies.
+_NETWORK = """\
+# Only the pods of this run connect to them.
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {name}
+spec:
+  podSelector:
+    matchLabels:
+      app.kubernetes.io/part-of: {name}
+  policyTypes: [Ingress]
+  ingress:
+    - from:
+        - podSelector:
+            matchLabels:
+              app.kubernetes.io/part-of: {name}
+{metrics}\
+"""
+
+
+def _metrics_port(run: RunSpec) -> str:
+    """A rule of the policy for whoever collects the metrics of the run."""
+    metrics = run.train.metrics if run.train is not None else None
+    if metrics is None or metrics.port is None:
+        return ""
+    return f"    # For Prometheus.\n    - ports:\n        - port: {metrics.port}\n"
 
 
 def _script(run: RunSpec, target: Target) -> str:
@@ -154,6 +204,9 @@ spec:
         onPodConditions:
           - type: DisruptionTarget
   template:
+    metadata:
+      labels:
+        app.kubernetes.io/part-of: {name}
     spec:
       restartPolicy: Never
       # After SIGTERM the current step and a save must fit.
@@ -224,6 +277,8 @@ def _environment(run: RunSpec, target: Target) -> str:
         f"            - name: {name}\n              value: {yaml_text(value)}\n"
         for name, value, why in found
     ]
+    if run.cluster.nodes > 1:
+        lines.append(_SECRET.format(variable=SECRET_VARIABLE, name=job_name(run)))
     return "          env:\n" + "".join(lines) if lines else ""
 
 

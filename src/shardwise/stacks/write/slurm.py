@@ -8,6 +8,7 @@ import shlex
 from shardwise.spec.foreign_text import one_line
 from shardwise.spec.record import Problems
 from shardwise.spec.run import RunSpec
+from shardwise.spec.train import SECRET_VARIABLE
 from shardwise.stacks.write.cluster_job import (
     LAUNCH,
     check_target,
@@ -137,6 +138,10 @@ export PET_NNODES={run.cluster.nodes}
 export PET_RDZV_ENDPOINT=$FIRST:$((20000 + SLURM_JOB_ID % 20000))
 export PET_RDZV_ID=$SLURM_JOB_ID
 export NAME FIRST
+# The nodes prove to each other that they know it. srun passes it on; it is written nowhere, and new
+# in each start of the job.
+{SECRET_VARIABLE}=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \\n')
+export {SECRET_VARIABLE}
 """
 
 

@@ -1,0 +1,153 @@
+"""The secret that the hosts of a run share, and messages that only its holders can make.
+
+Whoever knows the address of a rendezvous and the ID of a run can connect. Only a holder of the
+secret can take part, and only a server that holds it is believed. The secret never leaves a
+process: each connection derives keys from it and from random bytes of both sides, and a code over
+every message (HMAC-SHA256) covers its direction and its number. So a message can be neither forged,
+changed, repeated, left out nor sent back.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import MutableMapping
+from contextlib import suppress
+from pathlib import Path
+
+from shardwise.spec.record import SpecError
+from shardwise.spec.train import SECRET_VARIABLE
+
+# The secret itself, or a file that holds it and that nobody else can read.
+VARIABLE, FILE = SECRET_VARIABLE, f"{SECRET_VARIABLE}_FILE"
+_LEAST, _LONGEST = 32, 4096
+_HOW = (
+    f"on all hosts of the run, set {VARIABLE} to the same {_LEAST} or more random characters, or "
+    f"{FILE} to a file that holds them, for example of: (umask 077; head -c 32 /dev/urandom | "
+    "base64 > secret)"
+)
+_CODE = 64  # hexadecimal digits of SHA256
+CHALLENGE_BYTES = 16
+
+
+class ForgedError(ValueError):
+    """A message was not made by a holder of the secret for this place in this connection."""
+
+
+class Secret:
+    """Random text that the hosts of a run share; never printed."""
+
+    def __init__(self, text: str) -> None:
+        self._key = text.encode()
+
+    def channel(self, challenge: bytes, hello: bytes, *, serves: bool) -> Channel:
+        """One side of a connection, given the random bytes of both.
+
+        `hello` is what the client says first; `challenge` is of CHALLENGE_BYTES.
+        """
+        session = hmac.digest(self._key, b"shardwise rendezvous 1" + challenge + hello, "sha256")
+        up, down = (hmac.digest(session, way, "sha256") for way in (b"up", b"down"))
+        return Channel(down, up) if serves else Channel(up, down)
+
+
+class Channel:
+    """Seals the messages of one side of a connection, and opens those of the other."""
+
+    def __init__(self, sealing: bytes, opening: bytes) -> None:
+        self._sealing, self._opening = sealing, opening
+        self._sealed = self._opened = 0
+
+    def seal(self, body: bytes) -> bytes:
+        """The line that carries a message."""
+        code = _code(self._sealing, self._sealed, body)
+        self._sealed += 1
+        return b"%s %s\n" % (code, body)
+
+    def open(self, line: bytes) -> bytes:
+        """The message of a line, which must be the next one of the other side."""
+        code, _, body = line.rstrip(b"\n").partition(b" ")
+        if not hmac.compare_digest(code, _code(self._opening, self._opened, body)):
+            raise ForgedError("a message was forged or repeated")
+        self._opened += 1
+        return body
+
+
+def body_of(line: bytes) -> bytes:
+    """What a sealed line carries, before its seal can be checked."""
+    return line.rstrip(b"\n")[_CODE + 1 :]
+
+
+def _code(key: bytes, number: int, body: bytes) -> bytes:
+    return hmac.digest(key, number.to_bytes(8, "big") + body, "sha256").hex().encode()
+
+
+def take_secret(environment: MutableMapping[str, str]) -> Secret | None:
+    """The secret that the environment holds or names; processes started later do not inherit it."""
+    text, file = environment.pop(VARIABLE, None), environment.pop(FILE, None)
+    if text is not None and file is not None:
+        raise SpecError(f"{VARIABLE}: {FILE} is set too; unset one of them")
+    if file is not None:
+        return _secret(_read_private(Path(file)), FILE)
+    return None if text is None else _secret(text, VARIABLE)
+
+
+def secret_for(server: tuple[str, int], given: Secret | None) -> Secret:
+    """The given secret; on the loopback interface, otherwise one that this user has there."""
+    if given is not None:
+        return given
+    if not _is_loopback(server[0]):
+        raise SpecError(f"{VARIABLE}: hosts that meet at {server[0]} need a secret; {_HOW}")
+    return _secret_of_user()
+
+
+def _secret(text: str, setting: str) -> Secret:
+    text = text.strip()
+    if not _LEAST <= len(text) <= _LONGEST:
+        raise SpecError(f"{setting}: must hold {_LEAST} to {_LONGEST:,} characters; {_HOW}")
+    return Secret(text)
+
+
+def _read_private(path: Path) -> str:
+    try:
+        with path.open(encoding="ascii") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise SpecError(f"{FILE}: {path} is not a file")
+            if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise SpecError(f"{FILE}: others can read {path}; run chmod 600 {path}")
+            return file.read(_LONGEST + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, SpecError):
+            raise
+        why = error.strerror if isinstance(error, OSError) else "it holds more than plain text"
+        raise SpecError(f"{FILE}: cannot read {path} ({why})") from None
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _secret_of_user() -> Secret:
+    """The secret in a private folder of this user on this machine; made when first needed."""
+    folder = Path(tempfile.gettempdir(), f"shardwise-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    if found.st_uid != os.getuid() or not private:
+        raise SpecError(f"{VARIABLE}: {folder} is not a private folder of this user; {_HOW}")
+    path = folder / "rendezvous-secret"
+    if not path.exists():
+        # Complete before others see it, and never replaced.
+        handle, unfinished = tempfile.mkstemp(dir=folder)
+        with open(handle, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
+        with suppress(FileExistsError):
+            os.link(unfinished, path)
+        os.unlink(unfinished)
+    return _secret(_read_private(path), FILE)
