@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from typing import Any
 
 import pytest
+
+from tests.gate import first_in_gate
 
 Factors = Mapping[str, Sequence[Any]]
 Chosen = dict[str, Any]
@@ -46,18 +48,39 @@ def covering(factors: Factors, possible: Callable[[Chosen], bool]) -> list[Chose
     return cases
 
 
-def pairwise(factors: Factors, possible: Callable[[Chosen], bool]) -> pytest.MarkDecorator:
-    """Run a test with a covering set as `case`, and with another one at night.
+def pairwise(
+    factors: Factors, possible: Callable[[Chosen], bool], gate: int
+) -> pytest.MarkDecorator:
+    """Run a test with a covering set as `case`: its `gate` richest cases, and the rest at night.
 
-    The other takes the factors in the opposite order.
+    At night also with another covering set, which takes the factors in the opposite order.
     """
-    cases = covering(factors, possible)
-    more = [
-        pytest.param(case, marks=pytest.mark.nightly)
-        for case in covering(dict(reversed([*factors.items()])), possible)
-        if case not in cases
-    ]
-    return pytest.mark.parametrize("case", [*cases, *more], ids=partial(name_of, factors))
+    cases = richest_first(factors, covering(factors, possible))
+    opposite = covering(dict(reversed([*factors.items()])), possible)
+    cases += [case for case in opposite if case not in cases]
+    names = partial(name_of, factors)
+    return pytest.mark.parametrize("case", first_in_gate(gate, cases), ids=names)
+
+
+def richest_first(factors: Factors, cases: Sequence[Chosen]) -> list[Chosen]:
+    """The cases in such an order that the first few hold the most pairs."""
+    left = [(case, held_pairs(factors, [case])) for case in cases]
+    ordered, held = [], set[Pair]()
+    while left:
+        best = max(left, key=lambda one: len(one[1] - held))
+        left.remove(best)
+        ordered.append(best[0])
+        held |= best[1]
+    return ordered
+
+
+def held_pairs(factors: Factors, cases: Iterable[Chosen]) -> set[Pair]:
+    """The pairs that occur in any of the cases."""
+    return {
+        pair
+        for case in cases
+        for pair in pairs_of(factors, {name: factors[name].index(case[name]) for name in factors})
+    }
 
 
 def name_of(factors: Factors, case: Chosen) -> str:

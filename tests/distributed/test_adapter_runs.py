@@ -13,6 +13,7 @@ import pytest
 from tests.command import COMMAND, PATIENCE_S, environment, shardwise
 from tests.distributed.runs import losses, train, write
 from tests.distributed.workers import Workers
+from tests.gate import first_in_gate
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -81,7 +82,7 @@ def write_adapted(folder: Path, base: str, steps: int, every: int) -> Path:
     return file
 
 
-@pytest.mark.parametrize("base", ADAPTERS)
+@pytest.mark.parametrize("base", first_in_gate(1, [*ADAPTERS]))
 def test_a_resumed_run_is_equal_to_the_bit(base: str, tmp_path: Path, workers: Workers) -> None:
     # On a CPU steps of QLoRA are slow.
     half = 2 if base == "nf4" else 4
@@ -209,6 +210,7 @@ def test_peft_loads_an_exported_adapter(adapter: str, tmp_path: Path, workers: W
     torch.testing.assert_close(logits(merged), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_merged_model_keeps_the_dtype_of_its_base(tmp_path: Path, workers: Workers) -> None:
     pretrained(tmp_path)
     trained(tmp_path, workers, "rank = 4", "bf16")
@@ -260,6 +262,7 @@ def test_qlora_is_merged_into_the_weights_it_was_trained_with(
     assert error(logits(with_trained_tensors(tmp_path, other, adapter))) > 2**-5
 
 
+@pytest.mark.nightly
 def test_parameters_trained_in_full_are_exported_by_merging(
     tmp_path: Path, workers: Workers
 ) -> None:
@@ -273,6 +276,7 @@ def test_parameters_trained_in_full_are_exported_by_merging(
     assert torch.equal(logits(merged), expected)
 
 
+@pytest.mark.nightly
 def test_another_base_and_another_adapter_are_refused(tmp_path: Path, workers: Workers) -> None:
     pretrained(tmp_path)
     file = trained(tmp_path, workers, LORA)

@@ -11,6 +11,7 @@ import pytest
 from shardwise.observe.rank.axes import axis_of_group, named_by_axis
 from shardwise.observe.summary import summarise
 from tests.distributed.workers import Workers
+from tests.gate import first_in_gate
 from tests.units.reduced import reduced
 
 pytest.importorskip("torch")
@@ -22,13 +23,16 @@ SPEC = reduced("llama", layers=2, hidden=64, heads=4, head_dim=16, ffn=96, vocab
 
 @pytest.mark.parametrize(
     "strategy",
-    [
-        {"kind": "zero3", "context": 2, "tensor": 2},
-        {"kind": "zero3", "tensor": 2, "sequence_parallel": False},
-        {"kind": "zero2", "context": 2},
-        {"kind": "ddp", "tensor": 2, "sequence_parallel": False},
-        {"kind": "zero3", "tensor": 2, "tensor_across_nodes": True},
-    ],
+    first_in_gate(
+        2,
+        [
+            {"kind": "zero3", "tensor": 2, "sequence_parallel": False},
+            {"kind": "zero2", "context": 2},
+            {"kind": "zero3", "context": 2, "tensor": 2},
+            {"kind": "ddp", "tensor": 2, "sequence_parallel": False},
+            {"kind": "zero3", "tensor": 2, "tensor_across_nodes": True},
+        ],
+    ),
     ids=str,
 )
 def test_a_trace_shows_what_was_counted(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.workers import Workers
+from tests.gate import in_gate
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -21,26 +22,28 @@ def example(processes: int, model: str, kind: str, **settings: Any) -> Example:
 
 
 EXAMPLES = [
-    # Layouts of shard x context x tensor: 1 x 2, 2 x 2, 1 x 4, 1 x 2 x 2.
-    example(2, "llama", "zero3"),
+    # Layouts of shard x context x tensor: 2 x 2, 1 x 4, 1 x 2 x 2.
     example(4, "llama", "zero3", packed=True),
     # Twice as many processes as kv heads.
     example(4, "llama", "zero3", context=4, packed=True, recompute="full"),
-    example(4, "tied", "zero3", context=4, accumulate=2),
-    example(4, "tied", "zero3", tensor=2, accumulate=2, recompute="selective"),
     # One kv head on each process of a tensor group, two processes in its context group.
     example(4, "llama", "zero3", tensor=2, sequence_parallel=False, packed=True),
+    # Windows shorter than a part of the sequence.
+    example(2, "mistral", "zero3", packed=True, recompute="selective"),
+    example(2, "qwen2", "zero3", loss="chunked", loss_chunks=3),
+]
+MORE = [
+    example(2, "llama", "zero3"),
+    example(4, "tied", "zero3", context=4, accumulate=2),
+    example(4, "tied", "zero3", tensor=2, accumulate=2, recompute="selective"),
     example(4, "odd vocabulary", "zero2", tensor=2, tensor_across_nodes=True, meta=True),
     example(4, "qwen3", "zero3", replicate=2, accumulate=2, recompute="selective"),
     example(4, "phi", "zero1", tensor=2, accumulate=2, recompute="full"),
-    # Windows shorter than a part of the sequence.
     example(4, "mistral", "zero3", tensor=2),
-    example(2, "mistral", "zero3", packed=True, recompute="selective"),
     example(4, "gemma3_text", "zero3", tensor=2, packed=True),
-    example(2, "qwen2", "zero3", loss="chunked", loss_chunks=3),
+    # Shard x context x tensor: 2 x 2 x 2.
+    example(8, "llama", "zero3", tensor=2, packed=True, accumulate=2),
 ]
-# Shard x context x tensor: 2 x 2 x 2.
-LARGE = example(8, "llama", "zero3", tensor=2, packed=True, accumulate=2)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def alone(workers: Workers) -> Alone:
 
 @pytest.mark.parametrize(
     ("processes", "model", "settings"),
-    [*EXAMPLES, pytest.param(*LARGE, marks=pytest.mark.nightly)],
+    in_gate(EXAMPLES, [*EXAMPLES, *MORE]),
     ids=str,
 )
 def test_processes_train_what_one_does(
@@ -59,8 +62,17 @@ def test_processes_train_what_one_does(
     alone.assert_same(processes, model, settings)
 
 
-@pytest.mark.parametrize("rotate", ["allgather", "alltoall"])
-@pytest.mark.parametrize(("processes", "balanced"), [(2, True), (4, True), (4, False)])
+@pytest.mark.parametrize(
+    ("processes", "balanced", "rotate"),
+    in_gate(
+        [(4, True, "allgather"), (4, False, "alltoall")],
+        [
+            (processes, balanced, rotate)
+            for processes, balanced in ((2, True), (4, True), (4, False))
+            for rotate in ("allgather", "alltoall")
+        ],
+    ),
+)
 def test_ring_attention_of_torch(
     processes: int, balanced: bool, rotate: str, workers: Workers
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from shardwise.spec import ModelSpec
 from tests.distributed.workers import Workers
+from tests.gate import in_gate
 from tests.predict.toy import resolve
 from tests.units.reduced import reduced
 
@@ -85,23 +86,15 @@ PEAKS: list[tuple[str, Settings]] = [
 ]
 
 
-def cases(processes: int, examples: list[Example]) -> list[Any]:
-    """For pytest; the full grid is left to nightly.
-
-    In the gate, test_pairwise.py combines either family with every pair of settings.
-    """
-    return [
-        pytest.param(
-            processes,
-            example,
-            id=f"{processes}-{' '.join(map(str, example))}",
-            marks=[pytest.mark.nightly] if example in GRID else [],
-        )
-        for example in examples
-    ]
+# What test_pairwise.py has no value for; it combines either family with every pair of settings.
+GATE = [(2, one) for one in TWO if "ddp_bucket_mib" in one[2] or one[2].get("blocks_per_unit") == 3]
 
 
-@pytest.mark.parametrize(("processes", "example"), cases(2, TWO) + cases(4, FOUR))
+@pytest.mark.parametrize(
+    ("processes", "example"),
+    in_gate(GATE, [*((2, one) for one in TWO), *((4, one) for one in FOUR)]),
+    ids=lambda one: " ".join(map(str, one)) if isinstance(one, tuple) else str(one),
+)
 def test_the_engine_does_what_is_predicted(
     processes: int, example: Example, workers: Workers
 ) -> None:
@@ -109,19 +102,21 @@ def test_the_engine_does_what_is_predicted(
     assert_agrees(workers, MODELS[model], resolve(kind, processes, **settings), seq_len=64)
 
 
-@pytest.mark.parametrize(
-    ("model", "kind", "settings"),
-    [
-        pytest.param(
-            *(model, kind, settings),
-            marks=[] if model in ("tied", "vocabulary") else [pytest.mark.nightly],
-        )
-        for model in ("gpt2", "llama", "vocabulary", "tied")
-        for kind, settings in PEAKS
-        if model != "tied" or (kind in ("ddp", "zero3") and "micro_batch" not in settings)
-    ],
-    ids=str,
-)
+PEAK_CASES: list[Example] = [
+    (model, kind, settings)
+    for model in ("gpt2", "llama", "vocabulary", "tied")
+    for kind, settings in PEAKS
+    if model != "tied" or (kind in ("ddp", "zero3") and "micro_batch" not in settings)
+]
+PEAKS_IN_GATE: list[Example] = [
+    ("vocabulary", "zero3", {"param_dtype": "fp32"}),
+    ("vocabulary", "zero2", {"accumulate": 3, "param_dtype": "fp32"}),
+    ("tied", "zero3", {"accumulate": 2}),
+    ("tied", "ddp", {"param_dtype": "fp32"}),
+]
+
+
+@pytest.mark.parametrize(("model", "kind", "settings"), in_gate(PEAKS_IN_GATE, PEAK_CASES), ids=str)
 def test_peak_memory(model: str, kind: str, settings: Settings, workers: Workers) -> None:
     seq_len = 16 if model == "tied" else 128
     assert_agrees(workers, MODELS[model], resolve(kind, 2, **settings), seq_len)

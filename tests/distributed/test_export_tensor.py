@@ -62,7 +62,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "both": (QWEN3, {"kind": "zero3", "context": 2, "tensor": 2, "recompute": "full"}),
 }
 # Each starts processes of its own; nightly runs them all.
-GATE = ("tensor", "both")
+GATE = ("tensor",)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.workers import Workers
+from tests.gate import in_gate
 from tests.predict.toy import resolve
 from tests.units.reduced import reduced
 
@@ -44,7 +45,11 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("subset", "kind", "settings"), CASES)
+# test_pairwise_units.py combines two of the subsets with every pair of settings.
+GATE = [CASES[number] for number in (3, 6, 11, 12)]
+
+
+@pytest.mark.parametrize(("subset", "kind", "settings"), in_gate(GATE, CASES))
 def test_what_is_frozen_has_no_gradient(
     subset: str, kind: str, settings: dict[str, Any], workers: Workers
 ) -> None:

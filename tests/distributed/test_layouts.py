@@ -9,12 +9,13 @@ import pytest
 
 from shardwise.checkpoint.verify.fsck import check, find_checkpoints
 from tests.distributed.workers import Workers
+from tests.gate import first_in_gate
 
 pytest.importorskip("torch")
 from tests.distributed.layout_run import LARGE, load, reduce_in_levels, save
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("background", first_in_gate(1, [True, False]))
 def test_any_mesh_is_saved_and_loads(tmp_path: Path, workers: Workers, background: bool) -> None:
     place = str(tmp_path / "checkpoints")
     assert workers.run(save, 4, [{"place": place, "background": background}]) == [[""] * 4]
@@ -46,8 +47,10 @@ def test_ranks_with_different_tensors_save_nothing(tmp_path: Path, workers: Work
     assert not list(place.glob("step-*/manifest.json"))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
-@pytest.mark.parametrize("one_group", [1, 32])
+@pytest.mark.parametrize(
+    ("ranks", "one_group"),
+    first_in_gate(3, [(5, 1), (3, 1), (4, 32), (2, 1), (4, 1), (2, 32), (3, 32), (5, 32)]),
+)
 def test_a_tree_reduces_as_one_group_does(ranks: int, one_group: int, workers: Workers) -> None:
     """Groups of two: five ranks are 0 1, 2 3, 4, then 0 2, 4, then 0 4."""
     case = {"one_group": one_group, "fails": [ranks - 2, ranks - 1]}

@@ -25,11 +25,11 @@ pytest.importorskip("transformers")
 from tests.distributed.engine_run import run_case
 
 MODEL = reduced(
-    "llama", layers=4, hidden=128, heads=8, kv_heads=4, head_dim=16, ffn=352, vocab=2048,
+    "llama", layers=2, hidden=64, heads=8, kv_heads=4, head_dim=8, ffn=176, vocab=1024,
     max_positions=2**20,
 )  # fmt: skip
 # What a process holds beside tensors is taken off.
-LIMIT, OUTSIDE = 40 * 2**20, 2**32
+LIMIT, OUTSIDE = 10 * 2**20, 2**32
 
 
 def cluster() -> ClusterSpec:

@@ -6,7 +6,7 @@ predicted to the byte and its peak memory within 3 %.
 
 from __future__ import annotations
 
-from functools import partial
+import importlib
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shardwise.spec import Strategy
 from shardwise.spec.record import SpecError
 from tests.distributed.workers import Workers
-from tests.pairwise import Chosen, all_pairs, can_occur, covering, name_of
+from tests.pairwise import Chosen, all_pairs, can_occur, covering, held_pairs, pairwise
 from tests.units.reduced import reduced
 
 pytest.importorskip("torch")
@@ -67,24 +67,30 @@ def strategy_of(case: Chosen) -> Strategy:
     return read.resolve(shard * replicate, shard * replicate)
 
 
-CASES = covering(FACTORS, possible)
-
-
-@pytest.mark.parametrize("case", CASES, ids=partial(name_of, FACTORS))
+@pairwise(FACTORS, possible, gate=8)
 def test_the_engine_does_what_is_predicted(case: Chosen, workers: Workers) -> None:
     assert_agrees(workers, MODELS[case["model"]], strategy_of(case), SEQ_LEN)
 
 
-def test_every_pair_that_can_occur_occurs() -> None:
-    held = {
-        (one, factor.index(case[one]), other, FACTORS[other].index(case[other]))
-        for case in CASES
-        for one, factor in FACTORS.items()
-        for other in FACTORS
-    }
-    absent = [pair for pair in all_pairs(FACTORS) if pair not in held]
-    assert [pair for pair in absent if can_occur(FACTORS, possible, pair)] == []
-    # Beside which nothing else is left out: sharded over two axes, gathered again, offloaded.
+SETS = ("pairwise", *(f"pairwise_{one}" for one in ("adapters", "context", "tensor", "units")))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_pair_that_can_occur_is_run_and_most_are_in_the_gate(name: str) -> None:
+    module = importlib.import_module(f"tests.distributed.test_{name}")
+    factors, possible = module.FACTORS, module.possible
+    [mark] = module.test_the_engine_does_what_is_predicted.pytestmark
+    cases = [param.values[0] for param in mark.args[1]]
+    in_gate = [param.values[0] for param in mark.args[1] if not param.marks]
+    held = held_pairs(factors, cases)
+    absent = [pair for pair in all_pairs(factors) if pair not in held]
+    assert [pair for pair in absent if can_occur(factors, possible, pair)] == []
+    assert len(held_pairs(factors, in_gate)) > len(held) / 2
+
+
+def test_pairs_that_a_strategy_refuses() -> None:
+    absent = [pair for pair in all_pairs(FACTORS) if not can_occur(FACTORS, possible, pair)]
+    # DDP with hybrid sharding or offload; gathered again where nothing is sharded in forward.
     assert len(absent) == len([1 for kind in ("ddp", "zero1", "zero2") for _ in (True, 2)]) + 2
 
 

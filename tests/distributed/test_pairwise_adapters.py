@@ -62,7 +62,7 @@ def possible(chosen: Chosen) -> bool:
     return not (dtype == "fp32" and (base == "nf4" or (kind == "ddp" and base == "bf16")))
 
 
-@pairwise(FACTORS, possible)
+@pairwise(FACTORS, possible, gate=6)
 def test_the_engine_does_what_is_predicted(case: Chosen, workers: Workers) -> None:
     shard, replicate = case["layout"]
     if case["kind"] == "ddp":

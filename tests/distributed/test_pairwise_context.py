@@ -63,6 +63,6 @@ def strategy_of(case: Chosen) -> Strategy:
     return Strategy.read({**settings, **degrees}).resolve(devices, devices)
 
 
-@pairwise(FACTORS, possible)
+@pairwise(FACTORS, possible, gate=6)
 def test_the_engine_does_what_is_predicted(case: Chosen, workers: Workers) -> None:
     assert_agrees(workers, MODELS[case["model"]], strategy_of(case), SEQ_LEN)

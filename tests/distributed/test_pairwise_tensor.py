@@ -58,7 +58,7 @@ def possible(chosen: Chosen) -> bool:
     return not (chosen.get("kind") == "ddp" and chosen.get("blocks_per_unit") == 2)
 
 
-@pairwise(FACTORS, possible)
+@pairwise(FACTORS, possible, gate=6)
 def test_the_engine_does_what_is_predicted(case: Chosen, workers: Workers) -> None:
     # Peaks of ranks that have run other meshes are higher: DTensor keeps what it made for those.
     workers.close()

@@ -59,7 +59,7 @@ def possible(chosen: Chosen) -> bool:
     return not (chosen.get("loss") == "plain" and chosen.get("loss_chunks") == 3)
 
 
-@pairwise(FACTORS, possible)
+@pairwise(FACTORS, possible, gate=8)
 def test_the_engine_does_what_is_predicted(case: Chosen, workers: Workers) -> None:
     shard, replicate = case["layout"]
     if case["kind"] == "ddp":

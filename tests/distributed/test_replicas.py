@@ -98,6 +98,7 @@ def test_a_killed_group_returns_and_the_others_never_stop(tmp_path: Path) -> Non
     assert saved[-1].name == f"step-{last_step(groups):08d}"
 
 
+@pytest.mark.nightly
 def test_a_group_that_comes_after_the_end_has_nothing_to_do(tmp_path: Path) -> None:
     """It loads the last checkpoint, and neither starts from step 0 nor waits for others."""
     with replica_groups(tmp_path, groups=2, steps=12) as groups:
@@ -121,6 +122,7 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "runs/it/checkpoints").glob("step-*"))
 
 
+@pytest.mark.nightly
 def test_a_last_save_longer_than_the_timeout_is_made_once(tmp_path: Path) -> None:
     """In place and not from a copy, by a group that answers the others meanwhile."""
     with replica_groups(tmp_path, groups=2, steps=12, restart=SHORT) as groups:
@@ -134,6 +136,7 @@ def test_a_last_save_longer_than_the_timeout_is_made_once(tmp_path: Path) -> Non
         assert_same_bits(groups)
 
 
+@pytest.mark.nightly
 def test_if_the_group_that_saves_last_is_lost_another_one_saves(tmp_path: Path) -> None:
     with replica_groups(tmp_path, groups=2, steps=12, restart=SHORT) as groups:
         groups.start(0, variables={COMMIT_S: "3600"})
@@ -145,6 +148,7 @@ def test_if_the_group_that_saves_last_is_lost_another_one_saves(tmp_path: Path) 
         assert checkpoints(tmp_path) == ["step-00000012"]
 
 
+@pytest.mark.nightly
 def test_a_last_checkpoint_that_is_corrupt_is_saved_again(tmp_path: Path) -> None:
     with replica_groups(tmp_path, groups=2, steps=12, restart="last_call_s = 0.5") as groups:
         run = tmp_path / "run.toml"
@@ -159,6 +163,7 @@ def test_a_last_checkpoint_that_is_corrupt_is_saved_again(tmp_path: Path) -> Non
         assert (last / "rank-00001.safetensors").stat().st_size > 0
 
 
+@pytest.mark.nightly
 def test_a_lighthouse_that_restarts_is_survived(tmp_path: Path) -> None:
     with replica_groups(tmp_path, groups=2) as groups:
         for group in range(2):
@@ -175,6 +180,7 @@ def test_a_lighthouse_that_restarts_is_survived(tmp_path: Path) -> None:
         assert "Restarting" not in groups.said(0) + groups.said(1)
 
 
+@pytest.mark.nightly
 def test_a_frozen_group_is_left_out_and_catches_up(tmp_path: Path) -> None:
     """As after a lost link: its processes still run, and never restart."""
     with replica_groups(tmp_path, groups=2, restart="replica_timeout_s = 8") as groups:
@@ -196,6 +202,7 @@ def test_a_frozen_group_is_left_out_and_catches_up(tmp_path: Path) -> None:
         assert "Restarting" not in groups.said(0) + groups.said(1)
 
 
+@pytest.mark.nightly
 def test_a_group_that_is_stopped_leaves_and_the_last_one_saves(tmp_path: Path) -> None:
     with replica_groups(tmp_path, groups=2) as groups:
         for group in range(2):
@@ -210,6 +217,7 @@ def test_a_group_that_is_stopped_leaves_and_the_last_one_saves(tmp_path: Path) -
     assert (tmp_path / "runs/it/checkpoints" / last / "manifest.json").exists()
 
 
+@pytest.mark.nightly
 def test_a_group_of_another_run_is_refused_and_the_others_train_on(tmp_path: Path) -> None:
     with replica_groups(tmp_path, groups=2) as groups:
         groups.start(0)
@@ -223,6 +231,7 @@ def test_a_group_of_another_run_is_refused_and_the_others_train_on(tmp_path: Pat
         assert "Restarting" not in groups.said(0)
 
 
+@pytest.mark.nightly
 def test_given_batches_are_trained_by_those_present(tmp_path: Path) -> None:
     """One group of two trains alone what a plain run of the same batch trains."""
     restart = 'absent_batches = "given"\nlast_call_s = 0.5'

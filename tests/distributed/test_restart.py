@@ -19,6 +19,7 @@ from benchmarks.faults import plant
 from tests.command import COMMAND, PATIENCE_S, environment, shardwise
 from tests.distributed.launch import free_port
 from tests.distributed.workers import Workers
+from tests.gate import first_in_gate
 
 pytest.importorskip("torch")
 from tests.distributed.train_run import run_toml
@@ -152,6 +153,7 @@ def test_steps_longer_than_the_limits_are_no_hangs(tmp_path: Path) -> None:
         assert [step for step, _ in losses(folder)] == list(range(1, steps + 1))
 
 
+@pytest.mark.nightly
 def test_a_rank_that_hangs_after_long_steps_is_named_and_killed(tmp_path: Path) -> None:
     """Fifteen steps of 0.4 s are longer than the limits set, and no hangs.
 
@@ -250,7 +252,7 @@ def test_a_run_that_was_asked_to_stop_goes_on_as_if_it_had_not(
     assert (tmp_path / last).read_bytes() == (undisturbed / last).read_bytes()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", first_in_gate(1, [signal.SIGUSR1, signal.SIGTERM]))
 def test_a_signal_to_every_process_of_a_job_stops_it_after_a_checkpoint(
     tmp_path: Path, started: object, number: signal.Signals
 ) -> None:

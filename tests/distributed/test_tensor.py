@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 
 from tests.distributed.workers import Workers
+from tests.gate import in_gate
 from tests.units.reduced import reduced
 
 pytest.importorskip("torch")
@@ -21,30 +23,35 @@ def example(processes: int, model: str, kind: str, **settings: Any) -> Example:
     return processes, model, {"kind": kind, "tensor": 2, **settings}
 
 
+# Each kind, layout and way to divide a norm once, and what most families do not have.
 EXAMPLES = [
-    # Layouts of shard x tensor: 1 x 2, 2 x 2, 1 x 4, 4 x 1.
-    example(2, "llama", "zero3"),
+    # Layouts of shard x tensor: 2 x 2, 1 x 4.
     example(4, "llama", "zero3"),
     example(4, "four kv heads", "zero3", tensor=4),
-    example(4, "llama", "zero3", tensor=1),
-    example(4, "llama", "zero3", tensor_across_nodes=True, sequence_parallel=False),
     # Kinds, recompute and accumulation.
-    example(4, "llama", "zero1", accumulate=2, recompute="selective"),
     example(4, "tied", "zero2", accumulate=2, recompute="full", sequence_parallel=False),
-    example(4, "tied", "zero3", accumulate=2, recompute="selective"),
     example(4, "qwen3", "zero3", recompute="full", packed=True),
     example(4, "odd vocabulary", "zero3", split_root=True, recompute=0.5, meta=True),
-    example(4, "tied", "ddp", accumulate=2, recompute="full"),
     example(4, "phi", "ddp", sequence_parallel=False, recompute="selective"),
-    example(2, "gpt_neox", "zero3"),
-    # Families.
-    *(
-        example(2, model, "zero3", sequence_parallel=sequence, packed=packed)
-        for model in ("mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "olmo", "phi")
-        for sequence, packed in ((True, True), (False, False))
-    ),
 ]
-HYBRID = example(8, "llama", "zero3", shard=2, accumulate=2)
+# Families, each with and without sequence parallelism.
+FAMILIES = [
+    example(2, model, "zero3", sequence_parallel=sequence, packed=packed)
+    for model in ("gemma3_text", "olmo", "phi", "mistral", "qwen2", "qwen3", "gemma")
+    for sequence, packed in ((True, True), (False, False))
+]
+MORE = [
+    # 1 x 2, 4 x 1, and a tensor group on several nodes.
+    example(2, "llama", "zero3"),
+    example(4, "llama", "zero3", tensor=1),
+    example(4, "llama", "zero3", tensor_across_nodes=True, sequence_parallel=False),
+    example(4, "llama", "zero1", accumulate=2, recompute="selective"),
+    example(4, "tied", "zero3", accumulate=2, recompute="selective"),
+    example(4, "tied", "ddp", accumulate=2, recompute="full"),
+    example(2, "gpt_neox", "zero3"),
+    example(8, "llama", "zero3", shard=2, accumulate=2),
+]
+GATE = [*EXAMPLES, FAMILIES[0]]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +61,7 @@ def alone(workers: Workers) -> Alone:
 
 @pytest.mark.parametrize(
     ("processes", "model", "settings"),
-    [*EXAMPLES, pytest.param(*HYBRID, marks=pytest.mark.nightly)],
+    in_gate(GATE, [*EXAMPLES, *FAMILIES, *MORE]),
     ids=str,
 )
 def test_processes_train_what_one_does(
@@ -73,9 +80,13 @@ def test_processes_of_a_tensor_group_drop_the_same(workers: Workers) -> None:
     assert len(one) == 2 * 2 + 2
 
 
-@pytest.mark.parametrize("kind", ["zero3", "ddp"])
-@pytest.mark.parametrize("sequence_parallel", [True, False])
-@pytest.mark.parametrize("model", ["qwen3", "olmo"])
+@pytest.mark.parametrize(
+    ("model", "sequence_parallel", "kind"),
+    in_gate(
+        [("qwen3", True, "zero3"), ("olmo", False, "ddp")],
+        [*product(("qwen3", "olmo"), (True, False), ("zero3", "ddp"))],
+    ),
+)
 def test_the_norm_communicates_as_predicted(
     model: str, sequence_parallel: bool, kind: str, workers: Workers
 ) -> None:

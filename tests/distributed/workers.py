@@ -32,6 +32,10 @@ PRELOADED = (
     "torchao.optim",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
+    # Of ours, what most cases run.
+    "tests.distributed.engine_run",
+    "tests.distributed.tensor_run",
+    "tests.distributed.train_run",
 )
 # How long the other ranks may still take once one has failed.
 GRACE_S = 5.0
