@@ -66,11 +66,14 @@ def break_run(folder: Path, case: Case, expected: Reference) -> Outcome:
         run.step_s = fault.step_s
         for number in range(count):
             run.start(number)
-        if not run.reaches(case.moment):
+        if not run.reaches(1):
             return _failed(case, fault, f"did not start: {run.said(0)[-500:]}")
+        # Looked up before the moment of the fault: the run would go on meanwhile, and may end.
         ports = run.unexpected_ports()
         trains = [number for number in range(count) if run.ranks(number)]
         victim, survivor = (0, 1) if fault.of_server else (trains[-1], trains[0])
+        if not run.reaches(case.moment):
+            return _failed(case, fault, f"did not train: {run.said(0)[-500:]}")
         noticed_s, recovery_s = _follow(run, fault, victim, survivor)
         survived = run.ends() and run.step() == STEPS
         said = {n: run.said(n) for n in range(count)}

@@ -18,7 +18,8 @@ import numpy as np
 from benchmarks.lab.calibrated import CALIBRATED_ON, calibrate, measured_alone
 from benchmarks.lab.cases import SEQ_LEN, STRATEGIES, load
 from benchmarks.lab.experiments import CROSSING, QUESTIONS, predict
-from benchmarks.lab.sweep import BATCHES, RATES, Cell
+from benchmarks.lab.quiet import why_not_judged
+from benchmarks.lab.sweep import BATCHES, RATES, Cell, read_cells
 from shardwise.calibrate.runs import Observation, Parts
 from shardwise.predict.rates import Coefficients
 
@@ -30,7 +31,9 @@ def measure() -> dict[str, Any]:
     seen, found = calibrate()
     k = Coefficients(**found.calibration.coefficients())
     predicted = {cell: one.predict(k, one.run.cluster) for cell, one in seen.items()}
-    held_out = [cell for cell in seen if cell not in CALIBRATED_ON]
+    others = {cell: one.get("others_share", 0.0) for cell, one in (read_cells() or {}).items()}
+    not_judged = {c: why for c, share in others.items() if (why := why_not_judged(share))}
+    held_out = [cell for cell in seen if cell not in CALIBRATED_ON and cell not in not_judged]
     errors = {c: predicted[c].step_s / seen[c].step_s - 1 for c in held_out}
     sizes = sorted(abs(error) for error in errors.values())
     exposed = {
@@ -41,6 +44,7 @@ def measure() -> dict[str, Any]:
     doubling = _doubling(seen, predicted)
     return {
         "held_out": len(held_out),
+        "not_judged": {cell.name: why for cell, why in not_judged.items()},
         "step_median_error": statistics.median(sizes),
         "step_p90_error": sizes[round(0.9 * (len(sizes) - 1))],
         "exposed_median_error": statistics.median(abs(e) for e in exposed.values()),
@@ -196,6 +200,8 @@ def show(result: Mapping[str, Any]) -> None:
         f"time {result['step_median_error']:.1%} (median), {result['step_p90_error']:.1%} (90th "
         "percentile)"
     )
+    for name, why in result["not_judged"].items():
+        print(f"{name}: {why}")
     print(
         f"without training runs, from matmuls, memory and links only: "
         f"{result['untrained_median_error']:.1%} and {result['untrained_p90_error']:.1%}"

@@ -37,6 +37,13 @@ def usage(made: Sequence[Host]) -> Usage:
     return Usage(time.monotonic(), (user + nice + system) * _TICK_S, own * _TICK_S)
 
 
+def why_not_judged(others: float) -> str | None:
+    """Why a time says nothing about a prediction, given the share that others used meanwhile."""
+    if others <= BUSY:
+        return None
+    return f"not judged: other processes used {others:.0%} of the machine; at most {BUSY:.0%} may"
+
+
 def wait_until_quiet(now: Callable[[], Usage], until: float) -> None:
     """Return when others use little, or at `until` of the monotonic clock."""
     while time.monotonic() < until:

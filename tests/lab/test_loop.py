@@ -11,10 +11,13 @@ import pytest
 pytest.importorskip("scipy")
 from benchmarks.lab import machine, network
 from benchmarks.lab.cases import STRATEGIES, Case, measure_cases
+from benchmarks.lab.quiet import why_not_judged
 from shardwise.calibrate.fit import fit
 from shardwise.predict.rates import Coefficients
 from shardwise.spec.lookup import find_cluster
 
+# As long jobs wait, in all, until others use little of the machine.
+PATIENCE_S = 300.0
 REASON = network.available()
 pytestmark = [
     pytest.mark.timing,
@@ -40,14 +43,16 @@ def test_what_was_never_trained_is_predicted(tmp_path: Path) -> None:
     # it; docs/lab.md has every collective at every rate.
     assert cluster.calibration is not None
     assert 0.7 < cluster.calibration.network_efficiency < 1.15
-    kept = measure_cases(cases)
+    kept = measure_cases(cases, patience_s=PATIENCE_S)
+    others = max(share for one in kept.values() for share in one.others)
+    if (reason := why_not_judged(others)) is not None:
+        pytest.skip(reason)
     seen = {case.name: case.observe(kept[case.name].summary(), cluster) for case in cases}
     found = fit([seen["500-zero3"], seen["2000-ddp"]])
     k = Coefficients(**found.calibration.coefficients())
     steps = {name: one.predict(k, one.run.cluster).step_s for name, one in seen.items()}
     held_out = [name for name in steps if name not in ("500-zero3", "2000-ddp")]
     errors = [abs(steps[name] / seen[name].step_s - 1) for name in held_out]
-    # A machine that others use at the same time is not held to the few percent of a quiet one.
     assert statistics.median(errors) < 0.25, errors
     for one, other in combinations(("ddp", "zero3", "hybrid"), 2):
         for rate in (500, 2000):

@@ -22,7 +22,7 @@ class Workers:
     """
 
     def __init__(self, most: int, limit_s: float) -> None:
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self._room = asyncio.Semaphore(most)
         self._idle: list[Process] = []
         self._busy: set[Process] = set()
@@ -35,7 +35,7 @@ class Workers:
                 return _STOPPING
             process = await self._take()
             try:
-                async with asyncio.timeout(self._limit_s):
+                async with asyncio.timeout(self.limit_s):
                     if not await _begins(process, task):  # it was killed while it waited
                         self._busy.discard(process)
                         process = await self._take(fresh=True)
@@ -43,7 +43,7 @@ class Workers:
                     found = await _read_reply(process)
             except TimeoutError:
                 self._end(process)
-                return Reply(503, f"No answer within {self._limit_s:g} s: ask for less at once.")
+                return Reply(503, f"No answer within {self.limit_s:g} s: ask for less at once.")
             except (OSError, EOFError):  # its pipes are closed: it is dead
                 self._busy.discard(process)
                 killed = Reply(503, "The process that worked on this was killed. Ask again.")
