@@ -16,8 +16,8 @@ pytest.importorskip("torch")
 from shardwise.engine.device import ONE_GROUP
 from tests.distributed.levels_run import ROUNDS, hear, load, lose_a_rank, save, start_first
 
-# The gate allows more on a busy machine; without a limit of their own, ranks wait half an hour.
-BOUND_S = 60
+# Less than the half hour that ranks wait for each other where nobody tells them.
+PATIENCE_S = 300
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,11 @@ def test_a_rank_that_dies_ends_all(tmp_path: Path, victim: int) -> None:
         process.start()
     try:
         for process in ranks:
-            process.join(5 * BOUND_S)
+            process.join(PATIENCE_S)
         codes = [process.exitcode for process in ranks]
     finally:
         for process in ranks:
             process.kill()
     assert codes == [-signal.SIGKILL if rank == victim else 1 for rank in range(8)]
     for rank in set(range(8)) - {victim}:
-        waited, _, told = (tmp_path / f"rank-{rank}").read_text().partition(" ")
-        assert told == "lost a peer"
-        assert float(waited) < BOUND_S
+        assert (tmp_path / f"rank-{rank}").read_text() == "lost a peer"

@@ -106,7 +106,7 @@ def test_a_rank_that_sleeps_is_named_with_its_section(tmp_path: Path, started: o
     assert "distributed" in (stacks / "rank-0.txt").read_text()
 
 
-@pytest.mark.nightly
+@pytest.mark.timing
 def test_slow_saves_and_slow_first_steps_are_no_hangs(tmp_path: Path) -> None:
     """Each takes longer than what names a hang in a step."""
     text = plant.RUN.format(
@@ -124,7 +124,7 @@ def test_slow_saves_and_slow_first_steps_are_no_hangs(tmp_path: Path) -> None:
     assert not (tmp_path / "runs/it/recoveries.jsonl").exists()
 
 
-@pytest.mark.nightly
+@pytest.mark.timing
 def test_steps_longer_than_the_limits_are_no_hangs(tmp_path: Path) -> None:
     """Limits of 1/4 and 3/4 of a step, with saves on, on one process and on two side by side.
 

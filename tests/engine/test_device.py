@@ -125,7 +125,9 @@ def test_random_states_are_restored(device: Any) -> None:
 
 def test_the_random_state_of_another_device_is_ignored() -> None:
     states = {**devices.random_states(CPU), "cuda": torch.zeros(16, dtype=torch.uint8)}
+    drawn = torch.rand(4)
     devices.set_random_states(states, CPU)
+    assert torch.equal(torch.rand(4), drawn)
 
 
 @each_device
