@@ -245,6 +245,8 @@ def check_line(line: str, shown: str | None, folder: Path) -> None:
     asked = re.sub(r"--nproc \d+", "--nproc 2", line)
     if command == "train" and shown is None:
         asked = asked.replace("shardwise train", "shardwise train --steps 5")  # how far, who cares
+    if command == "calibrate":  # the machine may be busy with other tests
+        asked = asked.replace("shardwise calibrate", "shardwise calibrate --force")
     done = answer(asked) if PURE.match(asked) else run_line(asked, folder)
     said = f"{line}\n{done.stdout}{done.stderr}"
     expected = re.search(r"# .*exits with (\d+)", line)

@@ -19,6 +19,7 @@ from shardwise.calibrate.machine.collectives import Collective, Message
 from shardwise.calibrate.machine.compute import Compute, Product
 from shardwise.calibrate.machine.line import Line
 from shardwise.calibrate.machine.measure import Machine
+from shardwise.calibrate.machine.quality import doubts
 from shardwise.calibrate.machine.timing import Timing
 from shardwise.calibrate.runs import Observation, units_of
 from shardwise.checkpoint.dcp.load import Loaded
@@ -30,7 +31,7 @@ from shardwise.report.calibrate import print_fit
 from shardwise.report.doctor import print_checks
 from shardwise.report.export_weights import print_exported
 from shardwise.report.fsck import print_checked
-from shardwise.report.machine import print_machine
+from shardwise.report.machine import print_doubts, print_machine
 from shardwise.report.train import TrainScreen
 from shardwise.spec.calibration import Calibration
 from shardwise.spec.run import RunSpec, read_run
@@ -198,7 +199,22 @@ def test_calibrate_by_measuring(capsys: pytest.CaptureFixture[str]) -> None:
     collective = Collective("all_gather", "inside a node", 2, [Message(1 << 20, timing)], line)
     machine = Machine("CPU", "gloo", 8 << 30, 1, 2, compute, [collective], 0.25)
     print_machine(machine, 31.0)
+    assert not list(doubts(machine))
     assert_screen("calibrate", capsys.readouterr().out)
+
+
+def test_a_busy_machine_is_not_calibrated_without_a_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    slow = Timing.of([0.01, 0.012, 0.02, 0.03, 0.04, 0.05])
+    compute = Compute([Product("bf16", 1024, slow)], 5e10, 2e10, 1.5e10, 4e-6, 8e9)
+    line = Line(2e-5, 1.25e9, (1.1e9, 1.4e9), 0.44)
+    collective = Collective("all_gather", "inside a node", 2, [Message(1 << 20, slow)], line)
+    machine = Machine("CPU", "gloo", 8 << 30, 1, 2, compute, [collective], 0.25, load=0.7)
+    found = list(doubts(machine))
+    assert [doubt.kind for doubt in found] == ["load", "spread", "fit"]
+    print_doubts(found, is_written=False)
+    assert_screen("calibrate-busy", capsys.readouterr().out)
 
 
 def test_calibrate_from_runs(run: RunSpec, capsys: pytest.CaptureFixture[str]) -> None:

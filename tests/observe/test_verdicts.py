@@ -13,6 +13,7 @@ import pytest
 from shardwise.observe.diagnosis.verdict import (
     LateGathers,
     LateRank,
+    RanksOutOfStep,
     SlowLink,
     SlowMatmuls,
     SmallMessages,
@@ -251,6 +252,16 @@ def test_one_step_is_not_every_step(tmp_path: Path) -> None:
     (verdict,) = [one for one in verdicts_of(summary) if isinstance(one, Straggler)]
     assert not verdict.every_step
     assert "every step" not in explain(verdict, health_of(summary, Thresholds())).result
+
+
+@pytest.mark.parametrize(("steps", "named"), [(3, False), (12, True)])
+def test_a_few_noisy_steps_name_no_straggler(tmp_path: Path, steps: int, named: bool) -> None:
+    """A rank that is late in all steps but one: of three steps that may be chance."""
+    late = {2: ("host", 15_000)}
+    plan = replace(HEALTHY, ranks=4, blocks=4, steps=steps, late=late, on_time=(1,))
+    _, summary = read(tmp_path, plan)
+    found = [one for one in verdicts_of(summary) if isinstance(one, Straggler | RanksOutOfStep)]
+    assert [isinstance(one, Straggler) for one in found] == [named]
 
 
 @pytest.mark.skipif(not TRACES.exists(), reason="needs the traces beside the project")

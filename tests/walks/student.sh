@@ -15,7 +15,7 @@ assert lines[-1]["loss"] < 0.7 * lines[0]["loss"], (lines[0]["loss"], lines[-1][
 END
 
 mkdir tutorial && cd tutorial
-shardwise calibrate -o cluster.toml
+shardwise calibrate --force -o cluster.toml  # the machine may be busy
 save_block docs/tutorial/ten-minutes.md toml 1 > run.toml
 shardwise plan run.toml
 shardwise train run.toml --name first

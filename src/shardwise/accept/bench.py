@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from shardwise.accept import workload
 from shardwise.accept.line import CheckFailedError
-from shardwise.accept.machine import Machine, busy_share
+from shardwise.accept.machine import Machine
 from shardwise.accept.ranks import last_words, on_ranks
+from shardwise.calibrate.machine.quality import busy_share
 from shardwise.child import start_python
 from shardwise.contribution.collect import collect
 from shardwise.contribution.record import Contribution
@@ -115,7 +116,9 @@ class Bench:
     def _calibrate(self) -> ClusterSpec:
         self.say("calibrate")
         file = self.new_folder("cluster").with_suffix(".toml")
-        words = ["calibrate", "--nproc", str(self.machine.processes), "--output", str(file)]
+        # How busy the machine is, each check judges itself.
+        words = ["calibrate", "--force", "--output", str(file)]
+        words += ["--nproc", str(self.machine.processes)]
         known = self.machine.known
         if known is not None and not known.is_cpu:
             words += ["--device", known.name]

@@ -8,7 +8,6 @@ from shardwise.spec.cluster import DeviceSpec
 
 # Share of all cores that others may use while time is measured.
 MAX_BUSY = 0.10
-_SAMPLE_S = 2.0
 
 
 class Machine(NamedTuple):
@@ -46,10 +45,3 @@ def this_machine(processes: int | None, device: DeviceSpec | None = None) -> Mac
     memory = engine.accelerator_memory(here) or host_memory(number)
     known = device or (recognise(name, memory) if count else find_device("CPU"))
     return Machine(number, name, engine.communicator(here), memory, count == 0, known)
-
-
-def busy_share() -> float:
-    """Share of all cores that are in use now, while Shardwise itself waits."""
-    import psutil
-
-    return float(psutil.cpu_percent(_SAMPLE_S)) / 100

@@ -15,6 +15,7 @@ from shardwise.spec.foreign_text import echo
 if TYPE_CHECKING:
     from shardwise.calibrate.fit import Fit
     from shardwise.calibrate.machine.measure import Machine
+    from shardwise.calibrate.machine.quality import Doubt
     from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 
 
@@ -47,6 +48,9 @@ def calibrate(
         str | None,
         typer.Option(help="Nominal network bandwidth per device, such as 400Gbps."),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the file even if the measurement is poor.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure this machine, or fit runs on it, and write a cluster file for --cluster.
@@ -54,6 +58,8 @@ def calibrate(
     Measures matmuls, attention, memory, optimizer and collectives between the processes it
     launches; under torchrun or Slurm between all launched processes. With --from-run, fits
     coefficients to two to six short runs, which is more accurate, most of all with profiled runs.
+
+    Exits with 1, and writes nothing, if the machine was too busy for a good measurement.
     """
     from shardwise.spec.record import SpecError
 
@@ -67,11 +73,16 @@ def calibrate(
             )
         _from_runs(from_run, output, as_json)
     else:
-        _by_measuring(output, nproc, device, network, as_json)
+        _by_measuring(output, nproc, device, network, as_json, force)
 
 
 def _by_measuring(
-    output: Path, nproc: int | None, device: str | None, network: str | None, as_json: bool
+    output: Path,
+    nproc: int | None,
+    device: str | None,
+    network: str | None,
+    as_json: bool,
+    force: bool,
 ) -> None:
     from shardwise.cli.long import long_command, needs_torch, speak_for_all
     from shardwise.spec.catalogue import find_device
@@ -95,6 +106,7 @@ def _by_measuring(
         words = ["calibrate", "--output", str(output), *(["--json"] if as_json else [])]
         words += ["--device", device] if device else []
         words += ["--network", network] if network else []
+        words += ["--force"] if force else []
         with tempfile.TemporaryDirectory() as folder:
             os.environ[launch.FOLDER] = folder
             raise typer.Exit(launch.launch(words, processes, Path(folder)))
@@ -102,7 +114,8 @@ def _by_measuring(
         launch.end_with_launcher()
     from shardwise.calibrate.machine.cluster import to_cluster
     from shardwise.calibrate.machine.measure import measure_machine
-    from shardwise.report.machine import MeasuringScreen, print_machine
+    from shardwise.calibrate.machine.quality import doubts
+    from shardwise.report.machine import MeasuringScreen, print_doubts, print_machine
     from shardwise.spec.lookup import write_cluster
 
     leads = os.environ.get("RANK", "0") == "0"
@@ -111,12 +124,19 @@ def _by_measuring(
     if not leads:
         return
     cluster = to_cluster(machine, spec, rate)
-    output.write_text(write_cluster(cluster), encoding="utf-8")
+    found = list(doubts(machine))
+    writes = force or not found
+    if writes:
+        output.write_text(write_cluster(cluster), encoding="utf-8")
     if as_json:
-        print_json(_machine_json(cluster, machine))
+        print_json(_machine_json(cluster, machine, found))
     else:
         print_machine(machine, screen.seconds)
-        echo(f"\nWritten to {output}. Use it with: --cluster {output}")
+        print_doubts(found, is_written=writes)
+        if writes:
+            echo(f"\nWritten to {output}. Use it with: --cluster {output}")
+    if not writes:
+        raise typer.Exit(1)
 
 
 def _check_device(spec: DeviceSpec | None) -> None:
@@ -139,7 +159,7 @@ def _processes(nproc: int | None) -> int:
     return nproc or gpus or 2
 
 
-def _machine_json(cluster: ClusterSpec, machine: Machine) -> dict[str, object]:
+def _machine_json(cluster: ClusterSpec, machine: Machine, found: list[Doubt]) -> dict[str, object]:
     from shardwise.report.machine import machine_table
 
     return {
@@ -147,6 +167,7 @@ def _machine_json(cluster: ClusterSpec, machine: Machine) -> dict[str, object]:
         "kind": "measured",
         "cluster": cluster.model_dump(mode="json", exclude_none=True),
         "machine": machine_table(machine),
+        "doubts": [doubt._asdict() for doubt in found],
     }
 
 

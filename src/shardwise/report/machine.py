@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from shardwise.report.screen import plain_console, plain_table, screen
+from shardwise.report.screen import bullet, option, plain_console, plain_table, screen
+from shardwise.report.words import percent
 from shardwise.spec.quantity import show_seconds
 
 if TYPE_CHECKING:
     from shardwise.calibrate.machine.measure import Machine
+    from shardwise.calibrate.machine.quality import Doubt
 
 
 class MeasuringScreen:
@@ -97,6 +100,36 @@ def print_machine(machine: Machine, seconds: float) -> None:
     out.print(f"Outliers left out: {outliers} of {repetitions} repetitions", style="dim")
 
 
+def print_doubts(doubts: Sequence[Doubt], *, is_written: bool) -> None:
+    """Print why a measurement is poor, and what to do about it."""
+    if not doubts:
+        return
+    out = screen()
+    out.print(Text("\nPoor measurement: predictions from it would be wrong.", style="yellow"))
+    for doubt in doubts:
+        bullet(out, _doubt_words(doubt))
+    action = "" if is_written else "Nothing is written. "
+    again = "" if is_written else ", or add --force"
+    option(out, f"{action}Measure again when the machine is idle{again}.")
+
+
+def _doubt_words(doubt: Doubt) -> str:
+    if doubt.kind == "load":
+        return (
+            f"Other processes used {percent(doubt.value)} of the cores before it began (limit "
+            f"{percent(doubt.limit)})."
+        )
+    if doubt.kind == "spread":
+        return (
+            f"The same work varied by a factor of {doubt.value:.1f} between repetitions, 10th to "
+            f"90th percentile (limit {doubt.limit:.1f})."
+        )
+    return (
+        f"A line fits the times of {doubt.where} with R² {doubt.value:.2f} only (at least "
+        f"{doubt.limit:.2f})."
+    )
+
+
 def _products(machine: Machine) -> Any:
     table = plain_table()
     table.add_column("matmul", no_wrap=True)
@@ -146,6 +179,7 @@ def machine_table(machine: Machine) -> dict[str, Any]:
         "backend": machine.backend,
         "nodes": machine.nodes,
         "devices_per_node": machine.devices_per_node,
+        "load": machine.load,
         "matmul": [
             {"dtype": p.dtype, "edge": p.edge, "flops_per_s": p.rate, **p.timing.summary()}
             for p in compute.products

@@ -12,7 +12,7 @@ from __future__ import annotations
 # Seconds before the first save; a restart takes several.
 FIRST_S = 10.0
 # The largest share of time in which an early save is being written.
-MAX_SHARE = 0.05
+MAX_SHARE = 0.2
 
 
 class SavePace:

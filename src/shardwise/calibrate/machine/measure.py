@@ -9,6 +9,7 @@ from shardwise.calibrate.machine.collectives import Collective, groups, measure_
 from shardwise.calibrate.machine.compute import Compute, measure_compute
 from shardwise.calibrate.machine.contention import measure_contention
 from shardwise.calibrate.machine.exchange import measure_exchange
+from shardwise.calibrate.machine.quality import busy_share
 from shardwise.calibrate.machine.timing import Step
 from shardwise.engine.device import (
     accelerator_memory,
@@ -34,6 +35,8 @@ class Machine(NamedTuple):
     contention: float | None
     # Of a collective of next to no bytes inside a block; on CPUs, where nothing hides it.
     exchange_s: float | None = None
+    # Share of the cores that other processes used before.
+    load: float = 0.0
 
 
 def measure_machine(step: Step) -> Machine:
@@ -44,6 +47,8 @@ def measure_machine(step: Step) -> Machine:
     join(device)
     _, size = world()
     per_node = processes_per_node()
+    step("load")
+    load = busy_share()
     compute = measure_compute(device, step)
     collectives: list[Collective] = []
     contention = exchange = None
@@ -65,6 +70,7 @@ def measure_machine(step: Step) -> Machine:
         collectives=collectives,
         contention=contention,
         exchange_s=exchange,
+        load=load,
     )
     leave()
     return found

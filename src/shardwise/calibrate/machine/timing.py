@@ -48,6 +48,13 @@ class Timing(NamedTuple):
     def outliers(self) -> int:
         return len(self.seconds) - len(self.usual)
 
+    @property
+    def spread(self) -> float:
+        """The 90th percentile over the 10th; outliers are left out."""
+        usual = self.usual
+        last = len(usual) - 1
+        return usual[round(0.9 * last)] / usual[round(0.1 * last)]
+
     def summary(self) -> dict[str, float]:
         last = len(self.seconds) - 1
         return {

@@ -17,6 +17,8 @@ from shardwise.observe.summary import Summary
 REASONS: tuple[StragglerReason, ...] = ("data", "compute", "host")
 # By which share of a step a rank must exceed the others, in every one of at least so many steps.
 STEADY_EXCESS, MIN_STEPS = 0.05, 2
+# Fewer steps than these name a rank only if it is late in each of them.
+ENOUGH_STEPS = 10
 # With two ranks, chance alone makes each cause half of the waiting: demand more.
 _TWO_RANKS_SHARE = 0.75
 # A rank that causes this share of the waiting of one that is named is named too.
@@ -58,7 +60,10 @@ def straggler_of(
             others = [rank for i, rank in enumerate(ranks) if i not in few]
             reasons = {i: max(REASONS, key=lambda c: _excess(ranks[i], others, c)) for i in few}
             late = [_late(summary, joined, i, others, reasons[i]) for i in few]
-            return _straggler(summary, joined, few, sum(caused[i] for i in few), late)
+            found = _straggler(summary, joined, few, sum(caused[i] for i in few), late)
+            if found.every_step or not 1 < len(ranks[few[0]].steps) < ENOUGH_STEPS:
+                return found
+            break  # a few noisy steps: which rank is late may be chance
     worst = order[0]
     others = [rank for i, rank in enumerate(ranks) if i != worst]
     smallest_excess = {c: _smallest_excess(ranks[worst], others, c) for c in REASONS}
