@@ -13,7 +13,10 @@ import pytest
 from shardwise.observe.diff import Diff, compare, short_name
 from shardwise.observe.summary import summarise
 from tests.command import shardwise
+from tests.observe.synthetic import Plan, build
 from tests.screens import assert_screen
+
+TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 
 
 def trace(path: Path, kernels: Mapping[str, Sequence[float]], step: float = 1000.0) -> Path:
@@ -86,6 +89,49 @@ def test_the_screen_shows_changes_beyond_noise(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert_screen("diff-regression", done.stdout)
     assert_screen("diff-same", shardwise("diff", str(before), str(before)).stdout)
+
+
+@pytest.mark.parametrize(
+    ("slower", "part", "milliseconds"),
+    [
+        (Plan(forward=4000, backward=8000, data=9000), "data_loading", 9.0),
+        (Plan(forward=4000, backward=8000, malloc=7000), "allocator", 7.0),
+        (Plan(forward=4000, backward=8000, synchronised=6000), "synchronisation", 6.0),
+        (Plan(forward=4000, backward=8000, gather=20_000), "exposed_communication", None),
+        (Plan(forward=6000, backward=8000), "compute", 32.0),
+    ],
+)
+def test_what_a_step_lost_comes_before_its_kernels(
+    tmp_path: Path, slower: Plan, part: str, milliseconds: float | None
+) -> None:
+    paths: list[Path] = []
+    for name, one in (("before", Plan(forward=4000, backward=8000)), ("after", slower)):
+        (tmp_path / name).mkdir()
+        paths += build(tmp_path / name, one).paths
+    found = diff_of(*paths)
+    first = found.parts[0]
+    assert (first.part, first.changed) == (part, True)
+    if milliseconds is not None:
+        assert first.delta_ns == pytest.approx(milliseconds * 1e6, rel=0.02)
+    # The parts sum to the step, so that nothing it lost is missing.
+    for which in ("before_ns", "after_ns"):
+        total = sum(getattr(one, which) for one in found.parts)
+        step = (found.before if which == "before_ns" else found.after).step_ns
+        assert total == pytest.approx(step, rel=0.02)
+    assert not any(one.changed for one in diff_of(paths[0], paths[0]).parts)
+
+
+@pytest.mark.skipif(not TRACES.exists(), reason="needs the traces beside the project")
+def test_a_data_bound_pair_is_told_by_its_data(tmp_path: Path) -> None:
+    """ResNet-50 with four workers for its data, and with none: kernels changed by 4 ms at most."""
+    paths = [TRACES / f"kineto_tb/resnet50_num_workers_{n}.json.gz" for n in (4, 0)]
+    found = diff_of(*paths)
+    assert found.regressed
+    first, second = found.parts[:2]
+    assert first.part == "data_loading"
+    assert 50e6 < first.delta_ns < 70e6
+    assert abs(second.delta_ns) < first.delta_ns / 3
+    assert_screen("diff-data", shardwise("diff", *map(str, paths)).stdout)
 
 
 # Without a time in it: workers of a test run must agree on the name of a case.

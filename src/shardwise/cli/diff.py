@@ -18,7 +18,7 @@ def diff(
     top: Annotated[int, typer.Option(help="Number of changes to show.", min=1, max=500)] = 15,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two traces or runs by kernel: added, removed, slower, faster.
+    """Compare two traces or runs: where the time of a step went, then kernel by kernel.
 
     Exits with 1 if a step takes longer beyond noise.
     """
@@ -37,6 +37,7 @@ def diff(
                 "regressed": compared.regressed,
                 "before": compared.before._asdict(),
                 "after": compared.after._asdict(),
+                "parts": [{**one._asdict(), "delta_ns": one.delta_ns} for one in compared.parts],
                 "differences": [
                     {
                         **one._asdict(),

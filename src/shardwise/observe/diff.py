@@ -1,7 +1,9 @@
-"""Compare two traces by kernel: added, removed, slower and faster beyond noise.
+"""Compare two traces: where the time of a step went, then its kernels, beyond noise.
 
-Times are per step. Noise is the spread between the steps of a trace; with a single step it is
-unknown, and a share of the step is used instead.
+The parts of a step are compute, exposed communication and copies, and idle time by what the host
+did; they sum to it. Kernels are added, removed, slower or faster. Times are per step. Noise is the
+spread between the steps of a trace; with a single step it is unknown, and a share of the step is
+used instead.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from shardwise.observe.diagnosis.device import IDLE_FIELDS
+from shardwise.observe.diagnosis.verdict import IdleCause
 from shardwise.observe.rank.summary import RankSummary
 from shardwise.timeline.spans import KINDS
 
@@ -20,6 +24,7 @@ Change = Literal["added", "removed", "slower", "faster", "same"]
 MIN_CHANGE = 0.005
 # A step that is longer by this share is a regression, if it is beyond noise too.
 REGRESSION = 0.03
+StepPart = Literal["compute", "exposed_communication", "exposed_copies", IdleCause]
 _DETAILS = re.compile(r"\(.*|\bvoid ")
 
 
@@ -45,11 +50,29 @@ class Difference(NamedTuple):
         return self.after.step_ns - self.before.step_ns
 
 
+class Part(NamedTuple):
+    """A part of the average step in both traces, and how much of it is noise."""
+
+    part: StepPart
+    before_ns: float
+    after_ns: float
+    noise_ns: float
+
+    @property
+    def delta_ns(self) -> float:
+        return self.after_ns - self.before_ns
+
+    @property
+    def changed(self) -> bool:
+        return abs(self.delta_ns) > self.noise_ns
+
+
 class Diff(NamedTuple):
-    """The step of both traces, and every kernel, the largest difference first."""
+    """The step of both traces, its parts and every kernel, the largest difference first."""
 
     before: Side
     after: Side
+    parts: list[Part]
     differences: list[Difference]
     regressed: bool
 
@@ -78,7 +101,33 @@ def compare(before: RankSummary, after: RankSummary) -> Diff:
     differences.sort(key=lambda d: -abs(d.delta_ns))
     longer = steps[1].step_ns - steps[0].step_ns
     noise = max(*(side.spread_ns for side in steps), REGRESSION * steps[0].step_ns)
-    return Diff(steps[0], steps[1], differences, longer > noise)
+    parts = _parts(before, after, smallest)
+    return Diff(steps[0], steps[1], parts, differences, longer > noise)
+
+
+def _parts(before: RankSummary, after: RankSummary, smallest: float) -> list[Part]:
+    """The parts of both steps, the largest difference first."""
+    fields: dict[StepPart, str] = {
+        "compute": "compute_ns",
+        "exposed_communication": "exposed_communication_ns",
+        "exposed_copies": "exposed_copy_ns",
+    }
+    parts = []
+    for part, field in fields.items():
+        was, now = (rank.per_step(getattr(rank.profiled, field)) for rank in (before, after))
+        noise = max(smallest, _spread(before, field), _spread(after, field))
+        parts.append(Part(part, was, now, noise))
+    # Steps do not tell idle time by its cause: the noise is that of all of it.
+    noise = max(smallest, _spread(before, "idle_ns"), _spread(after, "idle_ns"))
+    for cause, field in IDLE_FIELDS.items():
+        was, now = (rank.per_step(getattr(rank.host.idle, field)) for rank in (before, after))
+        parts.append(Part(cause, was, now, noise))
+    return sorted(parts, key=lambda part: -abs(part.delta_ns))
+
+
+def _spread(rank: RankSummary, field: str) -> float:
+    """How far a part of a step varies from step to step; 0 where that is not known."""
+    return _side([(1, getattr(step, field)) for step in rank.steps or [rank.full_trace]]).spread_ns
 
 
 def _change(was: Side, now: Side, noise: float) -> Change:

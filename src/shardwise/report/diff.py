@@ -1,13 +1,25 @@
-"""The screen of `shardwise diff`: the result, then the kernels that changed most."""
+"""The screen of `shardwise diff`: the result, the parts of a step, then kernels."""
 
 from __future__ import annotations
 
+from rich.console import Console
 from rich.text import Text
 
-from shardwise.observe.diff import Diff, Side
+from shardwise.observe.diff import Diff, Side, StepPart
 from shardwise.report.screen import plain_table, screen
 from shardwise.report.words import MILLISECOND, signed_percent
 
+PARTS: dict[StepPart, str] = {
+    "data_loading": "waiting for data",
+    "allocator": "waiting for the allocator",
+    "rate_limiter": "waiting for FSDP's rate limiter",
+    "synchronisation": "idle after the host waited",
+    "launch_bound": "waiting for kernel launches",
+    "unexplained_idle": "idle, reason unknown",
+    "exposed_communication": "exposed communication",
+    "exposed_copies": "exposed copies",
+    "compute": "compute",
+}
 _COLOURS = {"added": "yellow", "removed": "cyan", "slower": "red", "faster": "green"}
 
 
@@ -19,6 +31,7 @@ def print_diff(diff: Diff, top: int) -> None:
     result = "Regression" if diff.regressed else "No regression"
     style = "bold red" if diff.regressed else "bold"
     out.print(Text(f"{result}: {change} ({signed_percent(ratio, 1)}).", style=style))
+    _print_parts(out, diff)
     changed = [d for d in diff.differences if d.change != "same"]
     if not changed:
         out.print("No kernel changed beyond noise.")
@@ -43,6 +56,30 @@ def print_diff(diff: Diff, top: int) -> None:
     same = len(diff.differences) - len(changed)
     unchanged = f" {same:,} did not change beyond noise." if same else ""
     out.print(f"Milliseconds and calls per step (median).{more}{unchanged}", style="dim")
+
+
+def _print_parts(out: Console, diff: Diff) -> None:
+    """What the difference lies in, the largest first; parts sum to the average step."""
+    changed = [part for part in diff.parts if part.changed]
+    if not changed:
+        return
+    first = changed[0]
+    change = f"{first.delta_ns / MILLISECOND:+z,.1f} ms per step"
+    out.print(f"Largest difference: {PARTS[first.part]}, {change}.")
+    table = plain_table()
+    table.add_column("part of a step", no_wrap=True)
+    for column in ("before", "after", "change"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for part in changed:
+        cells = (part.before_ns, part.after_ns)
+        table.add_row(
+            PARTS[part.part],
+            *(f"{cell / MILLISECOND:,.2f}" for cell in cells),
+            f"{part.delta_ns / MILLISECOND:+z,.2f}",
+        )
+    out.print()
+    out.print(table)
+    out.print("Milliseconds per step (average).", style="dim")
 
 
 def _time(side: Side) -> str:

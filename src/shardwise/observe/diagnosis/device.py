@@ -17,7 +17,7 @@ from shardwise.observe.rules import Thresholds
 from shardwise.spec.cluster import ClusterSpec
 
 # The field of Idle that measures each cause.
-_FIELDS: dict[IdleCause, str] = {
+IDLE_FIELDS: dict[IdleCause, str] = {
     "data_loading": "data_ns",
     "allocator": "allocator_ns",
     "rate_limiter": "rate_limiter_ns",
@@ -29,7 +29,7 @@ _FIELDS: dict[IdleCause, str] = {
 
 def idle(ranks: list[RankSummary]) -> Iterator[Verdict]:
     """A verdict per cause of idle time."""
-    for cause, field in _FIELDS.items():
+    for cause, field in IDLE_FIELDS.items():
         spent = [getattr(rank.host.idle, field) for rank in ranks]
         saves = mean([rank.per_step(one) for rank, one in zip(ranks, spent, strict=True)])
         if not saves:
