@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from shardwise.contribution.check import impossible
 from shardwise.contribution.record import Contribution
-from shardwise.contribution.strict_json import read_json
+from shardwise.spec.read_file import read_json
 from shardwise.spec.record import SpecError
 
 RUNS = Path(__file__).resolve().parent / "runs"

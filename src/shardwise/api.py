@@ -9,8 +9,9 @@ from shardwise.predict.estimate import price
 from shardwise.spec.adapter import Adapter, read_adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
-from shardwise.spec.lookup import ON_DISK, Lookup, Model, ModuleRef, read_toml
+from shardwise.spec.lookup import ON_DISK, Lookup, Model, ModuleRef
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.read_file import read_toml
 from shardwise.spec.record import Problems, SpecError
 from shardwise.spec.run import RunSpec, default_seq_len, default_strategy, read_run
 from shardwise.spec.settings import PlanSettings, RunSettings, keywords

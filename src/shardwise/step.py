@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from shardwise.notebook import html_of
 from shardwise.spec.quantity import show_count, show_gib, show_seconds
+from shardwise.spec.read_file import read_json
 from shardwise.spec.record import SpecError
 from shardwise.spec.wording import value_sentence
 
@@ -205,14 +206,7 @@ def _check_sizes(value: object, where: str) -> None:
 
 def read_profile_file(path: Path) -> StepProfile:
     """Read a StepProfile from a JSON file, such as a run's prediction.json."""
-    import msgspec
-
-    try:
-        return read_profile(msgspec.json.decode(path.read_bytes()), str(path))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SpecError(f"{path}: is not valid JSON: {error}") from None
+    return read_profile(read_json(path, "profile", 2**26), str(path))
 
 
 def _known(record: type, told: Any) -> Any:

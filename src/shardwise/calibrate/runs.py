@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from shardwise.predict.configurations import Configurations
 from shardwise.predict.rates import Coefficients, hardware_of
 from shardwise.predict.time import times_of
 from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.read_file import read_json
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, read_run
 from shardwise.units.load import load_units
@@ -58,8 +58,8 @@ def read_observation(folder: Path) -> Observation:
     run = read_run(folder / "run.toml").resolved()
     path = folder / "measurement.json"
     try:
-        step_s = float(json.loads(path.read_text(encoding="utf-8"))["time"]["step_s"])
-    except (OSError, ValueError, KeyError, TypeError):
+        step_s = float(read_json(path, "calibrate")["time"]["step_s"])
+    except (SpecError, ValueError, KeyError, TypeError):
         raise SpecError(
             f"calibrate: {path} has no step time; train at least 8 steps with train.measure = true"
         ) from None

@@ -74,7 +74,7 @@ def contribute(
 def _check_replaceable(path: Path) -> None:
     """Refuse a path that is no JSON file, or a file that is no contribution."""
     from shardwise.contribution.record import KIND
-    from shardwise.contribution.strict_json import read_json
+    from shardwise.spec.read_file import read_json
     from shardwise.spec.record import SpecError
 
     check_output(path, ".json")
@@ -83,7 +83,7 @@ def _check_replaceable(path: Path) -> None:
     if not path.exists():
         return
     try:
-        data = read_json(path, str(path))
+        data = read_json(path, "contribute")
     except SpecError:
         data = None
     if not isinstance(data, dict) or data.get("kind") != KIND:

@@ -34,13 +34,13 @@ from shardwise.contribution.record import (
     Vendor,
     Work,
 )
-from shardwise.contribution.strict_json import read_json
 from shardwise.runs.record import NAME, RunRecord
 from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DType
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.read_file import read_bytes, read_json
 from shardwise.spec.record import Record, SpecError
 from shardwise.spec.run import RunSpec, read_run
 from shardwise.step import StepProfile, read_profile_file
@@ -81,7 +81,7 @@ def collect_all(path: Path) -> dict[str, Contribution]:
 
 def _accept_file(path: Path) -> Mapping[str, Any]:
     try:
-        data = read_json(path, str(path))
+        data = read_json(path, "contribute")
     except SpecError:
         data = None
     if not isinstance(data, Mapping) or data.get("kind") != "accept":
@@ -155,8 +155,8 @@ def _measured(folder: Path) -> StepProfile:
 
 def _steps(folder: Path) -> int:
     try:
-        record = msgspec.json.decode((folder / NAME).read_bytes(), type=RunRecord)
-    except (OSError, msgspec.MsgspecError):
+        record = msgspec.json.decode(read_bytes(folder / NAME, "contribute"), type=RunRecord)
+    except (SpecError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise SpecError(
             f"contribute: {folder / NAME} is missing or cannot be read; give a run folder"
         ) from None
@@ -168,7 +168,7 @@ def _steps(folder: Path) -> int:
 def _environment(folder: Path) -> Mapping[str, Any]:
     """What the run said about its machine; older runs say nothing."""
     path = folder / "environment.json"
-    data = read_json(path, f"contribute: {path}") if path.exists() else {}
+    data = read_json(path, "contribute") if path.exists() else {}
     return data if isinstance(data, Mapping) else {}
 
 

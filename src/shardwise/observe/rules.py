@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from shardwise.spec.lookup import read_toml
 from shardwise.spec.quantity import Bytes
+from shardwise.spec.read_file import read_toml
 from shardwise.spec.record import Record
 
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -11,6 +11,7 @@ import msgspec
 
 from shardwise.checkpoint.format.folder import find_store, is_remote
 from shardwise.runs.record import NAME, SCHEMA, RunRecord, name_of
+from shardwise.spec.read_file import read_bytes
 from shardwise.spec.record import SpecError
 
 # In a folder of runs: those of runs, and of their replica groups.
@@ -27,11 +28,13 @@ class FoundRuns(NamedTuple):
 def find_runs(place: str, now: float | None = None) -> FoundRuns:
     """The runs in a folder or under a URL; raises SpecError if there is none."""
     now = time.time() if now is None else now
-    runs, problems = [], []
-    for url, data in _remote_files(place) if is_remote(place) else _local_files(place):
+    runs: list[RunRecord] = []
+    problems: list[str] = []
+    remote = is_remote(place)
+    for url, data in _remote_files(place) if remote else _local_files(place, problems):
         try:
             record = msgspec.json.decode(data, type=RunRecord)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             problems.append(f"{url}: {error}")
             continue
         if record.schema == SCHEMA:
@@ -48,14 +51,17 @@ def find_runs(place: str, now: float | None = None) -> FoundRuns:
     return FoundRuns(sorted(runs, key=lambda run: run.started, reverse=True), problems)
 
 
-def _local_files(place: str) -> Iterator[tuple[str, bytes]]:
+def _local_files(place: str, problems: list[str]) -> Iterator[tuple[str, bytes]]:
     folder = Path(place)
     if not folder.is_dir():
         raise SpecError(f"runs: folder {place} does not exist; give the folder of train.folder")
     # One run, or a folder of runs.
     is_run = (folder / NAME).is_file()
     for path in [folder / NAME] if is_run else sorted(set().union(*map(folder.glob, _INSIDE))):
-        yield path.resolve().as_posix(), path.read_bytes()
+        try:
+            yield path.resolve().as_posix(), read_bytes(path, "runs")
+        except SpecError as error:
+            problems.append(str(error))
 
 
 def _remote_files(place: str) -> Iterator[tuple[str, bytes]]:

@@ -92,6 +92,6 @@ def is_done(data: bytes, steps: int) -> bool:
     """Whether a run.json says that a run of so many steps has ended by itself."""
     try:
         record = msgspec.json.decode(data, type=RunRecord)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
     return record.state in ("done", "data ended") and record.planned_steps == steps

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 from shardwise.spec.families import FAMILIES
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.read_file import read_json
 from shardwise.spec.record import SpecError, SpecWarning, did_you_mean
 
 _USUAL_KEYS = {
@@ -154,14 +154,8 @@ def without_formulas(config: Mapping[str, object], torch: bool) -> str:
 def config_table(path: Path) -> dict[str, object]:
     """All keys of a `config.json`, named by itself or by its folder, as they are."""
     file = _config_file(path)
-    try:
-        if file.stat().st_size > _LARGEST_CONFIG_BYTES:
-            raise SpecError(f"model: {file} is too large to be a configuration")
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"model: cannot read {file}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise SpecError(f"model: {file} is not JSON: {error}") from None
+    # As transformers reads it, which writes infinities.
+    config = read_json(file, "model", _LARGEST_CONFIG_BYTES, twice=True, nan=True)
     if not isinstance(config, dict):
         raise SpecError(f"model: {file} holds no JSON object")
     return config

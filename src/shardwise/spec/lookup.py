@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec, parse_cluster
 from shardwise.spec.code_name import CodeName
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.read_file import read_toml
 from shardwise.spec.record import Record, SpecError, did_you_mean
 from shardwise.spec.toml_text import toml_text
 
@@ -132,16 +132,6 @@ def cluster_table(cluster: ClusterSpec) -> dict[str, Any]:
     if is_here or catalogue.devices().get(device.name) == device:
         table["device"] = cluster.device.name
     return table
-
-
-def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The contents of a TOML file, or a sentence about why it has none."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{what}: cannot read {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SpecError(f"{what}: {path} is not valid TOML: {error}") from None
 
 
 def _exists(path: Path) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter, read_adapter
 from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.foreign_text import cut
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import (
     ConfigRef,
@@ -20,9 +21,9 @@ from shardwise.spec.lookup import (
     find_cluster,
     find_config,
     find_model,
-    read_toml,
 )
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.read_file import read_toml
 from shardwise.spec.record import Problems, SpecError, did_you_mean
 from shardwise.spec.strategy import Strategy, parse_strategy
 from shardwise.spec.toml_text import toml_text
@@ -104,7 +105,7 @@ def run_from_dict(data: dict[str, Any], base: Path | None = None) -> RunSpec:
     for key in data:
         if key not in SECTIONS:
             hint = did_you_mean(key, SECTIONS) or f"; known are {', '.join(SECTIONS)}"
-            problems.found.append(f"{key}: unknown section{hint}")
+            problems.found.append(f"{cut(key, 60)}: unknown section{hint}")
     parts: dict[str, Any] = {}
     readers: dict[str, Callable[[Any], object]] = {
         "model": lambda section: _model(section, base),

@@ -14,6 +14,8 @@ TYPO = 0.88
 TYPO_OF_TOKEN = 0.85
 # Below it two names have nothing to do with each other.
 LEAST_SIMILARITY = 0.7
+# Longer words are no names; comparing them takes time that grows with their square.
+LONGEST_WORD = 100
 # Shorter tokens, such as the 8 of "8x7b", say nothing.
 LEAST_TOKEN = 3
 
@@ -37,7 +39,7 @@ def suggestions(word: str, known: Iterable[str]) -> list[str]:
     """
     names = [name for name in dict.fromkeys(known) if name]
     # On a hub, the owner's name comes first.
-    word = word.rpartition("/")[2]
+    word = word[-LONGEST_WORD:].rpartition("/")[2]
     given = _squeezed(word)
     if not given:
         return []

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from shardwise.spec.foreign_text import cut
 from shardwise.spec.suggest import did_you_mean
 
 # What a value must be, by the kind of error.
@@ -52,9 +53,10 @@ def value_sentence(error: ValidationError) -> str:
 def _path(problem: Mapping[str, Any]) -> list[str]:
     """The keys that lead to the value, without the branches of unions that pydantic adds."""
     parts = list(problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return [str(part) for part in parts if _is_key(part) or part is parts[-1]]
-    return [str(part) for part in parts if _is_key(part)]
+    # A key that is not known may be called anything.
+    extra = parts[-1:] if problem["type"] == "extra_forbidden" else []
+    kept = (part for part in parts if _is_key(part) or part in extra)
+    return [cut(str(part), _LONGEST_VALUE) for part in kept]
 
 
 def _is_key(part: object) -> bool:

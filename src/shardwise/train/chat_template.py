@@ -5,7 +5,6 @@ A tokenizer's own chat template is used where its folder has one; otherwise a pl
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from shardwise.spec.read_file import read_json
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import DataSettings
 from shardwise.train.chat import ANSWERS, Conversation, Message
@@ -188,7 +188,7 @@ def _has_template(folder: Path) -> bool:
 def _settings(folder: Path, key: str) -> object:
     """A key of tokenizer_config.json; None where there is none."""
     try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        settings = read_json(folder / "tokenizer_config.json", "data.tokenizer", twice=True)
+    except SpecError:
         return None
-    return settings.get(key)
+    return settings.get(key) if isinstance(settings, dict) else None

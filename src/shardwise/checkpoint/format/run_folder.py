@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shardwise.checkpoint.format.folder import is_remote
 from shardwise.checkpoint.format.place import Place, find_place
-from shardwise.spec.lookup import read_toml
+from shardwise.spec.read_file import read_toml
 from shardwise.spec.record import SpecError
 
 NAME = "checkpoints"

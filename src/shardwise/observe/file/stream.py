@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from errno import EINVAL
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
+
+from shardwise.spec.read_file import open_regular
 
 # Small enough that the events of a chunk stay in the processor's cache.
 CHUNK = 1 << 19
@@ -22,9 +22,7 @@ def read_chunks(path: Path, problems: list[str]) -> Iterator[bytes]:
 
     Stops where decompression fails, and appends a sentence to `problems`.
     """
-    if not S_ISREG(path.stat().st_mode):  # a pipe or a device may never end
-        raise OSError(EINVAL, "it is not a regular file; copy it to one")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         compressed = file.read(2) == _GZIP
         file.seek(0)
         if not compressed:

@@ -20,6 +20,7 @@ from shardwise.planning.plan import Plan
 from shardwise.report.page.subject import Subject, Traced
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.lookup import ModuleRef
+from shardwise.spec.read_file import open_regular, parse_json, read_bytes, read_json
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, read_run
 from shardwise.step import StepProfile, TimeProfile, read_profile, read_profile_file, throughput_of
@@ -50,7 +51,7 @@ def _is_trace(path: Path) -> bool:
         return True
     if path.suffix != ".json" or not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return b'"traceEvents"' in file.read(1 << 20)
 
 
@@ -161,16 +162,14 @@ def _kept(path: Path) -> StepProfile | None:
 
 
 def _losses(path: Path) -> list[tuple[int, float]]:
-    import msgspec
-
     if not path.is_file():
         return []
     found: dict[int, float] = {}
-    for line in path.read_bytes().splitlines():
+    for line in read_bytes(path, "report", _MOST_BYTES).splitlines():
         try:
-            told = msgspec.json.decode(line)
+            told = parse_json(line, str(path))
             found[int(told["step"])] = float(told["loss"])
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+        except (SpecError, KeyError, TypeError, ValueError, OverflowError):
             continue  # a killed run can leave half a line
     # Version 0.1.0 counted steps from 0.
     offset = 1 if 0 in found else 0
@@ -186,9 +185,10 @@ def _file(path: Path) -> list[Subject]:
     if path.suffix not in (".json", ".jsonl"):
         raise SpecError(f"{path}: is not a run folder, a run.toml, a trace or the output of --json")
     if path.suffix == ".jsonl":
-        told = [_decode(line, path) for line in _bytes(path).splitlines() if line.strip()]
+        lines = read_bytes(path, "report", _MOST_BYTES).splitlines()
+        told = [parse_json(line, f"report: {path}") for line in lines if line.strip()]
     else:
-        told = _json(path)
+        told = read_json(path, "report", _MOST_BYTES)
     return list(_told(told, path.stem, path))
 
 
@@ -304,30 +304,3 @@ def _waiting(summary: Summary, rules: Rules) -> float | None:
     pairs = zip(summary.ranks, transfers_of(summary), strict=True)
     stalls = [(rank, stalls_of(rank, moved, rules.thresholds)) for rank, moved in pairs]
     return mean([rank.per_step(float(one.waiting_ns.sum())) for rank, one in stalls])
-
-
-# ---- JSON -----------------------------------------------------------------------------------
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise SpecError(f"{path}: is too large for a profile or a plan")
-        return path.read_bytes()
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-def _json(path: Path) -> Any:
-    return _decode(_bytes(path), path)
-
-
-def _decode(text: bytes, path: Path) -> Any:
-    import msgspec
-
-    try:
-        return msgspec.json.decode(text)
-    except RecursionError:
-        raise SpecError(f"{path}: is not valid JSON: nested too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: is not valid JSON: {error}") from None

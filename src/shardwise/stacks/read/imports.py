@@ -10,11 +10,11 @@ from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import Model
+from shardwise.spec.read_file import parse_json, read_bytes, reason_of
 from shardwise.spec.record import Problems, Record, SpecError
 from shardwise.spec.run import RunSpec, default_seq_len
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
-from shardwise.spec.unique_keys import KeyTwiceError, unique_keys
 from shardwise.stacks.read.imported import Imported
 
 # A configuration is a few kilobytes, a script rarely a hundred.
@@ -82,21 +82,12 @@ def _import(path: Path) -> Imported:
 
 
 def _text(path: Path) -> str:
+    data = read_bytes(path, "import", MAX_BYTES)
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise SpecError(
-                f"import: {path} has {path.stat().st_size:,} bytes, more than a configuration or "
-                f"a script has; known are {_KNOWN}"
-            )
-        with path.open("rb") as file:
-            found = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise SpecError(f"import: cannot read {path}: {error.strerror or error}") from None
-    try:
-        text = found.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise SpecError(f"import: {path} is not a text; known are {_KNOWN}") from None
-    if "\0" in text or len(found) > MAX_BYTES:
+    if "\0" in text:
         raise SpecError(f"import: {path} is not a text; known are {_KNOWN}")
     if not text.strip():
         raise SpecError(f"import: {path} is empty; known are {_KNOWN}")
@@ -104,28 +95,7 @@ def _text(path: Path) -> str:
 
 
 def _json(text: str, path: Path) -> object:
-    import json
-
-    def refuse(constant: str) -> None:
-        raise SpecError(f"import: {path} holds {constant}, which is no number")
-
-    try:
-        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=refuse)
-    except SpecError:
-        raise
-    except KeyTwiceError as error:
-        raise SpecError(
-            f"import: {path} gives {error.key[:40]!r} twice; keep one of them"
-        ) from None
-    except ValueError as error:
-        raise SpecError(f"import: {path} is not valid JSON: {_reason(error)}") from None
-
-
-def _reason(error: ValueError) -> str:
-    """Without the advice that Python gives to programmers about long numbers."""
-    if "set_int_max_str_digits" in str(error):
-        return "it holds a number of thousands of digits"
-    return str(error)
+    return parse_json(text, f"import: {path}")
 
 
 def _yaml(text: str, path: Path) -> object:
@@ -159,7 +129,7 @@ def _yaml(text: str, path: Path) -> object:
     except ValueError as error:
         if isinstance(error, SpecError):
             raise
-        raise SpecError(f"import: {path} is not valid YAML: {_reason(error)}") from None
+        raise SpecError(f"import: {path} is not valid YAML: {reason_of(error)}") from None
 
 
 def _check_keys(node: Any, path: Path) -> None:
