@@ -92,3 +92,20 @@ def test_all_variants_of_a_device_are_offered(word: str) -> None:
 @pytest.mark.parametrize("word", ["", "?", "T4", "TPU-v5", "A6000", "A30", "Z1000", "banana"])
 def test_nothing_is_offered_where_nothing_is_near(word: str) -> None:
     assert suggestions(word, catalogue.devices()) == []
+
+
+@pytest.mark.parametrize("word", ["gpt-oss-20b", "openai/gpt-oss-120b", "GPT-J-6B"])
+def test_another_line_of_a_family_is_not_suggested(word: str) -> None:
+    assert suggestions(word, catalogue.model_names()) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "first"),
+    [
+        ("gpt-neo-20b", "gpt-neox-20b"),
+        ("mistral-small-24b", "mistral-7b"),
+        ("phi-3-small", "phi-2"),
+    ],
+)
+def test_the_rest_of_a_family_still_is(word: str, first: str) -> None:
+    assert suggestions(word, catalogue.model_names())[0] == first

@@ -37,9 +37,13 @@ def suggestions(word: str, known: Iterable[str]) -> list[str]:
     first token; names that share another token; names whose first token is nearly that of the word;
     the nearest by edit distance.
     """
-    names = [name for name in dict.fromkeys(known) if name]
     # On a hub, the owner's name comes first.
     word = word[-LONGEST_WORD:].rpartition("/")[2]
+    listed = [name for name in dict.fromkeys(known) if name]
+    names = [name for name in listed if not _of_other_line(word, name)]
+    family = _tokens(word)[:1]
+    if len(names) < len(listed) and not any(_tokens(name)[:1] == family for name in names):
+        return []  # its family is known, its line is not: what else is spelled alike is far
     given = _squeezed(word)
     if not given:
         return []
@@ -92,6 +96,19 @@ def _of_family(word: str, names: list[str], ratio: dict[str, float]) -> list[str
         return []
     kin = [name for name in names if _tokens(name)[:1] == [nearest]]
     return sorted(kin, key=lambda name: (len(name), -ratio[name]))
+
+
+def _of_other_line(word: str, name: str) -> bool:
+    """Whether two products of one family are different lines: gpt-oss-20b is no gpt-neox-20b."""
+    given, other = _tokens(word), _tokens(name)
+    if given[:1] != other[:1] or not given[:1] or not given[0].isalpha():
+        return False
+    if not any(part.isdigit() for part in word) or not any(part.isdigit() for part in name):
+        return False
+    lines = [[one for one in tokens[1:] if one.isalpha()] for tokens in (given, other)]
+    return bool(lines[0] and lines[1]) and not any(
+        _similarity(one, another) >= LEAST_SIMILARITY for one in lines[0] for another in lines[1]
+    )
 
 
 def _begins(word: str, name: str) -> bool:

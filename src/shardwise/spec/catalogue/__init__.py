@@ -47,7 +47,9 @@ def model(name: str) -> ModelSpec:
     folded = {known.lower(): known for known in model_names()}
     known = folded.get(name.lower())
     if known is None:
-        hint = did_you_mean(name, model_names()) or "; see 'shardwise catalog models'"
+        hint = did_you_mean(name, model_names()) or (
+            "; give a folder with its config.json, or a name of 'shardwise catalog models'"
+        )
         raise SpecError(f"model: unknown model {name[:60]!r}{hint}")
     entry = _entry("models.toml", known)
     return ModelSpec.read({"name": known, **entry}, where=f"models.toml: {known}")
