@@ -37,6 +37,37 @@ def test_a_workflow_may_write_nothing_unless_it_says_so(path: Path) -> None:
     assert yaml.safe_load(path.read_text())["permissions"] == {"contents": "read"}
 
 
+@each_workflow
+def test_actions_of_others_are_pinned_to_a_commit(path: Path) -> None:
+    """A tag can be moved to other code; the version stands in a comment."""
+    used = re.findall(r"uses: (?!\./)(.*)", path.read_text())
+    for action in used:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action), action
+
+
+def test_a_release_runs_the_gate_on_the_tagged_commit_before_it_publishes() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    assert jobs["gate"] == {"uses": "./.github/workflows/gate.yml"}
+    assert jobs["build"]["needs"] == "gate"
+    assert jobs["publish"]["needs"] == "build"
+    # Only the job that runs no code of ours may identify itself to the index.
+    assert [name for name in jobs if "permissions" in jobs[name]] == ["publish"]
+    assert not any("run" in step for step in jobs["publish"]["steps"])
+
+
+def test_only_torch_may_come_from_a_second_index() -> None:
+    """Elsewhere a package of that index could take over a name."""
+    asked = re.compile(r"pip install\b.*")
+    for path in [*WORKFLOWS, *(ROOT / ".ci" / name for name in ("install", "minimum", "nightly"))]:
+        shut = False
+        lines = path.read_text().splitlines()
+        for number, line in enumerate(lines):
+            shut |= "unset PIP_EXTRA_INDEX_URL" in line or "source .ci/install" in line
+            found = asked.search(line)
+            if found and not shut and '"torch==' not in line and "release" not in path.name:
+                assert 'PIP_EXTRA_INDEX_URL: ""' in "".join(lines[number : number + 3]), line
+
+
 @pytest.mark.nightly
 @each_workflow
 def test_actionlint_accepts_a_workflow(path: Path) -> None:
