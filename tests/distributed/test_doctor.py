@@ -43,6 +43,34 @@ def test_a_sound_run_passes(tmp_path: Path, strategy: str) -> None:
 
 
 @pytest.mark.nightly
+def test_a_mixture_of_experts_passes(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('model = "mixtral-8x7b"\ncluster = "8xH100-SXM"\nstrategy = "zero3"\n')
+    checks = examine(file, 0)
+    assert {name for name, check in checks.items() if check["passed"] is not True} == set()
+
+
+def test_experts_are_compared_in_fp64() -> None:
+    """Grouped products of experts take bf16 only; what doctor builds must not use them."""
+    import torch
+
+    from shardwise.engine.materialize import Materializer
+    from shardwise.spec.lookup import find_model
+    from shardwise.spec.strategy import Strategy
+    from shardwise.train.doctor import build_exact, reduced
+
+    small = reduced(find_model("mixtral-8x7b"), Strategy(kind="zero3"))
+    assert small is not None
+    module = build_exact(small)
+    Materializer(module, torch.device("cpu"), torch.float64).unit([module])
+    logits = module(torch.arange(32).reshape(2, 16)).logits
+    logits.square().mean().backward()
+    assert logits.dtype == torch.float64
+    # Experts that no token chose have a gradient of zero, not none.
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("model", "more"),
     [
