@@ -218,7 +218,9 @@ class _Connection(asyncio.Protocol):
         silent = isinstance(exc, OSError) and not isinstance(exc, ConnectionError)
         after = f"no sign of life for {self._server.lost_after_s:.0f} s: host or link is down"
         cause = after if silent else self._refused or "its launcher ended"
-        self._server.forget(self, self._hello, cause, not silent)
+        # A launcher whose connection somebody else has spoilt connects again.
+        sure = not silent and self._refused is None
+        self._server.forget(self, self._hello, cause, sure)
 
 
 def serve_if_local(
