@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
+from shardwise.checkpoint.dcp import transport
 from shardwise.checkpoint.dcp.transport import TensorTransport, TransferError
 from shardwise.checkpoint.format.checksum import BLOCK
 
@@ -41,9 +42,9 @@ def offered(state: Mapping[str, Any], step: int = 12) -> dict[str, Any]:
 
 @pytest.fixture
 def sender() -> Iterator[TensorTransport]:
-    transport = TensorTransport(LOOPBACK, lambda _: {})
-    yield transport
-    transport.shutdown()
+    made = TensorTransport(LOOPBACK, lambda _: {})
+    yield made
+    made.shutdown()
 
 
 def receive(own: State, sender: TensorTransport, step: int = 12) -> State:
@@ -84,6 +85,7 @@ def test_an_offer_may_come_after_the_request(sender: TensorTransport) -> None:
         ({"model.weight": torch.zeros(7, 6)}, "model.weight is float32 [7, 5] in the other"),
         ({"model.half": torch.zeros(3)}, "model.half is bfloat16 [3]"),
         ({"model.other": torch.zeros(1)}, "model.other is in one of the two replica groups only"),
+        ({"a\x1b[2J": torch.zeros(1)}, "a�[2J is in one of the two replica groups only"),
     ],
 )
 def test_tensors_of_another_model_are_refused(
@@ -129,12 +131,27 @@ def test_a_flipped_bit_is_found(sender: TensorTransport, flip_at: int) -> None:
         receiver.recv_checkpoint(0, relay.metadata(), 12, PATIENCE)
 
 
-def test_a_request_without_the_secret_gets_nothing(sender: TensorTransport) -> None:
+@pytest.mark.parametrize("secret", ["0" * 32, "é", "\u202e"])
+def test_a_request_without_the_secret_gets_nothing(sender: TensorTransport, secret: str) -> None:
     sender.send_checkpoint([1], 12, offered(tensors()), PATIENCE)
     at = json.loads(sender.metadata())
     with socket.create_connection((at["host"], at["port"])) as connection:
-        connection.sendall(json.dumps({"secret": "0" * 32, "step": 12}).encode().ljust(4096))
+        connection.sendall(json.dumps({"secret": secret, "step": 12}).encode().ljust(4096))
         assert connection.recv(1) == b""
+
+
+def test_a_crowd_of_strangers_delays_a_request_only(
+    sender: TensorTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "_REQUEST_S", 1.0)
+    sender.send_checkpoint([1], 12, offered(tensors()), PATIENCE)
+    at, threads = json.loads(sender.metadata()), threading.active_count()
+    crowd = [socket.create_connection((at["host"], at["port"])) for _ in range(150)]
+    received = receive(tensors(1), sender)
+    assert threading.active_count() <= threads + transport._MOST_CONNECTIONS + 1
+    assert received["torchft"]["step"] == 12
+    for connection in crowd:
+        connection.close()
 
 
 def test_it_listens_on_one_address_only(sender: TensorTransport) -> None:

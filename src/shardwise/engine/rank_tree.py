@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from shardwise.engine.device import ONE_GROUP, host_group
 from shardwise.engine.mesh import world
+from shardwise.spec.foreign_text import visible
 
 # Bytes of a sentence that is sent to all ranks.
 _SENTENCE = 512
@@ -113,13 +114,13 @@ class RankTree:
         return None if rank == self.size else Failure(rank, self.text_of(rank, why))
 
     def text_of(self, rank: int, text: str) -> str:
-        """The text of one rank, on all ranks; longer ones are cut."""
+        """The text of one rank, on all ranks, fit to print; longer ones are cut."""
         values = torch.zeros(_SENTENCE, dtype=torch.uint8)
         if rank == self.rank:
             data = text.encode()[:_SENTENCE]
             values[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         self.all_reduce(values)
-        return bytes(values.tolist()).rstrip(b"\0").decode(errors="ignore")
+        return visible(bytes(values.tolist()).rstrip(b"\0").decode(errors="ignore"))
 
     def json_of(self, rank: int, value: Any) -> Any:
         """What JSON makes of a value of one rank, on all ranks.

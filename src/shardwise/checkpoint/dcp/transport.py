@@ -8,6 +8,7 @@ The methods are those of torchft's CheckpointTransport, which calls them.
 from __future__ import annotations
 
 import hmac
+import math
 import secrets
 import socket
 import struct
@@ -26,11 +27,14 @@ from shardwise.checkpoint.format.checksum import blocks, crc32
 from shardwise.checkpoint.format.pieces import Tensor
 from shardwise.engine.store import listen
 from shardwise.engine.torch_private import local_tensor
+from shardwise.spec.foreign_text import one_line
 
 _HEAD = struct.Struct(">II")
 _CHECKSUM = struct.Struct(">I")
 # More than the header of any model, less than would exhaust memory.
 _LONGEST_HEADER, _LONGEST_REQUEST = 2**28, 4096
+# Connections that are served at a time, and seconds in which one has to say what it wants.
+_MOST_CONNECTIONS, _REQUEST_S = 64, 10.0
 
 
 class TransferError(RuntimeError):
@@ -88,6 +92,7 @@ class TensorTransport:
         self._changed = threading.Condition()
         self._offer: _Offer | None = None
         self._sending = 0
+        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         self._timeout_s = 60.0
         # Why the last state was not received.
         self.failure: Exception | None = None
@@ -147,15 +152,26 @@ class TensorTransport:
         with suppress(OSError):  # closed by shutdown
             while True:
                 connection, _ = self._listener.accept()
+                # Idle connections of strangers hold neither threads nor this one for long.
+                self._free.acquire()
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        try:
+            self._answer(connection)
+        finally:
+            self._free.release()
+
+    def _answer(self, connection: socket.socket) -> None:
         # A receiver that is gone gets nothing; it says so itself.
-        with connection, suppress(OSError, msgspec.MsgspecError, TransferError):
-            connection.settimeout(self._timeout_s)
-            request = msgspec.json.decode(_read(connection, _LONGEST_REQUEST), type=_Request)
-            if not hmac.compare_digest(request.secret, self._secret):
+        with connection, suppress(OSError, msgspec.MsgspecError, UnicodeError, TransferError):
+            connection.settimeout(min(_REQUEST_S, self._timeout_s))
+            request = msgspec.json.decode(
+                _read(connection, _LONGEST_REQUEST, time.monotonic() + _REQUEST_S), type=_Request
+            )
+            if not hmac.compare_digest(request.secret.encode(), self._secret.encode()):
                 return
+            connection.settimeout(self._timeout_s)
             offer = self._begin_sending(request.step)
             if offer is None:
                 return
@@ -203,14 +219,14 @@ def _check_same(own: Mapping[str, torch.Tensor], offered: list[_Entry]) -> None:
     """Raise TransferError unless a sender's tensors are those of this process."""
     names = {entry.name for entry in offered}
     if other := sorted(names ^ own.keys()):
-        raise TransferError(f"{other[0]} is in one of the two replica groups only")
+        raise TransferError(f"{one_line(other[0][:200])} is in one of the two replica groups only")
     for entry in offered:
         tensor = own[entry.name]
         here = (_dtype(tensor), tuple(tensor.shape), local_tensor(tensor).nbytes)
         if here != (entry.dtype, entry.shape, entry.bytes):
             raise TransferError(
-                f"{entry.name} is {entry.dtype} {list(entry.shape)} in the other replica group "
-                f"and {here[0]} {list(here[1])} in this one"
+                f"{entry.name} is {one_line(entry.dtype[:20])} {list(entry.shape)} in the other "
+                f"replica group and {here[0]} {list(here[1])} in this one"
             )
 
 
@@ -235,14 +251,16 @@ def _receive_tensor(connection: socket.socket, name: str, like: torch.Tensor) ->
     return tensor
 
 
-def _read(connection: socket.socket, length: int) -> bytearray:
+def _read(connection: socket.socket, length: int, deadline: float = math.inf) -> bytearray:
     data = bytearray(length)
-    _read_into(connection, memoryview(data))
+    _read_into(connection, memoryview(data), deadline)
     return data
 
 
-def _read_into(connection: socket.socket, view: memoryview) -> None:
+def _read_into(connection: socket.socket, view: memoryview, deadline: float = math.inf) -> None:
     while view:
+        if time.monotonic() > deadline:
+            raise TransferError("the other side sends too slowly")
         count = connection.recv_into(view)
         if not count:
             raise TransferError("the other replica group closed the connection")
