@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +68,8 @@ PRIOR = {
 }
 PRIOR_WEIGHT = 0.05
 COVERED = 0.9
+# The share of measured pairs whose ratio is predicted to the error of comparison.
+COMPARED = 0.8
 # Share of element-wise traffic left where blocks are compiled: expected, and the least. A fused
 # kernel still reads its inputs and writes its outputs.
 COMPILED_PRIOR, COMPILED_LEAST = 0.4, 0.1
@@ -222,26 +225,44 @@ def interval(by_source: list[Numbers]) -> float:
     return float(np.exp(sizes[order][np.searchsorted(reached, level)]))
 
 
-def comparison(by_source: list[Numbers]) -> float:
-    """The same factor, after subtracting the median error of each source.
+class Pair(NamedTuple):
+    """How far the predicted ratio of two runs is off the measured one, as a logarithm."""
 
-    Two configurations on one machine share its clock, its kernels and its software. A shared error
-    does not change which of them is faster.
-    """
-    return interval([off - np.median(off) for off in by_source if len(off) > 1])
+    off: float
+    # All pairs of one model on one machine weigh as much as one.
+    weight: float
+
+
+def pairs(rows: Sequence[Row], predicted: Numbers) -> list[Pair]:
+    """Two runs of one model on one machine with one software, laid out or batched differently."""
+    machines: dict[tuple[object, ...], list[tuple[Row, float]]] = {}
+    for row, off in zip(rows, np.log1p(errors(rows, predicted)), strict=True):
+        units = row.units
+        same = (row.source, row.gpu, row.devices, units.numel, units.seq_len, row.compiled)
+        machines.setdefault(same, []).append((row, float(off)))
+    found = []
+    for runs in machines.values():
+        off = [a - b for (one, a), (other, b) in combinations(runs, 2)
+               if one.strategy != other.strategy]  # fmt: skip
+        found += [Pair(abs(each), 1 / len(off)) for each in off]
+    return found
+
+
+def comparison(found: Sequence[Pair]) -> float:
+    """The error of comparison: four of five pairs are off by no more."""
+    ordered = sorted(found)
+    reached = np.cumsum([pair.weight for pair in ordered])
+    index = int(np.searchsorted(reached, COMPARED * reached[-1]))
+    return float(np.expm1(ordered[index].off))
 
 
 def coverage(relative: Numbers, factor: float, grown: Numbers | float = 1.0) -> float:
     return float((np.abs(np.log1p(relative)) <= np.log(factor) * grown).mean())
 
 
-def _coverage_within(rows: list[Row], relative: Numbers, factor: float) -> float:
-    """The share of rows within the factor of their source's own median error."""
-    sources: dict[str, list[float]] = {}
-    for row, off in zip(rows, np.log1p(relative), strict=True):
-        sources.setdefault(row.source, []).append(float(off))
-    apart = [np.asarray(off) - np.median(off) for off in sources.values() if len(off) > 1]
-    return float((np.abs(np.concatenate(apart)) <= np.log(factor)).mean())
+def _pairs_within(found: Sequence[Pair], error: float) -> float:
+    """The share of pairs whose ratio is off by no more than this."""
+    return float(np.mean([pair.off <= np.log1p(error) for pair in found]))
 
 
 def _fitted(others: list[Row], inside: list[Row]) -> Numbers:
@@ -302,7 +323,7 @@ def fit_all(rows: list[Row], compiled: list[Row]) -> Fitted:
         fit_compiled(values, compiled),
         done,
         interval([one.off / grown.of(one.rows) for one in alone]),
-        comparison([one.off for one in alone]),
+        comparison(pairs(rows, predict(rows, values))),
         grown,
     )
 
@@ -323,8 +344,10 @@ def study() -> dict[str, Any]:
             **summary(found),
             "coverage90": coverage(found, factor, grown.of(held)),
             "factor90": factor,
-            "comparison90": apart,
-            "comparison_coverage90": _coverage_within(held, found, apart),
+            "comparison": apart,
+            "pairs": len(pairs(fitted, predict(fitted, values))),
+            "heldout_pairs": len(pairs(held, predicted)),
+            "heldout_pairs_within": _pairs_within(pairs(held, predicted), apart),
         },
         "heldout_large": summary(found[[row.devices >= LARGE for row in held]]),
         "heldout_compiled": summary(found[[row.compiled for row in held]]),

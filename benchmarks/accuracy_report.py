@@ -107,7 +107,7 @@ def write_catalogue(result: dict[str, Any]) -> None:
         'source = "compiled bf16 runs (split=aux) whose devices and batch are stated"',
         "",
     ]
-    factor, apart = result["heldout"]["factor90"], result["heldout"]["comparison90"]
+    factor, apart = result["heldout"]["factor90"], result["heldout"]["comparison"]
     calibrated = result["memory"]["calibration"]
     lines += [
         "[step-interval]",
@@ -117,10 +117,10 @@ def write_catalogue(result: dict[str, Any]) -> None:
         'source = "leaving each fitted source out in turn, sources weighing alike"',
         "",
         "[step-comparison]",
-        'unit = "the same between two configurations on one machine with one software"',
-        f"low = {1 / apart - 1:.3f}",
-        f"high = {apart - 1:.3f}",
-        'source = "leaving each fitted source out in turn, less the median error of each source"',
+        'unit = "relative error of the ratio of two configurations of one model on one machine"',
+        *_exact(f"{apart:.3f}"),
+        f'source = "four of five of {result["heldout"]["pairs"]} measured pairs (split=fit) are '
+        'within it, each machine and model weighing alike"',
         "",
         "[occupied_over_pools]",
         'unit = "bytes taken inside the allocator: of the tensors at least, of the pools at most"',
@@ -217,10 +217,11 @@ def _time(result: dict[str, Any]) -> list[str]:
         "family may have a single source left.",
         "",
         *_growth(result),
-        "Two configurations on one machine share most of that error. After subtracting the median "
-        f"error of each source, 90 % stay within a factor of {held['comparison90']:.2f} (held out: "
-        f"{held['comparison_coverage90']:.0%}). A plan reports smaller differences as too close to "
-        "call.",
+        "Two configurations of one model on one machine share most of that error. The predicted "
+        f"ratio of their speeds is within {held['comparison']:.1%} of the measured one in four of "
+        f"five of {held['pairs']} pairs of fitted rows (each machine and model weighing alike), "
+        f"and in {held['heldout_pairs_within']:.0%} of {held['heldout_pairs']} held-out pairs. "
+        "This is the error of comparison: a plan calls smaller differences too close to call.",
         "",
         "Other tools, mean error of tokens/s on 209 rows of one of these tables:",
         "",

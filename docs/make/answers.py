@@ -21,7 +21,7 @@ from shardwise.predict.fit import Change
 from shardwise.spec.job import Job
 from shardwise.spec.mesh import Mesh
 from shardwise.spec.strategy import Strategy
-from shardwise.step import Bottleneck
+from shardwise.step import Bottleneck, Verdict
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
@@ -86,6 +86,7 @@ def _plan() -> dict[str, tuple[Schema, str]]:
         ("tokens_per_s",),
         name=({"enum": ["ddp", "now"]}, "What is compared with."),
         needed_bytes=(WHOLE, "Memory it needs per device."),
+        verdict=({"enum": list(get_args(Verdict))}, "Whether it fits."),
         tokens_per_s=(NUMBER, "Absent where it does not fit."),
     )
     return {
@@ -102,6 +103,7 @@ def _plan() -> dict[str, tuple[Schema, str]]:
         "rejected": (_list(_rejected()), "Layouts that do not fit."),
         "pareto": (_list(_ref("configuration")), "Faster than all others that need less memory."),
         "why": (_list(_ref("reason")), "Why the winner is recommended."),
+        "warnings": (_list(_ref("reason")), "What to know before the plan is trusted."),
         "binding": (BINDING, "What limits the speed."),
         "slack": ({"anyOf": [slack, NULL]}, "What could be taken away."),
         "tips": (_list(_ref("reason")), "What else would help."),
@@ -159,6 +161,7 @@ def _point() -> Schema:
         "cluster": (TEXT, "Its shorthand."),
         "devices": (WHOLE, "Of the cluster."),
         "mfu": (NUMBER, "Model FLOPs utilisation, a share."),
+        "warnings": (_list(_ref("reason")), "What to know before the plan is trusted."),
         "binding": (BINDING, "What limits the speed."),
         "fitted": (FLAG, "Whether step times of this device were fitted to measured runs."),
         "step_s_interval": (PAIR, "Seconds that nine of ten measured steps lie between."),
@@ -186,10 +189,11 @@ def _least() -> Schema:
 def _rejected() -> Schema:
     layout = _layout()
     least = {**WHOLE, "description": "The least that a configuration of this layout needs."}
+    judged = {"enum": list(get_args(Verdict)), "description": "Whether that fits."}
     return {
         **layout,
-        "properties": {**layout["properties"], "least_bytes": least},
-        "required": [*layout["required"], "least_bytes"],
+        "properties": {**layout["properties"], "least_bytes": least, "verdict": judged},
+        "required": [*layout["required"], "least_bytes", "verdict"],
     }
 
 

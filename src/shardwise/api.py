@@ -199,6 +199,8 @@ def plan_run(
     from shardwise.planning.space import Space
 
     described = describe_run(model, cluster, run=run, planned=True, **settings)
+    if run is not None and objective != "sequence":
+        described = _with_batch_of(run, described)
     base = described.strategy
     dtypes = (base.reduce_dtype, base.param_dtype) if low_precision_reduce else ()
     given = settings.get("loss")
@@ -226,9 +228,22 @@ def plan_run(
     return found, chosen
 
 
+def _with_batch_of(run: str | Path | RunSpec, described: RunSpec) -> RunSpec:
+    """The described run with the tokens per step of the run it starts from as its batch.
+
+    Who has a run has chosen its batch, also where accumulation says it and no `global_batch`.
+    """
+    base = _read_base(run, {})
+    chosen = base is not None and {"micro_batch", "accumulate"} & base.strategy.model_fields_set
+    if described.job.global_batch is not None or base is None or not chosen:
+        return described
+    tokens = base.job.tokens_per_step(base.resolved(planned=True).strategy)
+    return described._replace(job=described.job.but(global_batch=tokens))
+
+
 def _within_stack(run: RunSpec, stack: str, space: Space) -> tuple[Strategy, Space]:
     """The base strategy and the space of a search among what a stack runs."""
-    from shardwise.stacks.limits import StackLimits
+    from shardwise.stacks.limits import LEAVES_OUT, StackLimits
 
     limits = StackLimits(run, stack)
     base = limits.base(run.strategy)
@@ -242,6 +257,7 @@ def _within_stack(run: RunSpec, stack: str, space: Space) -> tuple[Strategy, Spa
         allowed=limits.allowed,
         applied=limits.applied,
         has_optimizer=limits.has_optimizer,
+        leaves_out=LEAVES_OUT.get(stack, ()),
         adapted=lambda adapter: _adapted_within_stack(run, stack, space, adapter),
     )
 

@@ -6,15 +6,18 @@ import math
 import random
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.brute_force import compare, random_problem, random_problems
-from shardwise.planning.batches import BATCH_TOLERANCE, LARGE_BATCH
+from benchmarks.brute_force import ALLOWED, compare, random_problem, random_problems
+from shardwise.planning.batches import BATCH_TOLERANCE, LARGE_BATCH, USUAL_BATCH
+from shardwise.planning.limits import MIN_GAIN
 from shardwise.planning.plan import Plan, make_plan
 from shardwise.planning.price import price_one, scaled_link, scaled_network
 from shardwise.planning.reasons import (
+    Alternative,
     BatchCapped,
     ChunkedLoss,
     Compared,
@@ -22,8 +25,8 @@ from shardwise.planning.reasons import (
     DataParallelEnds,
     Divided,
     DoesNotFit,
-    FitsAdapted,
-    FitsOffloaded,
+    FewerDevices,
+    Fragile,
     GradientsUnsharded,
     LargeBatch,
     LeastMemory,
@@ -32,6 +35,7 @@ from shardwise.planning.reasons import (
     LowPrecisionReduce,
     MicroBatchGain,
     NetworkCrossover,
+    NoPeerToPeer,
     NoRecompute,
     OtherParallelism,
     Padding,
@@ -42,12 +46,13 @@ from shardwise.planning.reasons import (
     ShorterFits,
     SingleDevice,
     Slack,
-    SmallerStates,
     StatesFit,
     StepBatch,
+    UnfittedDevice,
+    UnfittedExperts,
 )
 from shardwise.planning.rows import Candidate, complexity
-from shardwise.planning.search import MIN_GAIN
+from shardwise.planning.search import Search
 from shardwise.report.reasons import reason_words, share_words, speed_words
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
@@ -112,7 +117,8 @@ def check_divided(plan: Plan, winner: Candidate, reason: Divided | LinkCrossover
     undivided = [c for c in plan.layouts if not c.layout.is_divided]
     if reason.sequences is not None:
         assert reason.sequences == pytest.approx(job.sequences / cluster.devices)
-        assert reason.sequences < 1
+        # Not so many that they divide over all devices.
+        assert reason.sequences < 1 or abs(reason.sequences / round(reason.sequences) - 1) > 0.04
     elif reason.undivided is not None:
         best = max(c.tokens_per_s for c in undivided)
         assert reason.throughput == pytest.approx(best / winner.tokens_per_s - 1)
@@ -157,26 +163,17 @@ def check_batch(plan: Plan, winner: Candidate, reason: Reason) -> bool:
             assert f"{product:,}" in words
             if job.global_batch is not None and product != job.global_batch:
                 assert f"{job.global_batch:,}" in words
-                # Beyond the tolerance only where no whole number of sequences is closer.
-                one = groups * job.seq_len
-                closest = min(
-                    abs(max(1, n) * one / job.global_batch - 1)
-                    for n in (job.global_batch // one, math.ceil(job.global_batch / one))
-                )
-                assert abs(reason.deviation) <= max(BATCH_TOLERANCE, closest) + 1e-9
-                assert reason.outside_tolerance == (abs(reason.deviation) > BATCH_TOLERANCE)
-                assert ("Warning" in words) == reason.outside_tolerance
-                assert all(near % one == 0 for near in reason.neighbours)
-                assert all(abs(near - job.global_batch) < one for near in reason.neighbours)
+                assert abs(reason.deviation) <= BATCH_TOLERANCE + 1e-9
         case MicroBatchGain(smaller=smaller, gain=gain):
             half = again(plan, winner.strategy.but(micro_batch=smaller))
             assert gain == pytest.approx(winner.tokens_per_s / half.tokens_per_s - 1, abs=1e-9)
             assert share_words(gain) in words
         case BatchCapped(limit_tokens=limit):
             assert job.global_batch is None
-            assert job.tokens_per_step(winner.strategy) <= limit == LARGE_BATCH
-        case LargeBatch(tokens=tokens):
-            assert tokens == job.tokens_per_step(winner.strategy) > LARGE_BATCH
+            assert job.tokens_per_step(winner.strategy) <= limit == USUAL_BATCH
+        case LargeBatch(tokens=tokens, limit_tokens=limit):
+            assert tokens == job.tokens_per_step(winner.strategy) > limit
+            assert limit == (LARGE_BATCH if job.global_batch else USUAL_BATCH)
         case DataParallelEnds():
             assert winner.strategy.micro_batch == winner.strategy.accumulate == 1
             assert f"{devices:,}" in words
@@ -249,16 +246,20 @@ def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
             assert gain == pytest.approx(compiled.tokens_per_s / winner.tokens_per_s - 1, abs=1e-9)
             assert saved == pytest.approx(winner.needed_bytes - compiled.needed_bytes)
             assert share_words(gain) in words
-        case SmallerStates(optimizer=optimizer, saved_bytes=saved, needed_bytes=needed):
-            job = plan.problem.job.but(optimizer=optimizer)
-            other = price_one(plan.problem._replace(job=job), plan.units, winner.strategy)
-            assert needed == pytest.approx(other.needed_bytes)
-            assert saved == pytest.approx(winner.needed_bytes - needed)
-            assert saved > 0
-            assert f"--optimizer {optimizer}" in words
+        case Alternative(change=change, value=value, strategy=strategy):
+            assert reason.needed_bytes <= plan.limit_bytes
+            ratio = reason.tokens_per_s / winner.tokens_per_s - 1
+            assert reason.throughput == pytest.approx(ratio)
+            if change == "optimizer":
+                job = plan.problem.job.but(optimizer=value)
+                other = price_one(plan.problem._replace(job=job), plan.units, strategy)
+                assert reason.needed_bytes == pytest.approx(other.needed_bytes)
+                assert reason.tokens_per_s == pytest.approx(other.tokens_per_s)
+            assert strategy.offload == (change == "offload") == (reason.host_bytes is not None)
+            assert value in words
         case OtherParallelism(parallelism=kinds):
             assert devices > 1
-            assert "expert" in kinds or winner.exposed_s > 0.2 * winner.step_s
+            assert "expert" in kinds or winner.exposed_s >= 0.1 * winner.step_s
         case LowPrecisionReduce(dtype=dtype, gain=gain):
             low = again(plan, winner.strategy.but(reduce_dtype=dtype))
             assert gain == pytest.approx(low.tokens_per_s / winner.tokens_per_s - 1, abs=1e-9)
@@ -269,65 +270,80 @@ def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
 
 
 NO_FIT = (
-    FitsAdapted,
-    FitsOffloaded,
+    Alternative,
     GradientsUnsharded,
     OtherParallelism,
     Padding,
     RiskyAlternative,
     ShorterFits,
-    SmallerStates,
 )
 CHECKS = (check_layout, check_compared, check_batch, check_limits)
 
 
 def check_rule(plan: Plan, winner: Candidate) -> None:
     """The rule as it is printed, on the rows of the table."""
-    if winner.strategy.kind == "ddp":
-        assert winner.tokens_per_s >= 0.9 * max(c.tokens_per_s for c in plan.layouts)
-        return
-    job, node = plan.problem.job, plan.problem.cluster.devices_per_node
-    rivals = plan.layouts
-    if not winner.layout.is_divided:
-        # Tensor and context parallelism must make it more than 5 % faster than the best without.
-        divided = [c for c in rivals if c.layout.is_divided]
-        rivals = [c for c in rivals if not c.layout.is_divided]
-        assert all(winner.tokens_per_s >= 0.85 * c.tokens_per_s for c in divided)
-    roomy = [c for c in rivals if c.needed_bytes <= 0.9 * plan.limit_bytes]
-    if winner.needed_bytes > 0.9 * plan.limit_bytes:
-        assert all(winner.tokens_per_s > 1.025 * c.tokens_per_s for c in roomy)
-    else:
-        fastest = max(c.tokens_per_s for c in roomy)
-        assert all(c.tokens_per_s <= 1.025 * fastest for c in rivals)
-        rivals = roomy
+    job, error = plan.problem.job, plan.comparison_error
 
-    if job.global_batch is not None:
+    def away(c: Candidate) -> float:
+        """Where no batch is exact, those within 2 % are as good as each other."""
+        share = abs(job.tokens_per_step(c.strategy) / (job.global_batch or 1) - 1)
+        exact = (job.global_batch or 0) % (job.seq_len * c.strategy.data_parallel) == 0
+        return share if job.global_batch and (exact or share > 0.02) else 0.0
 
-        def away(c: Candidate) -> float:
-            """Where no batch is exact, those within 2 % are as good as each other."""
-            share = abs(job.tokens_per_step(c.strategy) / (job.global_batch or 1) - 1)
-            exact = (job.global_batch or 0) % (job.seq_len * c.strategy.data_parallel) == 0
-            return share if exact or share > 0.02 else 0
+    def headroom(c: Candidate) -> float:
+        return min(0.1, math.floor(100 * (1 - c.needed_bytes / plan.limit_bytes)) / 100)
 
-        fastest = max(c.tokens_per_s for c in rivals)
-        assert all(
-            1.03 * c.tokens_per_s < fastest for c in rivals if away(c) < away(winner)
-        )  # fmt: skip
-        rivals = [c for c in rivals if away(c) <= away(winner)]
-        assert 1.03 * max(c.tokens_per_s for c in rivals) >= fastest * (1 - 1e-9)
+    def kind(c: Candidate) -> tuple[int, int]:
+        """Simple, then small groups of whole nodes."""
+        shard, s = c.layout.mesh.shard, c.strategy
+        part = 1 < shard < plan.problem.cluster.devices_per_node
+        simple = complexity(s, s.recompute, s.accumulate > 1) + part
+        return simple, 2**40 - shard if part else shard
+
+    # A faster one has a batch farther from what was asked for, or less headroom, or is as fast.
+    rivals = [
+        c for c in plan.layouts
+        if away(c) <= away(winner) + 1e-9 and headroom(c) >= headroom(winner)
+    ]  # fmt: skip
     fastest = max(c.tokens_per_s for c in rivals)
-    assert winner.tokens_per_s >= 0.99 * fastest * (1 - 1e-9)
+    assert winner.tokens_per_s >= (1 - error) * fastest * (1 - 1e-9)
+    # What the winner gives up for both is no more than the error, twice.
+    assert winner.tokens_per_s >= (1 - error) ** 2 * max(c.tokens_per_s for c in plan.layouts)
 
-    def key(c: Candidate) -> tuple[int, bool, int]:
-        """Simple, then whole nodes, then small."""
-        s, shard = c.strategy, c.layout.mesh.shard
-        parts = shard < node
-        return complexity(s, s.recompute, s.accumulate > 1), parts, -shard if parts else shard
+    every = Search(plan.problem).run().table
+    rows = every.columns
+    inner = np.asarray([layout.mesh.inner for layout in every.layouts])[rows.layout]
 
-    close = [c for c in rivals if c.tokens_per_s >= 0.99 * fastest]
-    least = min(c.needed_bytes for c in close) + 0.02 * plan.limit_bytes
-    assert winner.needed_bytes <= least
-    assert all(key(winner) <= key(c) for c in close if c.needed_bytes <= least)
+    def dominated(c: Candidate) -> bool:
+        faster = rows.tokens_per_s > c.tokens_per_s * 1.005
+        alike = inner == c.layout.mesh.inner
+        return bool((faster & alike & (rows.needed_bytes < c.needed_bytes)).any())
+
+    # Nothing as fast is simpler, but for what is larger and slower than another.
+    equal = [c for c in rivals if c.tokens_per_s >= (1 - error) * fastest and not dominated(c)]
+    assert all(kind(winner) <= kind(c) for c in equal)
+
+
+def check_warning(plan: Plan, winner: Candidate, reason: Reason) -> bool:
+    """What to know before the plan is trusted. False for reasons of another kind."""
+    device, model = plan.problem.cluster.device, plan.problem.model
+    match reason:
+        case UnfittedDevice(device=name):
+            assert name == device.name
+            assert not plan.fitted
+        case Fragile(free_bytes=free, headroom=headroom, wanted=wanted):
+            assert free == plan.limit_bytes - winner.needed_bytes
+            assert headroom == pytest.approx(free / plan.limit_bytes)
+            assert headroom < wanted
+        case NoPeerToPeer():
+            assert not device.p2p
+        case FewerDevices(devices=devices, of_devices=all_devices):
+            assert devices == plan.problem.cluster.devices < all_devices
+        case UnfittedExperts(experts=experts):
+            assert experts == getattr(model, "experts", None)
+        case _:
+            return False
+    return True
 
 
 @examples(25)
@@ -341,7 +357,7 @@ def test_every_reason_agrees_with_the_table(seed: int, objective: str) -> None:
     if plan.winner is None:
         for tip in plan.tips:
             assert isinstance(tip, NO_FIT)
-            if isinstance(tip, FitsAdapted):
+            if isinstance(tip, Alternative):
                 assert tip.needed_bytes <= plan.limit_bytes
         assert all(miss.needed_bytes > plan.limit_bytes for miss in plan.rejected)
         return
@@ -353,6 +369,9 @@ def test_every_reason_agrees_with_the_table(seed: int, objective: str) -> None:
         # Nothing that a screen must not print.
         assert not re.search(r"-0\.0|nan|inf\b|None", reason_words(reason, plan.units.blocks))
         assert reason.to_dict()["kind"] == reason.kind
+    for warning in plan.warnings:
+        assert check_warning(plan, winner, warning), warning.kind
+        assert not re.search(r"-0\.0|nan|inf\b|None", reason_words(warning, plan.units.blocks))
     assert sum(isinstance(reason, StepBatch) for reason in plan.why) == 1
     if isinstance(plan.aim, LeastMemory):
         least = plan.aim.share * plan.aim.fastest_tokens_per_s
@@ -375,4 +394,4 @@ def test_a_plan_is_near_the_best_of_brute_force(number: int) -> None:
     outcome = compare(random_problems(5, seed=1)[number])
     assert not outcome.failed
     assert outcome.ratio is not None
-    assert outcome.ratio >= 0.9
+    assert outcome.ratio >= 1 - ALLOWED

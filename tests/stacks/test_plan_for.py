@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.api import estimate_run, plan_run
-from shardwise.planning.reasons import FitsAdapted, SmallerStates
+from shardwise.planning.reasons import Alternative
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
@@ -164,27 +164,29 @@ def test_values_are_narrowed_to_those_of_the_stack() -> None:
     assert limits.choices("blocks_per_unit", (1, 2, 4)) == (1,)
 
 
-@pytest.mark.parametrize(("stack", "adapter"), [("axolotl", "lora:16"), ("torchtitan", None)])
+@pytest.mark.parametrize(
+    ("stack", "adapters"), [("axolotl", {"lora:16", "qlora:16"}), ("torchtitan", set())]
+)
 def test_an_adapter_is_proposed_only_where_the_stack_trains_one(
-    stack: str, adapter: str | None
+    stack: str, adapters: set[str]
 ) -> None:
-    """Its figure is that of the stack: `plan --for` with the adapter finds nothing smaller."""
+    """Its figures are those of the stack, as `plan --for` with the adapter gives them."""
     asked: dict[str, Any] = {
         "model": "llama-3-70b",
         "cluster": "8xH100-SXM",
         "for_stack": stack,
     }
     found, _ = plan_run(**asked)
-    tips = [tip for tip in found.tips if isinstance(tip, FitsAdapted)]
-    assert [tip.adapter for tip in tips] == ([adapter] if adapter else [])
-    if adapter is None:
-        return
-    adapted, run = plan_run(**asked, adapter=adapter, objective="memory")
-    assert adapted.winner is not None
-    assert run is not None
-    assert tips[0].needed_bytes <= adapted.winner.needed_bytes
-    here = estimate_run(run, stack).known_memory
-    assert here.needed_bytes == pytest.approx(adapted.winner.needed_bytes, rel=1e-6)
+    tips = [t for t in found.tips if isinstance(t, Alternative) and t.change == "adapter"]
+    assert {tip.value for tip in tips} == adapters
+    for tip in tips[:1]:
+        adapted, run = plan_run(**asked, adapter=tip.value)
+        assert adapted.winner is not None
+        assert run is not None
+        ratio = tip.tokens_per_s / adapted.winner.tokens_per_s
+        assert ratio == pytest.approx(1, abs=adapted.comparison_error)
+        here = estimate_run(run, stack).known_memory
+        assert here.needed_bytes == pytest.approx(adapted.winner.needed_bytes, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +197,10 @@ def test_an_adapter_is_proposed_only_where_the_stack_trains_one(
 def test_smaller_states_are_proposed_only_where_the_stack_has_them(
     stack: str, has_it: bool
 ) -> None:
-    found, _ = plan_run("llama-3-8b", "2xRTX-4090", for_stack=stack)
+    found, _ = plan_run("llama-3-8b", "8xRTX-4090", for_stack=stack)
     assert found.winner is None
-    assert any(isinstance(tip, SmallerStates) for tip in found.tips) == has_it
+    offered = {tip.change for tip in found.tips if isinstance(tip, Alternative)}
+    assert ("optimizer" in offered) == has_it
 
 
 def test_a_model_that_the_stack_cannot_train_is_refused_before_the_search() -> None:

@@ -22,14 +22,32 @@ from shardwise.spec.record import SpecError
 BATCH_TOLERANCE = 0.05
 # Where no batch is exact, those so close to it count as equally close.
 SAME_BATCH = 0.02
-# Without a global batch, micro-batches stop where a step has this many tokens: the largest batch
-# Llama 3 405B was trained with (16 Mi). Published dense runs use 0.5 to 16 million tokens; beyond
-# the critical batch size, more tokens per step no longer save steps.
+# The largest batch of published dense runs, in tokens (Llama 3 405B, 16 Mi); beyond the critical
+# batch size, more tokens per step no longer save steps.
 LARGE_BATCH = 2**24
+# What nobody asked for stays within usual practice. Without a global batch a step has at most 4 Mi
+# tokens, the batch of Llama 2, the first of Llama 3, and as much as three of four published
+# measurements have (measured runs of docs/accuracy.md); a micro-batch has at most 64 Ki tokens, as
+# much as 95 % of them, and is a power of two or half as much again.
+USUAL_BATCH = 2**22
+USUAL_MICRO_BATCH = 2**16
 LARGEST_MICRO_BATCH = 4096
 LARGEST_ACCUMULATION = 2**20
 # The least share of one sequence per device that is rounded up to one.
 LEAST_SEQUENCES = 0.75
+
+
+class UnevenBatchError(SpecError):
+    """No batch near the global batch divides over the devices; `neighbours` do, in tokens."""
+
+    def __init__(self, job: Job, cluster: ClusterSpec) -> None:
+        self.neighbours = neighbours(job, cluster)
+        near = " or ".join(f"{tokens:,}" for tokens in self.neighbours)
+        super().__init__(
+            f"job.global_batch: {job.global_batch:,} tokens do not divide over "
+            f"{cluster.devices:,} devices (one sequence of {job.seq_len:,} tokens on each is "
+            f"{job.seq_len * cluster.devices:,}); ask for {near}, or use fewer devices"
+        )
 
 
 class Batch(NamedTuple):
@@ -69,13 +87,12 @@ def batches(
 ) -> list[Batch]:
     """Every micro-batch, with the accumulation that comes closest to the global batch.
 
-    Those within the tolerance are kept; where none is, the closest are. With a tolerance of 0, only
-    exact ones are, and SpecError says which batches would be.
+    Those within the tolerance are kept, with a tolerance of 0 the exact ones; where there are none,
+    UnevenBatchError names the nearest.
     """
     wanted = sequences_wanted(job, cluster)
     if wanted is None:
-        sizes = micro_batches or range(1, _without_global_batch(job, cluster) + 1)
-        return [Batch(size, 1) for size in sizes]
+        return [Batch(size, 1) for size in micro_batches or usual_sizes(job, cluster)]
     if wanted < LEAST_SEQUENCES:
         least = job.seq_len * cluster.devices
         most = (job.global_batch or 0) // job.seq_len
@@ -93,15 +110,22 @@ def batches(
     found = [_closest(size, wanted) for size in micro_batches or range(1, largest + 1)]
     found = [batch for batch in found if batch.accumulate <= LARGEST_ACCUMULATION]
     closest = min(batch.deviation for batch in found)
-    if tolerance == 0 and closest > 1e-9:
-        raise _not_exact(job, cluster)
-    return [batch for batch in found if batch.deviation <= max(tolerance, closest) + 1e-9]
+    if closest > tolerance + 1e-9:
+        raise UnevenBatchError(job, cluster)
+    return [batch for batch in found if batch.deviation <= tolerance + 1e-9]
 
 
-def _without_global_batch(job: Job, cluster: ClusterSpec) -> int:
-    """The largest micro-batch of a step that is not too large."""
-    most = LARGE_BATCH // (job.seq_len * cluster.devices)
-    return max(1, min(most, LARGEST_MICRO_BATCH))
+def usual_sizes(job: Job, cluster: ClusterSpec) -> list[int]:
+    """The micro-batches to try where no batch is asked for."""
+    tokens = min(USUAL_MICRO_BATCH, USUAL_BATCH // cluster.devices)
+    most = min(tokens // job.seq_len, LARGEST_MICRO_BATCH)
+    return [size for size in range(1, most + 1) if is_round(size)] or [1]
+
+
+def is_round(size: int) -> bool:
+    """Whether a number is a power of two, or one and a half times one."""
+    odd = size // (size & -size)
+    return odd in (1, 3)
 
 
 def _closest(size: int, wanted: float) -> Batch:
@@ -117,16 +141,6 @@ def neighbours(job: Job, cluster: ClusterSpec) -> tuple[int, ...]:
     least = job.seq_len * cluster.devices
     near = (math.floor(wanted) * least, math.ceil(wanted) * least)
     return tuple(dict.fromkeys(tokens for tokens in near if tokens))
-
-
-def _not_exact(job: Job, cluster: ClusterSpec) -> SpecError:
-    least = job.seq_len * cluster.devices
-    near = " or ".join(f"{tokens:,}" for tokens in neighbours(job, cluster))
-    return SpecError(
-        f"job.global_batch: {job.global_batch:,} tokens are no multiple of {least:,} (one sequence "
-        f"of {job.seq_len:,} tokens on each of {cluster.devices:,} devices); ask for {near}, or "
-        "allow nearby batches"
-    )
 
 
 def coarse(sizes: Sequence[Batch], asked: bool) -> list[Batch]:

@@ -44,6 +44,8 @@ def degrees(problem: Problem, space: Space) -> list[Degrees]:
             ring = context > 1 and (few or problem.base.context_method == "ring")
             pair = Degrees(tensor, context, ring)
             wanted = pair == WHOLE or space.divides(tensor, context)
+            if _through_host(pair, problem) and (space.tensor, space.context) == (None, None):
+                wanted = False
             if wanted and (pair == WHOLE or _possible(pair, problem, model)):
                 found.append(pair)
     return sorted(found, key=lambda pair: (pair.inner, pair.context))
@@ -52,6 +54,12 @@ def degrees(problem: Problem, space: Space) -> list[Degrees]:
 def is_last_resort(pair: Degrees, problem: Problem) -> bool:
     """Whether a pair divides sequences that are not long."""
     return pair.context > 1 and problem.job.seq_len < LONG_SEQUENCE
+
+
+def _through_host(pair: Degrees, problem: Problem) -> bool:
+    """Whether every layer would wait for copies through host memory, and no length asks for it."""
+    short = problem.job.seq_len < LONG_SEQUENCE
+    return not problem.cluster.device.p2p and (pair.tensor > 1 or (pair.context > 1 and short))
 
 
 def _possible(pair: Degrees, problem: Problem, model: ModelSpec) -> bool:

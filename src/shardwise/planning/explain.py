@@ -7,8 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwise.planning.batches import LARGE_BATCH, distance, neighbours
-from shardwise.planning.degrees import degrees, of_groups
+from shardwise.planning.batches import (
+    LARGE_BATCH,
+    USUAL_BATCH,
+    USUAL_MICRO_BATCH,
+    distance,
+    usual_sizes,
+)
+from shardwise.planning.choice import Found, group_rank
+from shardwise.planning.degrees import of_groups
 from shardwise.planning.layout import Layout
 from shardwise.planning.limits import Limits, crossover, link_crossover
 from shardwise.planning.price import price_one
@@ -39,10 +46,11 @@ from shardwise.planning.reasons import (
     StepBatch,
 )
 from shardwise.planning.rows import Candidate, complexity
-from shardwise.planning.search import HEADROOM_STEP, Found, Search, group_rank
+from shardwise.planning.search import Search
 from shardwise.predict.configurations import Configurations, Floats
 from shardwise.predict.program.events import INSIDE
 from shardwise.predict.program.sizes import Sizes
+from shardwise.predict.rates import comparison_error
 from shardwise.spec.strategy import Strategy
 
 # Settings that tell two configurations apart besides their layout, and their usual values.
@@ -176,6 +184,7 @@ def _rival(
     elif nearest is not None and nearest.needed_bytes > found.limit_bytes:
         yield DoesNotFit(
             strategy=nearest.strategy,
+            verdict=nearest.verdict(search.problem.cluster.device),
             needed_bytes=nearest.needed_bytes,
             usable_bytes=found.limit_bytes,
         )
@@ -203,6 +212,7 @@ def _compared(
         difference=difference,
         strategy=other.strategy,
         throughput=throughput,
+        too_close=abs(throughput) <= comparison_error(),
         differing=differing,
         fits_only_so=needs,
         gathers=2 * gathers[0]
@@ -218,15 +228,11 @@ def _decided_by(search: Search, found: Found, other: Candidate, winner: Candidat
     sequences = [c.strategy.micro_batch * c.strategy.accumulate for c in (other, winner)]
     groups = np.asarray([c.strategy.data_parallel for c in (other, winner)])
     away = distance(np.asarray(sequences), groups, search.problem.job)
-    divided = other.layout.is_divided and not winner.layout.is_divided
-    if divided or winner.layout.kind == "ddp":
-        return "undivided" if divided else "unsharded"
-    if found.is_tight(other) and not found.is_tight(winner):
-        return "headroom"
     if away[0] > away[1]:
         return "batch"
-    if other.needed_bytes > winner.needed_bytes + HEADROOM_STEP * found.limit_bytes:
-        return "memory"
+    headroom = [found.headroom(c) for c in (other, winner)]
+    if headroom[0] < headroom[1]:
+        return "headroom"
     score = [
         complexity(c.strategy, c.strategy.recompute, c.strategy.accumulate > 1)
         for c in (other, winner)
@@ -234,7 +240,7 @@ def _decided_by(search: Search, found: Found, other: Candidate, winner: Candidat
     if score[0] > score[1]:
         return "simplicity"
     group = [group_rank(c.layout, found.devices_per_node) for c in (other, winner)]
-    # One as simple with as small a group lost to a third that leaves more memory free.
+    # One as simple with as small a group lost to a third that is faster and smaller.
     return "smaller groups" if score[0] == score[1] and group[0] > group[1] else "memory"
 
 
@@ -330,9 +336,6 @@ def _batch(search: Search, winner: Candidate) -> Iterator[Reason]:
         seq_len=job.seq_len,
         inner=strategy.mesh.inner,
         asked=job.global_batch,
-        tolerance=search.space.batch_tolerance,
-        neighbours=neighbours(job, of_groups(problem.cluster, strategy.mesh.inner)),
-        keeps_batch=_keeps_batch(search),
     )
     smaller = strategy.micro_batch // 2
     if job.global_batch is None and smaller >= 1:
@@ -340,24 +343,16 @@ def _batch(search: Search, winner: Candidate) -> Iterator[Reason]:
         gain = winner.tokens_per_s / half.tokens_per_s - 1
         if gain >= MIN_MICRO_BATCH_GAIN:
             yield MicroBatchGain(micro_batch=strategy.micro_batch, smaller=smaller, gain=gain)
-    if tokens > LARGE_BATCH:
-        yield LargeBatch(tokens=tokens, limit_tokens=LARGE_BATCH)
-    elif job.global_batch is None and tokens + ranks * job.seq_len > LARGE_BATCH:
-        yield BatchCapped(limit_tokens=LARGE_BATCH)
+    most = USUAL_BATCH if job.global_batch is None else LARGE_BATCH
+    if tokens > most:
+        yield LargeBatch(tokens=tokens, limit_tokens=most)
+    elif job.global_batch is None:
+        sizes = usual_sizes(job, of_groups(problem.cluster, strategy.mesh.inner))
+        if strategy.micro_batch == sizes[-1]:
+            yield BatchCapped(limit_tokens=USUAL_BATCH, micro_batch_tokens=USUAL_MICRO_BATCH)
     if sequences == 1 and ranks > 1 and job.global_batch is not None:
         inner = strategy.mesh.inner
         yield DataParallelEnds(devices=strategy.devices, tokens=tokens, inner=inner)
-
-
-def _keeps_batch(search: Search) -> int | None:
-    """The fewest devices that share sequences such that the batch divides evenly."""
-    job, devices = search.problem.job, search.problem.cluster.devices
-    if job.global_batch is None:
-        return None
-    for pair in degrees(search.problem, search.space):
-        if job.global_batch % (devices // pair.inner * job.seq_len) == 0:
-            return pair.inner
-    return None
 
 
 def limit_reasons(problem: Problem, winner: Candidate, limits: Limits) -> list[Reason]:

@@ -7,17 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardwise.planning.choice import VISIBLE, Found
 from shardwise.planning.layout import Degrees
 from shardwise.planning.price import scaled_network
 from shardwise.planning.problem import Problem, Units, Way, steps, times
 from shardwise.planning.rows import Candidate
-from shardwise.planning.search import MIN_GAIN, TIE, WITH_MORE_MEMORY, Found, Search
+from shardwise.planning.search import WITH_MORE_MEMORY, Search
 from shardwise.predict.configurations import Configurations, Floats
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.step import Bottleneck
 
 # A step this much longer counts as slower, one this much shorter as faster.
 SLOWDOWN_THRESHOLD = 0.05
+# A gain below this is not what limits a run.
+MIN_GAIN = 0.03
 # How far from today's network another is looked for: up to four times.
 MOST_DOUBLINGS = 2
 
@@ -100,7 +103,7 @@ def _planned_again(
     if best is None or best.strategy == winner.strategy:
         return None
     gain = best.tokens_per_s / winner.tokens_per_s - 1
-    return best if gain >= max(own_gain + TIE, SLOWDOWN_THRESHOLD) else None
+    return best if gain >= max(own_gain + VISIBLE, SLOWDOWN_THRESHOLD) else None
 
 
 def _way(cluster: ClusterSpec) -> float:

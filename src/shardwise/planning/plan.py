@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from shardwise.notebook import html_of
+from shardwise.planning.alternatives import alternatives, same_with_smaller_states
+from shardwise.planning.batches import UnevenBatchError
+from shardwise.planning.choice import Found, Nearest
 from shardwise.planning.explain import limit_reasons, padding, reasons
 from shardwise.planning.limits import Limits, limits_of
 from shardwise.planning.money import Budget, Cost, SizeChoice, by_size, choose_size
@@ -16,8 +18,6 @@ from shardwise.planning.reasons import (
     BeyondPositions,
     CompileGain,
     DecimalLength,
-    FitsAdapted,
-    FitsOffloaded,
     GradientsUnsharded,
     LeastMemory,
     LowPrecisionReduce,
@@ -25,40 +25,36 @@ from shardwise.planning.reasons import (
     Reason,
     RiskyAlternative,
     ShorterFits,
-    SmallerStates,
 )
 from shardwise.planning.rows import Candidate
-from shardwise.planning.search import MIN_GAIN, Found, Nearest, Search
+from shardwise.planning.search import Search
 from shardwise.planning.sequence import longest
 from shardwise.planning.space import Space
-from shardwise.predict.configurations import Configurations
+from shardwise.planning.warnings import fewer_devices, is_uneven, left_out, warnings_of
 from shardwise.predict.estimate import price
 from shardwise.predict.fit import Change, other_parallelism, ways_to_fit
-from shardwise.predict.memory import predict_memory
-from shardwise.predict.rates import coefficients_for, error_interval, hardware_of, is_fitted
-from shardwise.spec.adapter import read_adapter
+from shardwise.predict.rates import (
+    coefficients_for,
+    comparison_error,
+    error_interval,
+    hardware_of,
+    is_fitted,
+)
 from shardwise.spec.catalogue import coefficient, figure
 from shardwise.spec.model import ModelSpec
-from shardwise.spec.optimizer import SMALLER
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.step import StepProfile
+from shardwise.step import StepProfile, Verdict
 
 Objective = Literal["throughput", "memory", "sequence", "money"]
 # The objective "memory" takes the least memory of those with this share of the best throughput.
 FAST_ENOUGH = 0.9
-# Larger differences than this between layouts are no matter of prediction error.
-CLOSE = 0.05
 # Reducing gradients in low precision is worth a tip from this gain on.
 MIN_REDUCE_GAIN = 0.01
-# States in fewer bits are worth a tip from this share of the needed memory on.
-MIN_SAVED_STATES = 0.05
 # Steps that wait for communication this share of their time may need other parallelism.
-MUCH_WAITING = 0.25
+MUCH_WAITING = 0.1
 # A gain from torch.compile below this is not worth a line.
 MIN_COMPILE_GAIN = 0.01
-# Adapters to try where training all parameters does not fit; the first that fits is proposed.
-ADAPTERS = ("lora:16", "qlora:16")
 
 
 class Baseline(NamedTuple):
@@ -67,6 +63,7 @@ class Baseline(NamedTuple):
     name: str
     strategy: Strategy
     needed_bytes: float
+    verdict: Verdict
     candidate: Candidate | None
 
 
@@ -92,6 +89,8 @@ class Plan(NamedTuple):
     limits: Limits | None
     limits_why: list[Reason]
     tips: list[Reason]
+    # What to know before it is trusted, to be said first.
+    warnings: list[Reason]
     ways: list[Change]
     # Whether figures are those of another stack, whose limits the search kept to.
     for_stack: bool
@@ -101,8 +100,8 @@ class Plan(NamedTuple):
     # Of tokens/s; and whether it was fitted for this family of devices.
     interval: tuple[float, float]
     fitted: bool
-    # Of the ratio of two configurations on one machine.
-    comparison: tuple[float, float]
+    # Of the ratio of two configurations' speeds.
+    comparison_error: float
 
     def __repr__(self) -> str:
         best = repr(self.winner) if self.winner else "no configuration fits"
@@ -120,6 +119,11 @@ class Plan(NamedTuple):
         return price(units, one.strategy, self.problem.cluster, self.problem.job, origin)
 
     @property
+    def withheld(self) -> bool:
+        """Whether configurations fit and none is recommended."""
+        return self.winner is None and self.fitting > 0
+
+    @property
     def late(self) -> bool:
         """Whether the winner misses the deadline."""
         return self.winner is not None and not self.budget.in_time(self.winner.tokens_per_s)
@@ -130,19 +134,13 @@ class Plan(NamedTuple):
         return self.winner is not None and not self.late
 
     def too_close_to_call(self) -> int:
-        """How many other layouts differ too little from the winner to tell which is faster.
-
-        Layouts on one machine share most errors, so that only small differences count; and what
-        other recomputation costs is certain.
-        """
+        """How many other layouts differ too little from the winner to tell which is faster."""
         if self.winner is None:
             return 0
-        low, high = max(self.comparison[0], -CLOSE), min(self.comparison[1], CLOSE)
         return sum(
-            1 + low <= c.tokens_per_s / self.winner.tokens_per_s <= 1 + high
+            abs(c.tokens_per_s / self.winner.tokens_per_s - 1) <= self.comparison_error
             for c in self.layouts
             if c.layout != self.winner.layout
-            and c.strategy.recompute == self.winner.strategy.recompute
         )
 
     def cost(self, candidate: Candidate) -> Cost:
@@ -176,12 +174,18 @@ class Plan(NamedTuple):
                 {
                     "name": b.name,
                     "needed_bytes": round(b.needed_bytes),
+                    "verdict": b.verdict,
                     **({"tokens_per_s": b.candidate.tokens_per_s} if b.candidate else {}),
                 }
                 for b in self.baselines
             ],
             "rejected": [
-                {**r.layout.to_dict(), "least_bytes": round(r.needed_bytes)} for r in self.rejected
+                {
+                    **r.layout.to_dict(),
+                    "least_bytes": round(r.needed_bytes),
+                    "verdict": r.verdict(self.problem.cluster.device),
+                }
+                for r in self.rejected
             ],
             "pareto": [told(c) for c in self.front],
             "why": [reason.to_dict() for reason in (*self.why, *self.limits_why)],
@@ -192,13 +196,14 @@ class Plan(NamedTuple):
             }
             if self.limits
             else None,
+            "warnings": [warning.to_dict() for warning in self.warnings],
             "tips": [tip.to_dict() for tip in self.tips],
             "would_fit": [way._asdict() for way in self.ways],
             "considered": self.considered,
             "fitting": self.fitting,
             "limit_bytes": self.limit_bytes,
             "error_interval": list(self.interval),
-            "comparison_interval": list(self.comparison),
+            "comparison_interval": [-self.comparison_error, self.comparison_error],
             "fitted": self.fitted,
         }
 
@@ -249,14 +254,21 @@ def make_plan(
         size_choice = choose_size(by_size(problem, space), budget, problem.cluster.devices)
         if size_choice.chosen is not None:
             problem = problem._replace(cluster=size_choice.chosen.cluster)
+    search, found, warnings = _searched(problem, space or Space())
+    problem = search.problem
     if problem.base.devices != problem.cluster.devices:
         current = None
-    search = Search(problem, space)
-    found = search.run()
     winner = found.best()
     if objective == "memory" and winner is not None:
         winner, aim = _least_memory(found)
     units = search.units
+    lacking = left_out(problem, units, search.space, winner)
+    if lacking is not None:
+        warnings.insert(0, lacking)
+    withheld = lacking is not None and not lacking.recommended
+    if withheld:
+        winner = None
+    warnings += warnings_of(problem, found, winner)
     limits = limits_of(search, problem.cluster, found, winner) if winner else None
     return Plan(
         problem=problem,
@@ -273,16 +285,47 @@ def make_plan(
         why=reasons(search, found, winner, by_speed=objective != "memory") if winner else [],
         limits=limits,
         limits_why=_limits(problem, objective, winner, limits),
-        tips=_tips(search, found, winner) + _helps(search, found, winner, objective),
-        ways=[] if winner else _ways(search, found),
+        tips=[] if withheld else _tips(search, found, winner, objective),
+        warnings=warnings,
+        ways=[] if winner or withheld else _ways(search, found),
         for_stack=search.space.for_stack,
         considered=found.considered,
         fitting=found.fitting,
         limit_bytes=found.limit_bytes,
         interval=error_interval(problem.cluster, compiled=problem.base.compile),
         fitted=is_fitted(problem.cluster),
-        comparison=coefficient("step-comparison"),
+        comparison_error=comparison_error(),
     )
+
+
+def _searched(problem: Problem, space: Space) -> tuple[Search, Found, list[Reason]]:
+    """The search; where the batch divides over fewer devices only, the faster of what keeps it.
+
+    That is on all devices, groups of which share sequences, or on fewer of them.
+    """
+    search = Search(problem, space)
+    if not is_uneven(problem, space):
+        return search, search.run(), []
+    part = fewer_devices(problem, space)
+    try:
+        found: Found | None = search.run()
+    except UnevenBatchError:
+        if part is None:
+            raise
+        found = None
+    divided = found.best() if found else None
+    if part is None:
+        assert found is not None, "raised above"
+        return search, found, []
+    on_fewer = Search(problem._replace(cluster=part[0]), space)
+    there = on_fewer.run()
+    best = there.best()
+    if found is not None and (
+        best is None
+        or (divided and divided.tokens_per_s >= (1 - comparison_error()) * best.tokens_per_s)
+    ):
+        return search, found, []
+    return on_fewer, there, [part[1]]
 
 
 def _least_memory(found: Found) -> tuple[Candidate, LeastMemory]:
@@ -302,16 +345,17 @@ def _baselines(
     problem: Problem, units: Units, found: Found, current: Strategy | None
 ) -> list[Baseline]:
     baselines = []
-    nearest = found.nearest_of("ddp")
+    nearest, device = found.nearest_of("ddp"), problem.cluster.device
     if nearest is not None:
         best = found.best(kind="ddp")
-        strategy = best.strategy if best else nearest.strategy
-        needed = best.needed_bytes if best else nearest.needed_bytes
-        baselines.append(Baseline("ddp", strategy, needed, best))
+        shown = best or nearest
+        judged = "fits" if best else nearest.verdict(device)
+        baselines.append(Baseline("ddp", shown.strategy, shown.needed_bytes, judged, best))
     if current is not None:
         priced = price_one(problem, units, current)
-        fits = priced.needed_bytes <= found.limit_bytes
-        baselines.append(Baseline("now", current, priced.needed_bytes, priced if fits else None))
+        judged = Nearest(current, priced.peak_bytes, priced.needed_bytes).verdict(device)
+        fits = priced if judged == "fits" else None
+        baselines.append(Baseline("now", current, priced.needed_bytes, judged, fits))
     return baselines
 
 
@@ -325,8 +369,10 @@ def _limits(
     return [slack] if objective in ("memory", "sequence") else [binding, slack]
 
 
-def _tips(search: Search, found: Found, winner: Candidate | None) -> list[Reason]:
-    """What was not chosen for other reasons and would bring more."""
+def _tips(
+    search: Search, found: Found, winner: Candidate | None, objective: Objective
+) -> list[Reason]:
+    """What was not chosen for other reasons and would bring more, or what would help to fit."""
     problem, units = search.problem, search.units
     tips: list[Reason] = list(_risky_alternative(problem, found, winner))
     positions = getattr(problem.model, "max_positions", None)
@@ -335,9 +381,12 @@ def _tips(search: Search, found: Found, winner: Candidate | None) -> list[Reason
     thousands, rest = divmod(problem.job.seq_len, 1000)
     if not rest and problem.job.seq_len % 1024:
         tips.append(DecimalLength(seq_len=problem.job.seq_len, binary=thousands * 1024))
-    tips += _smaller_states(search, found, winner)
     if winner is None:
-        return tips
+        return [*tips, *_helps(search, found, objective)]
+    if found.is_tight(winner):
+        tips += alternatives(problem, search.space, winner)
+    else:
+        tips += same_with_smaller_states(problem, units, search.space, winner)
     strategy = winner.strategy
     if strategy.sharded and strategy.reduce_dtype == "fp32" and strategy.param_dtype != "fp32":
         low = price_one(problem, units, strategy.but(reduce_dtype=strategy.param_dtype))
@@ -345,30 +394,6 @@ def _tips(search: Search, found: Found, winner: Candidate | None) -> list[Reason
         if gain > MIN_REDUCE_GAIN:
             tips.append(LowPrecisionReduce(dtype=strategy.param_dtype, gain=gain))
     return [*tips, *_compiled(problem, units, winner), *_other_parallelism(problem, winner)]
-
-
-def _smaller_states(search: Search, found: Found, winner: Candidate | None) -> Iterator[Reason]:
-    """States in fewer bits, where they are most of the peak or no configuration fits."""
-    problem, units = search.problem, search.units
-    smaller = SMALLER.get(problem.job.optimizer)
-    if smaller is None or (winner is None and not found.nearest):
-        return
-    nearest = winner or min(found.nearest.values(), key=lambda n: n.needed_bytes)
-    if winner is not None and _largest_term(problem, units, winner.strategy) != "optimizer":
-        return
-    other = problem._replace(job=problem.job.but(optimizer=smaller))
-    needed = price_one(other, units, nearest.strategy).needed_bytes
-    saved = nearest.needed_bytes - needed
-    has = search.space.has_optimizer
-    if saved > MIN_SAVED_STATES * nearest.needed_bytes and (has is None or has(smaller)):
-        fits = needed <= found.limit_bytes if winner is None else None
-        yield SmallerStates(optimizer=smaller, saved_bytes=saved, needed_bytes=needed, fits=fits)
-
-
-def _largest_term(problem: Problem, units: Units, strategy: Strategy) -> str:
-    columns = Configurations.of([strategy])
-    terms = predict_memory(units.of(strategy), columns, problem.job.optimizer).terms_at_peak()
-    return max(terms, key=lambda term: terms[term])
 
 
 def _compiled(problem: Problem, units: Units, winner: Candidate) -> Iterator[Reason]:
@@ -385,19 +410,14 @@ def _compiled(problem: Problem, units: Units, winner: Candidate) -> Iterator[Rea
         )
 
 
-def _helps(
-    search: Search, found: Found, winner: Candidate | None, objective: Objective
-) -> list[Reason]:
+def _helps(search: Search, found: Found, objective: Objective) -> list[Reason]:
     """What would help where no configuration fits."""
-    if winner is not None:
-        return []
     problem = search.problem
     return [
         *_gradients_unsharded(problem, search.units, found),
         *_why_nothing_fits(search, found, objective),
-        *_adapted(problem, search.space),
-        *_offloaded(problem, search.space),
-        *_other_parallelism(problem, winner),
+        *alternatives(problem, search.space, None),
+        *_other_parallelism(problem, None),
     ]
 
 
@@ -428,49 +448,6 @@ def _why_nothing_fits(search: Search, found: Found, objective: Objective) -> Ite
         yield ShorterFits(tokens=shorter.tokens)
 
 
-def _adapted(problem: Problem, space: Space) -> Iterator[Reason]:
-    """The first adapter with which the same job fits, in its configuration of least memory."""
-    # Other models would be traced once more, which takes seconds.
-    if problem.model.adapter is not None or not isinstance(problem.model, ModelSpec):
-        return
-    for text in ADAPTERS:
-        adapter = read_adapter(text)
-        within = space.adapted(adapter) if space.adapted else (problem.base, space)
-        if within is None:
-            continue
-        model = problem.model.but(adapter=adapter)
-        other = problem._replace(model=model, base=within[0])
-        try:
-            found = Search(other, within[1].quick().least_memory()).run()
-        except SpecError:
-            # Models with adapters are not divided, and the batch may need that.
-            return
-        needed = min((n.needed_bytes for n in found.nearest.values()), default=math.inf)
-        if needed <= found.limit_bytes:
-            yield FitsAdapted(adapter=text, needed_bytes=needed)
-            return
-
-
-def _offloaded(problem: Problem, space: Space) -> list[Reason]:
-    """The fastest that fits with parameters and optimizer states in host memory."""
-    if problem.cluster.device.is_cpu:
-        return []
-    search = Search(problem, space.quick()._replace(offload=True))
-    best = search.run().best()
-    if best is None:
-        return []
-    units, columns = search.units.of(best.strategy), Configurations.of([best.strategy])
-    host = predict_memory(units, columns, problem.job.optimizer).host_bytes[0]
-    return [
-        FitsOffloaded(
-            strategy=best.strategy,
-            needed_bytes=best.needed_bytes,
-            host_bytes=float(host),
-            step_s=best.step_s,
-        )
-    ]
-
-
 def _other_parallelism(problem: Problem, winner: Candidate | None) -> list[Reason]:
     """What shardwise does not run, where it may be better: for experts, for want of memory, and
     where most devices wait for each other.
@@ -497,7 +474,7 @@ def _risky_alternative(
     if risky is None or risky.needed_bytes <= found.limit_bytes:
         return
     gain = risky.tokens_per_s / winner.tokens_per_s - 1 if winner else None
-    if gain is None or gain >= MIN_GAIN:
+    if gain is None or gain > comparison_error():
         yield RiskyAlternative(strategy=risky.strategy, needed_bytes=risky.needed_bytes, gain=gain)
 
 

@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from shardwise.planning.layout import Layout
 from shardwise.predict.fit import Parallelism
-from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.strategy import Strategy
-from shardwise.step import Bottleneck
+from shardwise.step import Bottleneck, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +57,10 @@ class StatesFit(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class DoesNotFit(Reason):
-    """The configuration of a layout that needs the least memory, and that it does not fit."""
+    """The configuration of a layout that needs the least memory, which is more than is usable."""
 
     strategy: Strategy
+    verdict: Verdict
     needed_bytes: float
     usable_bytes: int
 
@@ -82,8 +82,6 @@ DecidedBy = Literal[
     "memory",
     "simplicity",
     "smaller groups",
-    "unsharded",
-    "undivided",
 ]
 Difference = Literal[
     "replicated",
@@ -104,6 +102,8 @@ class Compared(Reason):
     difference: Difference
     strategy: Strategy
     throughput: float
+    # Whether the difference of speed is within the error of comparison.
+    too_close: bool
     # Settings that differ from those of the chosen one.
     differing: tuple[Setting, ...] = ()
     # Whether it does not fit with the usual prefetch and blocks per unit.
@@ -218,23 +218,11 @@ class StepBatch(Reason):
     inner: int = 1
     # None where no global batch was given.
     asked: int | None = None
-    # How far from that a step should be at most, as a share of it.
-    tolerance: float = 0.0
-    # The batches next to what was asked for that divide evenly.
-    neighbours: tuple[int, ...] = ()
-    # Devices that would have to share sequences for the batch that was asked for; None where no
-    # number of them will do.
-    keeps_batch: int | None = None
 
     @property
     def deviation(self) -> float:
         """Relative to what was asked for; 0 where nothing was."""
         return self.tokens / self.asked - 1 if self.asked else 0.0
-
-    @property
-    def outside_tolerance(self) -> bool:
-        """Whether no batch within the tolerance divides over the devices."""
-        return abs(self.deviation) > self.tolerance + 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,14 +236,18 @@ class MicroBatchGain(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchCapped(Reason):
-    """Without a global batch, larger micro-batches were left out: a step would be too large."""
+    """Without a global batch, larger micro-batches than published runs usually have are left out.
+
+    The limits are of a step and of a micro-batch of one device.
+    """
 
     limit_tokens: int
+    micro_batch_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargeBatch(Reason):
-    """A step has more tokens than published runs use."""
+    """A step has more tokens than published runs use, or most of them where nobody asked."""
 
     tokens: int
     limit_tokens: int
@@ -348,17 +340,6 @@ class LowPrecisionReduce(Reason):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallerStates(Reason):
-    """What an optimizer with states of fewer bits would save, and what is needed then."""
-
-    optimizer: Optimizer
-    saved_bytes: float
-    needed_bytes: float
-    # Whether it makes the configuration fit; None where another one fits.
-    fits: bool | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class CompileGain(Reason):
     """Compiling the blocks would be faster; `runs` published runs say how much."""
 
@@ -368,22 +349,25 @@ class CompileGain(Reason):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitsAdapted(Reason):
-    """Training an adapter instead of all parameters fits: the least memory it needs."""
+class Alternative(Reason):
+    """The same job trained in another way that fits, and its predicted speed."""
 
-    # As `--adapter` takes it.
-    adapter: str
-    needed_bytes: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitsOffloaded(Reason):
-    """The fastest that fits when parameters and optimizer states live in host memory."""
-
+    change: Literal["optimizer", "adapter", "offload"]
+    # As `--optimizer` or `--adapter` takes it.
+    value: str
     strategy: Strategy
-    needed_bytes: float
-    host_bytes: float
+    tokens_per_s: float
     step_s: float
+    needed_bytes: float
+    # Of host memory per device, where states are kept there.
+    host_bytes: float | None
+    # Relative to the recommended configuration; None where none fits.
+    throughput: float | None
+
+    @property
+    def option(self) -> str:
+        """The option of `plan` that asks for it."""
+        return "--offload" if self.change == "offload" else f"--{self.change} {self.value}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,6 +392,75 @@ class GradientsUnsharded(Reason):
     accumulate: int
     needed_bytes: float
     needed_if_sharded_bytes: float
+
+
+# ---- warnings -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackLeavesOut(Reason):
+    """Parallelism that a stack is made of and that the search does not try.
+
+    Where the best without it waits for most of its step, nothing is recommended.
+    """
+
+    parallelism: tuple[Parallelism, ...]
+    recommended: bool
+    # Of the best without it.
+    waiting_share: float
+    mfu: float | None
+    strategy: Strategy | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewerDevices(Reason):
+    """The batch asked for does not divide over all devices; the plan is for so many of them."""
+
+    devices: int
+    of_devices: int
+    asked: int
+    # Batches next to it that divide over all devices, in tokens.
+    neighbours: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfittedDevice(Reason):
+    """No run on such a device was fitted: times assume the efficiency of a related one."""
+
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfittedExperts(Reason):
+    """No run of a mixture of experts was fitted, and routing is assumed to be even."""
+
+    experts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnquantizedExperts(Reason):
+    """The base is stored in few bits, its experts are not: they are no linear layers."""
+
+    stored: str
+    kept_in: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPeerToPeer(Reason):
+    """Devices of a node reach each other through host memory: no tensor parallelism is tried."""
+
+    device: str
+    link: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fragile(Reason):
+    """The recommended configuration leaves less memory free than is wanted, as shares of usable."""
+
+    free_bytes: float
+    headroom: float
+    wanted: float
+    assumes_even_routing: bool
 
 
 # ---- the objective --------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwise.planning.batches import Batch, batches, between, coarse
+from shardwise.planning.choice import Found, Nearest
 from shardwise.planning.degrees import degrees, is_last_resort, least_seconds, of_groups
 from shardwise.planning.layout import WHOLE, Degrees, Layout
 from shardwise.planning.problem import Problem, Units, Way, peaks, steps, times
@@ -27,9 +28,10 @@ from shardwise.planning.space import Recompute, Space, placements
 from shardwise.predict.configurations import Bools, Floats, Ints
 from shardwise.predict.estimate import usable_bytes
 from shardwise.predict.program.step import Steps
+from shardwise.predict.rates import comparison_error
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.record import SpecError
-from shardwise.spec.strategy import Kind, Loss, Strategy
+from shardwise.spec.strategy import Loss, Strategy
 
 # Rows beyond the device that are priced all the same: they say what more memory would bring.
 WITH_MORE_MEMORY = 1.25
@@ -42,215 +44,12 @@ PREFETCHED = 8
 REFINED_PLACEMENTS = 32
 REFINED_SHARE = 0.85
 MICRO_BATCHES_BETWEEN = 6
-# The rule of the choice. A configuration that leaves less than HEADROOM of the usable memory free
-# has to be more than TIGHT_GAIN faster than those that leave it. Of the layouts within TIE of the
-# fastest, the one with more memory free wins (by more than HEADROOM_STEP of the usable memory),
-# then the simpler, then the smaller group of whole nodes. Within a layout the simpler wins:
-# recomputing or accumulating more only to leave more free is no better.
-HEADROOM = 0.1
-TIGHT_GAIN = 0.025
-HEADROOM_STEP = 0.02
-TIE = 0.01
-SLOWEST_CHOICE = 0.85
-# A gain below this changes nothing: not the batch, not what limits a run.
-MIN_GAIN = 0.03
-# Not sharding at all is so much simpler that it may be this much slower than the fastest.
-UNSHARDED_LOSS = 0.1
-# No tensor or context parallelism is so much simpler, and better predicted, that it may be this
-# much slower.
-UNDIVIDED_LOSS = 0.05
 # Policies that a first look at degrees of tensor and context parallelism tries, and how many
 # batches. The best of them are searched as a whole.
 PROBED = ("none", "selective", 0.5, "full")
 PROBED_BATCHES = 4
 # Logits below this share of the usable memory are no reason for a chunked loss.
 MIN_LOGITS = 0.02
-# Lower-memory options differ by at least this share of the usable memory.
-MEMORY_STEP = 0.05
-
-
-class Nearest(NamedTuple):
-    """The configuration of a layout that takes the least memory."""
-
-    strategy: Strategy
-    needed_bytes: float
-
-    @property
-    def layout(self) -> Layout:
-        return Layout.of(self.strategy)
-
-
-class Found(NamedTuple):
-    """The outcome of a search."""
-
-    table: Table
-    nearest: dict[Layout, Nearest]
-    considered: int
-    fitting: int
-    limit_bytes: int
-    devices_per_node: int
-
-    def best(
-        self, layout: Layout | None = None, *, kind: Kind | None = None, memory: float = 1.0
-    ) -> Candidate | None:
-        """The choice among all rows, or among those of one layout or kind.
-
-        The fastest wins, but for headroom, simplicity and small groups, as the constants above
-        say: first within every layout, then among the layouts. A batch other than the closest needs
-        a gain of MIN_GAIN. `memory` is what it may take, as a multiple of the usable memory.
-        """
-        rows = self._rows(layout, kind, memory)
-        if not len(rows):
-            return None
-        if layout is not None:
-            return self._preferred(rows, memory)
-        choice = self._chosen(rows, memory)
-        if kind is None and choice.layout.is_divided:
-            choice = self._undivided(rows, choice, memory) or choice
-        if kind is None and choice.strategy.sharded and not choice.layout.is_divided:
-            return self._unsharded(rows, choice, memory) or choice
-        return choice
-
-    def _undivided(self, rows: Ints, choice: Candidate, memory: float) -> Candidate | None:
-        """Pure data parallelism, unless it is UNDIVIDED_LOSS slower, or the other leaves headroom
-        that it lacks.
-        """
-        layouts, numbers = self.table.layouts, self.table.columns.layout[rows]
-        whole = [n for n in np.unique(numbers).tolist() if not layouts[n].is_divided]
-        undivided = rows[np.isin(numbers, whole)]
-        if not len(undivided):
-            return None
-        found = self._chosen(undivided, memory)
-        if self.is_tight(found) and not self.is_tight(choice):
-            return None
-        enough = found.tokens_per_s >= (1 - UNDIVIDED_LOSS) * choice.tokens_per_s
-        return found if enough else None
-
-    def _unsharded(self, rows: Ints, choice: Candidate, memory: float) -> Candidate | None:
-        """DDP, unless it is UNSHARDED_LOSS slower, or sharding leaves headroom that it lacks."""
-        unsharded = np.intersect1d(rows, self._rows(None, "ddp", memory))
-        if not len(unsharded):
-            return None
-        found = self._preferred(unsharded, memory)
-        if self.is_tight(found) and not self.is_tight(choice):
-            return None
-        fastest = float(self.table.columns.tokens_per_s[rows].max())
-        return found if found.tokens_per_s >= (1 - UNSHARDED_LOSS) * fastest else None
-
-    def _preferred(self, rows: Ints, memory: float = 1.0) -> Candidate:
-        """The choice among rows of one layout, or of equal memory: the simpler of the fastest."""
-        return self.table.candidate(self._preferred_row(rows, memory))
-
-    def _preferred_row(self, rows: Ints, memory: float) -> int:
-        return self._simplest(self._too_close_to_call(rows, memory))
-
-    def _chosen(self, rows: Ints, memory: float) -> Candidate:
-        """The choice among the layouts, each with its preferred row."""
-        columns = self.table.columns
-        layouts, speed = columns.layout[rows], columns.tokens_per_s
-        best = []
-        for layout in np.unique(layouts).tolist():
-            mine = rows[layouts == layout]
-            # No part of the rule prefers one that is slower than all of them together allow.
-            if speed[mine].max() >= SLOWEST_CHOICE * speed[rows].max():
-                best.append(self._preferred_row(mine, memory))
-        alike = self._too_close_to_call(np.asarray(best), memory)
-        needed = columns.needed_bytes[alike]
-        alike = alike[needed <= needed.min() + HEADROOM_STEP * self.limit_bytes]
-        return self.table.candidate(self._simplest(alike))
-
-    def _too_close_to_call(self, rows: Ints, memory: float) -> Ints:
-        """The rows within TIE of the fastest, after the rules for headroom and batch."""
-        columns = self.table.columns
-        speed = columns.tokens_per_s
-        allowed = self.limit_bytes * max(memory, 1.0) * (1 - HEADROOM)
-        roomy = rows[columns.needed_bytes[rows] <= allowed]
-        if len(roomy):
-            faster = rows[speed[rows] > (1 + TIGHT_GAIN) * speed[roomy].max()]
-            rows = faster if len(faster) else roomy
-        # The closest batch of which no other is MIN_GAIN faster.
-        fast_enough = rows[speed[rows] * (1 + MIN_GAIN) >= speed[rows].max()]
-        closest = columns.distance[fast_enough].min() + 1e-9
-        rows = rows[columns.distance[rows] <= closest]
-        alike: Ints = rows[speed[rows] >= (1 - TIE) * speed[rows].max()]
-        return alike
-
-    def _simplest(self, rows: Ints) -> int:
-        """The simplest row, then that of the smallest group, then the fastest."""
-        columns, layouts = self.table.columns, self.table.layouts
-        groups = np.asarray(
-            [group_rank(layouts[n], self.devices_per_node) for n in columns.layout[rows]]
-        )
-        order = np.lexsort((-columns.tokens_per_s[rows], groups, columns.complexity[rows]))
-        return int(rows[order[0]])
-
-    def is_tight(self, candidate: Candidate) -> bool:
-        """Whether a candidate leaves less than the wanted headroom."""
-        return candidate.needed_bytes > (1 - HEADROOM) * self.limit_bytes
-
-    def fastest(self, memory: float = 1.0) -> Candidate | None:
-        """The fastest row, whatever its headroom, simplicity or batch."""
-        rows = self._rows(None, None, memory)
-        if not len(rows):
-            return None
-        return self.table.candidate(int(rows[self.table.columns.tokens_per_s[rows].argmax()]))
-
-    def smallest(self, at_least: float) -> Candidate | None:
-        """The one that takes the least memory of those with at least this many tokens/s."""
-        columns = self.table.columns
-        rows = self._rows(None, None, 1.0)
-        rows = rows[columns.tokens_per_s[rows] >= at_least]
-        if not len(rows):
-            return None
-        needed = columns.needed_bytes[rows]
-        rows = rows[needed <= needed.min() + 1.0]
-        order = np.lexsort((-columns.tokens_per_s[rows], columns.complexity[rows]))
-        return self.table.candidate(int(rows[order[0]]))
-
-    def lower_memory(self, winner: Candidate, most: int = 3) -> list[Candidate]:
-        """The fastest with less memory than the winner, with less than that, and so on down."""
-        found: list[Candidate] = []
-        needed = winner.needed_bytes
-        while len(found) < most and self.limit_bytes:
-            # Steps of a few percent of the device, so that neighbours differ in earnest.
-            memory = min(needed / self.limit_bytes - MEMORY_STEP, 0.85 * needed / self.limit_bytes)
-            rows = self._rows(None, None, memory)
-            if not len(rows):
-                break
-            found.append(self._preferred(rows))
-            needed = found[-1].needed_bytes
-        return found
-
-    def layouts(self) -> list[Candidate]:
-        """The best of every layout of which something fits, the fastest first."""
-        each = (self.best(layout) for layout in self.table.layouts)
-        return sorted((c for c in each if c), key=lambda c: -c.tokens_per_s)
-
-    def rejected(self) -> list[Nearest]:
-        """The layouts without a configuration that fits, the closest first."""
-        misses = [n for n in self.nearest.values() if n.needed_bytes > self.limit_bytes]
-        return sorted(misses, key=lambda n: n.needed_bytes)
-
-    def nearest_of(self, kind: Kind) -> Nearest | None:
-        """The configuration of a kind that takes the least memory."""
-        found = [n for n in self.nearest.values() if n.layout.kind == kind]
-        return min(found, key=lambda n: n.needed_bytes) if found else None
-
-    def _rows(self, layout: Layout | None, kind: Kind | None, memory: float) -> Ints:
-        rows: Ints = np.flatnonzero(self.table.columns.needed_bytes <= self.limit_bytes * memory)
-        if layout is not None:
-            rows = np.intersect1d(rows, self.table.rows_of(layout))
-        if kind is not None:
-            alike = [self.table.rows_of(one) for one in self.table.layouts if one.kind == kind]
-            rows = np.intersect1d(rows, np.concatenate(alike)) if alike else rows[:0]
-        return rows
-
-
-def group_rank(layout: Layout, devices_per_node: int) -> int:
-    """Orders groups: whole nodes first, the smaller the better, then parts of a node."""
-    shard = layout.mesh.shard
-    whole = shard >= devices_per_node or shard == 1
-    return shard if whole else 2**40 - shard
 
 
 class _Kept(NamedTuple):
@@ -332,7 +131,7 @@ class Search:
         bounds = {one.degrees: self._most_tokens_per_s(one) for one in possible}
         for divided in sorted(possible, key=lambda one: -bounds[one.degrees]):
             reached = max(tried.values(), default=0.0)
-            if bounds[divided.degrees] <= max(reached, fastest * (1 + UNDIVIDED_LOSS)):
+            if bounds[divided.degrees] <= max(reached, fastest * (1 + comparison_error())):
                 break
             self._probe(divided)
             tried[divided] = self._fastest_tokens_per_s(divided.degrees) or 0.0
@@ -465,7 +264,9 @@ class Search:
             layout = Layout.of(rows.strategies[index])
             known = self.nearest.get(layout)
             if known is None or needed[row] < known.needed_bytes:
-                self.nearest[layout] = Nearest(rows.strategy(row), float(needed[row]))
+                self.nearest[layout] = Nearest(
+                    rows.strategy(row), float(peak[row]), float(needed[row])
+                )
         which: Ints = np.flatnonzero(needed <= self.limit * WITH_MORE_MEMORY)
         if len(which):
             kept = _Kept(rows.take(which), peak[which], needed[which], priced, which)

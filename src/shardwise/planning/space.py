@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from shardwise.planning.batches import BATCH_TOLERANCE
 from shardwise.planning.layout import WHOLE, Degrees
+from shardwise.predict.fit import Parallelism
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.optimizer import Optimizer
@@ -52,6 +53,8 @@ class Space(NamedTuple):
     # cannot express it. Without a function both stay as they are.
     adapted: Callable[[Adapter], tuple[Strategy, Space] | None] | None = None
 
+    # Parallelism that the stack has and that is not tried.
+    leaves_out: tuple[Parallelism, ...] = ()
     # Degrees of tensor and context parallelism; None tries all that divide model and cluster.
     tensor: tuple[int, ...] | None = None
     context: tuple[int, ...] | None = None
@@ -84,7 +87,6 @@ class Space(NamedTuple):
         return self._replace(
             recompute=tuple(p for p in self.recompute if p == "full") or self.recompute,
             micro_batches=(1,),
-            batch_tolerance=max(self.batch_tolerance, 1.0),
             prefetch=tuple(count for count in self.prefetch if count <= 1) or self.prefetch,
             blocks_per_unit=self.blocks_per_unit[:1],
         )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from shardwise.planning.choice import Found
 from shardwise.planning.limits import limits_of
 from shardwise.planning.money import Budget
 from shardwise.planning.plan import check
 from shardwise.planning.price import mfu_of, price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.rows import Candidate
-from shardwise.planning.search import Found, Search
+from shardwise.planning.search import Search
 from shardwise.planning.space import Space
 from shardwise.planning.vary import varied
 from shardwise.predict.estimate import EXPOSED_SHARE, verdict

@@ -150,6 +150,15 @@ def error_interval(cluster: ClusterSpec, *, compiled: bool = False) -> tuple[flo
     return low, high
 
 
+def comparison_error() -> float:
+    """How far the predicted ratio of two configurations lies off the measured one.
+
+    Of one model on one machine, in four of five measured pairs: errors of the machine and its
+    software are the same for both. Smaller differences of speed are too close to call.
+    """
+    return figure("step-comparison")
+
+
 def interval_growth(nodes: int, *, compiled: bool = False) -> float:
     """How many times as wide an interval is, on a logarithmic scale, as where runs were fitted."""
     doublings = max(0.0, math.log2(max(1, nodes) / figure("interval_nodes")))

@@ -55,7 +55,8 @@ def _compared(reason: Compared, blocks: int | None) -> str:
 
 def _does_not_fit(reason: DoesNotFit, blocks: int | None) -> str:
     short = shortfall_words(reason.needed_bytes, reason.usable_bytes)
-    return f"{layout_words(reason.strategy)} does not fit: {short}."
+    judged = {"at risk": "is at risk"}.get(reason.verdict, reason.verdict)
+    return f"{layout_words(reason.strategy)} {judged}: {short}."
 
 
 def _recomputes(reason: Recomputes, blocks: int | None) -> str:

@@ -15,13 +15,14 @@ from rich.text import Text
 from shardwise.planning.money import SizeChoice, Sized
 from shardwise.planning.plan import Plan
 from shardwise.planning.reasons import (
+    Alternative,
     CompileGain,
+    Fragile,
     LargeBatch,
     LowPrecisionReduce,
     OtherParallelism,
     Reason,
     RiskyAlternative,
-    SmallerStates,
     StepBatch,
 )
 from shardwise.planning.rows import Candidate
@@ -29,12 +30,11 @@ from shardwise.report.adapter import adapter_words
 from shardwise.report.bars import print_memory, print_step
 from shardwise.report.brief import brief_words, three_reasons
 from shardwise.report.estimate import print_ways
-from shardwise.report.estimate_words import not_compared
 from shardwise.report.memory_words import show_memory
 from shardwise.report.money import cost_words, size_words, sizes_table, tokens_words
 from shardwise.report.plan_table import layouts_table
 from shardwise.report.plan_words import alike_words, nearest_words, pace_words, planned_words
-from shardwise.report.reasons import reason_words, share_words
+from shardwise.report.reasons import reason_words, share_words, speed_words
 from shardwise.report.screen import bullet, heading, paragraph, screen, terminal_table
 from shardwise.report.strategy import arithmetic_words, compile_words
 
@@ -107,6 +107,8 @@ def print_question(out: Console, plan: Plan) -> None:
         paragraph(out, reason_words(plan.aim, plan.units.blocks))
     if plan.size_choice:
         paragraph(out, size_words(plan.size_choice))
+    for warning in plan.warnings:
+        paragraph(out, reason_words(warning, plan.units.blocks), "yellow")
     out.print()
 
 
@@ -129,7 +131,6 @@ def print_recommended(
                 paragraph(out, line)
     for note in (
         cost_words(plan.budget, winner.tokens_per_s, problem.cluster),
-        "" if plan.fitted else not_compared(problem.cluster).strip(),
         *arithmetic_words(winner.strategy, problem.job.optimizer),
         compile_words(winner.strategy, problem.model, problem.cluster),
     ):
@@ -184,12 +185,17 @@ def _command_lines(command: str) -> list[str]:
 
 def _option(plan: Plan) -> Iterator[str]:
     """The option that would bring most."""
-    tips = {type(tip): tip for tip in plan.tips}
-    match tips.get(CompileGain) or tips.get(SmallerStates) or tips.get(LowPrecisionReduce):
+    tips: dict[type[Reason], Reason] = {}
+    for one in plan.tips:
+        tips.setdefault(type(one), one)
+    fragile = any(isinstance(warning, Fragile) for warning in plan.warnings)
+    first = tips.get(Alternative) if fragile else tips.get(CompileGain)
+    match first or tips.get(Alternative) or tips.get(CompileGain) or tips.get(LowPrecisionReduce):
         case CompileGain(gain=gain, runs=runs):
             yield f"--compile: {share_words(gain)} faster (fitted on {runs} published runs)"
-        case SmallerStates(optimizer=optimizer, saved_bytes=saved):
-            yield f"--optimizer {optimizer}: {show_memory(saved)} less; states in 8 bits"
+        case Alternative() as other:
+            needed = show_memory(other.needed_bytes)
+            yield f"{other.option}: {speed_words(other.throughput or 0.0)}, needs {needed}"
         case LowPrecisionReduce(dtype=dtype, gain=gain):
             faster = f"{share_words(gain)} faster; reduces gradients in {dtype}"
             yield f"--allow-low-precision-reduce: {faster}"
@@ -197,6 +203,8 @@ def _option(plan: Plan) -> Iterator[str]:
 
 def _print_nothing_fits(out: Console, plan: Plan) -> None:
     print_shortfall(out, plan)
+    if plan.withheld:
+        return
     helpful = [tip for tip in plan.tips if not _in_vain(tip)]
     if helpful:
         heading(out, "What would fit")
@@ -207,11 +215,14 @@ def _print_nothing_fits(out: Console, plan: Plan) -> None:
 
 def _in_vain(tip: Reason) -> bool:
     """Whether a tip does not say what would fit."""
-    return isinstance(tip, OtherParallelism) or (isinstance(tip, SmallerStates) and not tip.fits)
+    return isinstance(tip, OtherParallelism)
 
 
 def print_shortfall(out: Console, plan: Plan) -> None:
-    """That nothing fits, and by how much."""
+    """That nothing fits, and by how much; or that what fits is not recommended."""
+    if plan.withheld:
+        out.print(Text("No recommendation.", style="bold red"))
+        return
     risky = any(isinstance(tip, RiskyAlternative) for tip in plan.tips)
     head = "No configuration fits safely." if risky else "No configuration fits."
     out.print(Text(head, style="bold red"))

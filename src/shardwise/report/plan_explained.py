@@ -37,6 +37,8 @@ def print_explained(plan: Plan, start: Start, top: int) -> None:
     blocks = plan.units.blocks
     if plan.winner is None:
         print_shortfall(out, plan)
+        if plan.withheld:
+            return
         heading(out, "What would help")
         for tip in plan.tips:
             if not isinstance(tip, OtherParallelism):

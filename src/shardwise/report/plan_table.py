@@ -52,7 +52,7 @@ def _compared(plan: Plan, top: int) -> list[tuple[str, Baseline]]:
     """Rows by rank, then the baselines that are not among them."""
     best = ranked(plan, top)
     rows = [
-        (str(rank), Baseline("", c.strategy, c.needed_bytes, c))
+        (str(rank), Baseline("", c.strategy, c.needed_bytes, "fits", c))
         for rank, c in enumerate(best, start=1)
     ]
     shown = [candidate.strategy for candidate in best]
@@ -72,7 +72,7 @@ def _add(table: Table, plan: Plan, rank: str, one: Baseline, star: str) -> None:
         Cell(strategy.recompute, recompute_cell(strategy, plan.units.blocks)),
         *(strategy.blocks_per_unit, strategy.prefetch, strategy.forward_prefetch),
         plan.problem.job.tokens_per_step(strategy),
-        Cell(candidate.step_s) if candidate else Cell(None, "does not fit"),
+        Cell(candidate.step_s) if candidate else Cell(None, one.verdict),
         candidate.tokens_per_s if candidate else None,
         plan.mfu(candidate) if candidate else None,
         round(one.needed_bytes),

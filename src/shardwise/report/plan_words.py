@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from shardwise.planning.plan import CLOSE, Plan
+from shardwise.planning.plan import Plan
 from shardwise.planning.rows import Candidate
+from shardwise.predict.rates import comparison_error
 from shardwise.report.memory_words import shortfall_words
 from shardwise.report.strategy import configuration_words
 from shardwise.report.words import percent, span
@@ -47,9 +48,8 @@ def ranked(plan: Plan, top: int) -> list[Candidate]:
 def alike_words(alike: int) -> str:
     """How many layouts cannot be told apart from the recommended one."""
     return (
-        f"{alike} other layout{'s' if alike > 1 else ''} with the same recompute "
-        f"{'are' if alike > 1 else 'is'} within {percent(CLOSE)} of the recommended one: too close "
-        "to call."
+        f"{alike} other layout{'s are' if alike > 1 else ' is'} too close to call: within "
+        f"{percent(comparison_error())}, the error of comparison."
     )
 
 

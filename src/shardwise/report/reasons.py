@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shardwise.planning.batches import SAME_BATCH
+from shardwise.planning.choice import WANTED_HEADROOM
 from shardwise.planning.layout import Layout
 from shardwise.planning.plan import Plan
 from shardwise.planning.reasons import (
+    Alternative,
     BatchCapped,
     BeyondPositions,
     ChunkedLoss,
@@ -18,8 +19,8 @@ from shardwise.planning.reasons import (
     DecimalLength,
     Divided,
     DoesNotFit,
-    FitsAdapted,
-    FitsOffloaded,
+    FewerDevices,
+    Fragile,
     GradientsUnsharded,
     LargeBatch,
     LeastMemory,
@@ -29,6 +30,7 @@ from shardwise.planning.reasons import (
     LowPrecisionReduce,
     MicroBatchGain,
     NetworkCrossover,
+    NoPeerToPeer,
     NoRecompute,
     OtherParallelism,
     Padding,
@@ -39,18 +41,12 @@ from shardwise.planning.reasons import (
     ShorterFits,
     SingleDevice,
     Slack,
-    SmallerStates,
+    StackLeavesOut,
     StatesFit,
     StepBatch,
-)
-from shardwise.planning.search import (
-    HEADROOM,
-    HEADROOM_STEP,
-    MIN_GAIN,
-    TIE,
-    TIGHT_GAIN,
-    UNDIVIDED_LOSS,
-    UNSHARDED_LOSS,
+    UnfittedDevice,
+    UnfittedExperts,
+    UnquantizedExperts,
 )
 from shardwise.report.memory_words import shortfall_words, show_memory
 from shardwise.report.strategy import (
@@ -61,7 +57,7 @@ from shardwise.report.strategy import (
     unusual_settings,
 )
 from shardwise.report.words import capital, parallelism_words, percent, signed_percent
-from shardwise.spec.quantity import show_count, show_seconds, write_byte_rate, write_rate
+from shardwise.spec.quantity import show_count, write_byte_rate, write_rate
 from shardwise.spec.strategy import Strategy, show_recompute
 
 
@@ -123,7 +119,8 @@ def _does_not_fit(reason: DoesNotFit, blocks: int | None) -> str:
         "zero2": "it keeps all parameters gathered",
         "zero1": "it keeps all parameters and gradients",
     }.get(reason.strategy.kind)
-    told = f"{layout_words(reason.strategy)} does not fit: "
+    judged = {"at risk": "is at risk of running out of memory"}.get(reason.verdict, reason.verdict)
+    told = f"{layout_words(reason.strategy)} {judged}: "
     told += shortfall_words(reason.needed_bytes, reason.usable_bytes)
     return f"{told}; {why}." if why else f"{told}."
 
@@ -162,12 +159,9 @@ def decision_words(reason: Compared) -> str:
 
 _DECIDED_BY = {
     "batch": ", but its batch is farther from the one asked for",
-    "headroom": f", but leaves less than {percent(HEADROOM)} of usable memory free",
+    "headroom": f", but leaves less than {percent(WANTED_HEADROOM)} of usable memory free",
     "simplicity": ", but the recommended one is simpler",
     "smaller groups": ", but the recommended one has smaller groups",
-    "undivided": "; a layout without tensor and context parallelism is preferred unless it is more "
-    f"than {percent(UNDIVIDED_LOSS)} slower",
-    "unsharded": f"; DDP is preferred unless it is more than {percent(UNSHARDED_LOSS)} slower",
 }
 
 
@@ -218,7 +212,7 @@ def _divided(reason: Divided, blocks: int | None) -> str:
     else:
         told += f"without it, {layout_words(reason.undivided)} is {speed_words(reason.throughput)}"
         if reason.lacks_headroom:
-            told += f" and leaves less than {percent(HEADROOM)} of usable memory free"
+            told += f" and leaves less than {percent(WANTED_HEADROOM)} of usable memory free"
     costs = {"tensor": reason.tensor_share, "context": reason.context_share}
     parts = [
         f"{share_words(share)} of the step in {_INSIDE[axis]}"
@@ -296,15 +290,6 @@ def _step_batch(reason: StepBatch, blocks: int | None) -> str:
         f"{reason.seq_len:,} tokens",
     ]
     made = " × ".join(factor for factor in factors if factor)
-    if reason.asked and reason.outside_tolerance:
-        near = " and ".join(f"{tokens:,}" for tokens in reason.neighbours)
-        label = "Neighbours" if len(reason.neighbours) > 1 else "Nearest"
-        return (
-            f"Warning: no batch within {percent(reason.tolerance)} of {reason.asked:,} tokens "
-            f"divides over {ranks}; using {reason.tokens:,} "
-            f"({reason.deviation:+.0%}). {label}: {near}.{_keeps_batch(reason)}\n"
-            f"Tokens per step: {reason.tokens:,} ({made})."
-        )
     if reason.asked and reason.tokens != reason.asked:
         return (
             f"Global batch {reason.tokens:,} tokens instead of {reason.asked:,} "
@@ -322,26 +307,18 @@ def _micro_batch_gain(reason: MicroBatchGain, blocks: int | None) -> str:
 
 def _batch_capped(reason: BatchCapped, blocks: int | None) -> str:
     return (
-        "Larger micro-batches were not tried: a step would exceed "
-        f"{show_count(reason.limit_tokens)} tokens, the largest batch of Llama 3 405B. Set "
-        "--global-batch to choose the batch."
+        "Larger micro-batches were not tried: most published runs have at most "
+        f"{show_count(reason.limit_tokens)} tokens per step and "
+        f"{show_count(reason.micro_batch_tokens)} per micro-batch. Set --global-batch to choose "
+        "the batch."
     )
 
 
 def _large_batch(reason: LargeBatch, blocks: int | None) -> str:
     return (
-        f"Warning: {show_count(reason.tokens)} tokens per step are more than published runs use "
-        f"(up to {show_count(reason.limit_tokens)}, Llama 3 405B). Batches this large may need "
+        f"Warning: {show_count(reason.tokens)} tokens per step are more than published runs "
+        f"usually have (up to {show_count(reason.limit_tokens)}). Batches this large may need "
         "more tokens to reach the same loss."
-    )
-
-
-def _keeps_batch(reason: StepBatch) -> str:
-    if reason.keeps_batch is None or reason.keeps_batch <= reason.inner:
-        return ""
-    return (
-        f" The batch asked for divides if {reason.keeps_batch} devices share each sequence, by "
-        "tensor or context parallelism: --exact-batch."
     )
 
 
@@ -433,15 +410,6 @@ def _low_precision_reduce(reason: LowPrecisionReduce, blocks: int | None) -> str
     )
 
 
-def _smaller_states(reason: SmallerStates, blocks: int | None) -> str:
-    saved, needed = show_memory(reason.saved_bytes), show_memory(reason.needed_bytes)
-    fits = {True: " and fit", False: ", still too much", None: ""}[reason.fits]
-    return (
-        f"{reason.optimizer} would need {saved} less ({needed}){fits}, but changes the arithmetic: "
-        f"states are rounded to 8 bits. --optimizer {reason.optimizer}."
-    )
-
-
 def _compile_gain(reason: CompileGain, blocks: int | None) -> str:
     saved = reason.saved_bytes
     memory = f", {show_memory(saved)} less memory" if saved >= MIN_SAVED_BYTES else ""
@@ -451,21 +419,18 @@ def _compile_gain(reason: CompileGain, blocks: int | None) -> str:
     )
 
 
-def _adapted(reason: FitsAdapted, blocks: int | None) -> str:
-    name = "QLoRA" if reason.adapter.startswith("q") else "LoRA"
-    return (
-        f"{name} fine-tuning of the same job fits: --adapter {reason.adapter} needs "
-        f"{show_memory(reason.needed_bytes)}."
+def _alternative(reason: Alternative, blocks: int | None) -> str:
+    speed = f" ({speed_words(reason.throughput)})" if reason.throughput is not None else ""
+    told = (
+        f"Alternative: {reason.option}, {show_count(reason.tokens_per_s)} tokens/s{speed}, "
+        f"needs {show_memory(reason.needed_bytes)}"
     )
-
-
-def _offloaded(reason: FitsOffloaded, blocks: int | None) -> str:
-    return (
-        f"Fits with offload: {configuration_words(reason.strategy, blocks=blocks)} needs "
-        f"{show_memory(reason.needed_bytes)}, and {show_memory(reason.host_bytes)} of host memory "
-        f"per device; about {show_seconds(reason.step_s)} per step (host links and memory are "
-        "assumed, not measured)."
-    )
+    if reason.host_bytes is not None:
+        told += (
+            f", and {show_memory(reason.host_bytes)} of host memory per device (host links and "
+            "memory are assumed, not measured)"
+        )
+    return f"{told}: {configuration_words(reason.strategy, blocks=blocks)}."
 
 
 def _shorter_fits(reason: ShorterFits, blocks: int | None) -> str:
@@ -487,6 +452,63 @@ def _gradients_unsharded(reason: GradientsUnsharded, blocks: int | None) -> str:
         f"{reason.accumulate} micro-batches. Reduced in every micro-batch, it would need "
         f"{show_memory(reason.needed_if_sharded_bytes)}."
     )
+
+
+# ---- warnings -------------------------------------------------------------------------------
+
+
+def _stack_leaves_out(reason: StackLeavesOut, blocks: int | None) -> str:
+    names = parallelism_words(reason.parallelism)
+    told = f"{capital(names)} of this stack {'are' if len(reason.parallelism) > 1 else 'is'} "
+    told += "not searched"
+    if reason.recommended:
+        return f"{told}: a plan with it may be faster."
+    return (
+        f"{told}, and without it a step waits {percent(reason.waiting_share)} of its time (MFU "
+        f"{percent(reason.mfu or 0.0)}): no recommendation. Use the stack's own recipe."
+    )
+
+
+def _fewer_devices(reason: FewerDevices, blocks: int | None) -> str:
+    near = " or ".join(f"{tokens:,}" for tokens in reason.neighbours)
+    return (
+        f"The global batch of {reason.asked:,} tokens does not divide over {reason.of_devices:,} "
+        f"devices: planned for {reason.devices:,} of them. To use all, set --global-batch to "
+        f"{near}."
+    )
+
+
+def _unfitted_device(reason: UnfittedDevice, blocks: int | None) -> str:
+    return (
+        f"No run on {reason.device} was fitted: times assume the efficiency of a related device. "
+        "Published runs on such devices took up to 50% longer."
+    )
+
+
+def _unfitted_experts(reason: UnfittedExperts, blocks: int | None) -> str:
+    return (
+        f"No mixture of experts was fitted: times and memory assume that its {reason.experts} "
+        "experts get equally many tokens."
+    )
+
+
+def _unquantized_experts(reason: UnquantizedExperts, blocks: int | None) -> str:
+    return f"The experts stay in {reason.kept_in}: {reason.stored} covers linear layers only."
+
+
+def _no_peer_to_peer(reason: NoPeerToPeer, blocks: int | None) -> str:
+    return (
+        f"{reason.device} has no peer-to-peer over {reason.link}: tensor parallelism is not "
+        "recommended."
+    )
+
+
+def _fragile(reason: Fragile, blocks: int | None) -> str:
+    told = (
+        f"Fragile: {show_memory(reason.free_bytes)} of usable memory is free "
+        f"({percent(reason.headroom)}; {percent(reason.wanted)} is wanted)"
+    )
+    return told + (", if routing is even." if reason.assumes_even_routing else ".")
 
 
 # ---- the objective --------------------------------------------------------------------------
@@ -535,41 +557,28 @@ _WORDS: dict[type[Reason], Callable[[Any, int | None], str]] = {
     BeyondPositions: _beyond_positions,
     DecimalLength: _decimal_length,
     LowPrecisionReduce: _low_precision_reduce,
-    SmallerStates: _smaller_states,
     CompileGain: _compile_gain,
-    FitsAdapted: _adapted,
-    FitsOffloaded: _offloaded,
     ShorterFits: _shorter_fits,
     OtherParallelism: _other_parallelism,
     GradientsUnsharded: _gradients_unsharded,
     LongestSequence: _longest,
     LeastMemory: _least_memory,
+    Alternative: _alternative,
+    StackLeavesOut: _stack_leaves_out,
+    FewerDevices: _fewer_devices,
+    UnfittedDevice: _unfitted_device,
+    UnfittedExperts: _unfitted_experts,
+    UnquantizedExperts: _unquantized_experts,
+    NoPeerToPeer: _no_peer_to_peer,
+    Fragile: _fragile,
 }
 
 
 def rule_words(plan: Plan) -> str:
-    """The rule that chose, with the parts of it that only some plans need."""
-    winner, tokens = plan.winner, plan.problem.job.tokens_per_step
-    assert winner is not None
-    rule = (
-        f"Rule: the fastest wins; one that leaves less than {percent(HEADROOM)} of usable memory "
-        f"free must be more than {percent(TIGHT_GAIN, 1)} faster than all that leave more. Of "
-        f"layouts within {percent(TIE)}, the one with more free memory wins (by over "
-        f"{percent(HEADROOM_STEP)} of usable), then the simpler, then the smaller group of whole "
-        "nodes; of settings of one layout, the simpler."
+    """The rule that chose."""
+    asked = plan.problem.job.global_batch is not None
+    return (
+        f"Rule: speeds within {percent(plan.comparison_error)} (the error of comparison) are "
+        f"equal; among equals {'the batch asked for, then ' if asked else ''}more headroom (up to "
+        f"{percent(WANTED_HEADROOM)} of usable memory), then the simpler."
     )
-    asked = plan.problem.job.global_batch
-    if asked and any(tokens(c.strategy) != tokens(winner.strategy) for c in plan.layouts):
-        away = abs(tokens(winner.strategy) / asked - 1)
-        inexact = 0 < away <= SAME_BATCH
-        farther = f"more than {percent(SAME_BATCH)}" if inexact else "farther"
-        rule += f" A batch {farther} from the one asked for must be more than {percent(MIN_GAIN)} "
-        rule += "faster."
-    faster = any(c.tokens_per_s > winner.tokens_per_s for c in plan.layouts)
-    divided = {c.layout.is_divided for c in plan.layouts}
-    if len(divided) > 1:
-        rule += " Tensor or context parallelism must make it more than "
-        rule += f"{percent(UNDIVIDED_LOSS)} faster."
-    if winner.layout.kind == "ddp" and faster:
-        rule += f" DDP wins unless it is more than {percent(UNSHARDED_LOSS)} slower."
-    return rule

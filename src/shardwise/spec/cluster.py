@@ -49,6 +49,8 @@ class DeviceSpec(Record):
     memory_bandwidth: Annotated[ByteRate, Field(gt=0)]
     link: str = "PCIe"
     link_bandwidth: Annotated[ByteRate, Field(gt=0)]
+    # Whether devices of a node read each other's memory; else copies go through the host.
+    p2p: bool = True
     node_size: PositiveInt = 8
     peak: Mapping[str, Flops]
     source: Mapping[str, str] = Field(default_factory=dict, repr=False)

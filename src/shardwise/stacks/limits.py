@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TypeVar
 
+from shardwise.predict.fit import Parallelism
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
@@ -14,6 +15,13 @@ from shardwise.stacks.write.differences import changed_fields
 from shardwise.stacks.write.exports import applied_strategy, export_run
 
 Value = TypeVar("Value")
+
+# Parallelism that stacks are made of and that no strategy of Shardwise expresses.
+LEAVES_OUT: dict[str, tuple[Parallelism, ...]] = {
+    "megatron-bridge": ("pipeline", "expert"),
+    "torchtitan": ("pipeline", "expert"),
+    "deepspeed": ("pipeline", "expert"),
+}
 
 
 def expresses(run: RunSpec, stack: str, setting: str) -> bool:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from shardwise.planning.plan import Plan
 from shardwise.planning.reasons import OtherParallelism, RiskyAlternative, StepBatch
+from shardwise.predict.rates import comparison_error
 from shardwise.report.adapter import adapter_words
 from shardwise.report.estimate_words import NO_WAY, not_compared, way_words, ways_title
 from shardwise.report.memory_words import memory_words, profile_memory_words, show_memory
@@ -21,7 +22,6 @@ from shardwise.report.reasons import reason_words
 from shardwise.report.strategy import configuration_words, run_words
 from shardwise.report.verdicts import explain, health_words
 from shardwise.report.words import VERDICTS, signed_percent
-from shardwise.spec.catalogue import coefficient
 from shardwise.spec.quantity import show_count, show_gb, show_gib, show_seconds
 from shardwise.step import StepProfile, relative_error
 
@@ -116,6 +116,8 @@ def _batch_words(plan: Plan) -> list[str]:
 
 def _nothing_fits(plan: Plan) -> Headline:
     risky = any(isinstance(tip, RiskyAlternative) for tip in plan.tips)
+    if plan.withheld:
+        return Headline("No recommendation.", [reason_words(one) for one in plan.warnings], "bad")
     told = [*_aim_words(plan), *([f"{nearest_words(plan)} (predicted)"] if plan.rejected else [])]
     others = [tip for tip in plan.tips if isinstance(tip, OtherParallelism)]
     told += [reason_words(tip, plan.units.blocks) for tip in plan.tips if tip not in others]
@@ -269,8 +271,8 @@ def _overlap(one: StepProfile, other: StepProfile) -> bool:
     scale = one.work.tokens / other.work.tokens
     if one.provenance.kind != "measured":
         # As a plan tells layouts apart: on one machine most of their errors are the same.
-        low, high = coefficient("step-comparison")
-        return 1 + low <= one.time.step_s / (other.time.step_s * scale) <= 1 + high
+        ratio = one.time.step_s / (other.time.step_s * scale)
+        return abs(ratio - 1) <= comparison_error()
     mine, theirs = one.time.step_s_spread, other.time.step_s_spread
     if mine is None or theirs is None:
         return False

@@ -43,7 +43,7 @@ def reasons_list(plan: Plan) -> Markup:
     """Why the winner is the best, and what else to try."""
     # The verdict says what a step is made of.
     why = [one for one in (*plan.why, *plan.limits_why) if not isinstance(one, StepBatch)]
-    sentences = [reason_words(one, plan.units.blocks) for one in (*why, *plan.tips)]
+    sentences = [reason_words(one, plan.units.blocks) for one in (*plan.warnings, *why, *plan.tips)]
     return element("ul", [element("li", sentence) for sentence in sentences], class_="reasons")
 
 
@@ -57,7 +57,7 @@ def layouts_table(plan: Plan, named: Named = lambda _, name: name) -> Markup:
     rows = [_row(plan, one, number, named) for number, one in enumerate(shown_layouts(plan))]
     rows += [
         [_baseline_name(b.name, shorthand(b.strategy)), batch_words(b.strategy),
-         recompute_cell(b.strategy, plan.units.blocks), "does not fit", "", "",
+         recompute_cell(b.strategy, plan.units.blocks), b.verdict, "", "",
          f"{b.needed_bytes / GIB:,.1f} GiB"]
         for b in plan.baselines if b.candidate is None
     ]  # fmt: skip

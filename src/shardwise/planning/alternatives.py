@@ -1,0 +1,135 @@
+"""The same job trained in another way, where it does not fit or leaves little memory free.
+
+Smaller optimizer states, adapters, and states in host memory, each with its predicted speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from shardwise.planning.price import price_one
+from shardwise.planning.problem import Problem, Units
+from shardwise.planning.reasons import Alternative
+from shardwise.planning.rows import Candidate
+from shardwise.planning.search import Search
+from shardwise.planning.space import Space
+from shardwise.predict.configurations import Configurations
+from shardwise.predict.memory import predict_memory
+from shardwise.predict.rates import comparison_error
+from shardwise.spec.adapter import read_adapter
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.optimizer import SMALLER, Optimizer
+from shardwise.spec.record import SpecError
+
+# Saving memory is worth a line from this share of the needed memory on.
+MIN_SAVED = 0.05
+ADAPTERS = ("lora:16", "qlora:16")
+
+
+def alternatives(problem: Problem, space: Space, winner: Candidate | None) -> list[Alternative]:
+    """Other ways to train that fit, the fastest first; each is searched anew."""
+    found = [
+        *_with_smaller_states(problem, space, winner),
+        *_with_adapters(problem, space, winner),
+        *_offloaded(problem, space, winner),
+    ]
+    if winner is not None:
+        smaller = (1 - MIN_SAVED) * winner.needed_bytes
+        faster = (1 + comparison_error()) * winner.tokens_per_s
+        found = [a for a in found if a.needed_bytes <= smaller or a.tokens_per_s >= faster]
+    return sorted(found, key=lambda one: -one.tokens_per_s)
+
+
+def same_with_smaller_states(
+    problem: Problem, units: Units, space: Space, winner: Candidate
+) -> Iterator[Alternative]:
+    """The winner itself with smaller states, where states are the most of its memory."""
+    optimizer = _smaller(problem, space)
+    if optimizer is None or _largest_term(problem, units, winner) != "optimizer":
+        return
+    other = problem._replace(job=problem.job.but(optimizer=optimizer))
+    best = price_one(other, units, winner.strategy)
+    if winner.needed_bytes - best.needed_bytes > MIN_SAVED * winner.needed_bytes:
+        yield _alternative("optimizer", optimizer, best, winner)
+
+
+def _with_smaller_states(
+    problem: Problem, space: Space, winner: Candidate | None
+) -> Iterator[Alternative]:
+    optimizer = _smaller(problem, space)
+    if optimizer is None:
+        return
+    other = problem._replace(job=problem.job.but(optimizer=optimizer))
+    best = _best(other, space)
+    if best is not None:
+        yield _alternative("optimizer", optimizer, best, winner)
+
+
+def _smaller(problem: Problem, space: Space) -> Optimizer | None:
+    optimizer = SMALLER.get(problem.job.optimizer)
+    if optimizer is None or (space.has_optimizer and not space.has_optimizer(optimizer)):
+        return None
+    return optimizer
+
+
+def _with_adapters(
+    problem: Problem, space: Space, winner: Candidate | None
+) -> Iterator[Alternative]:
+    # Other models would be traced once more, which takes seconds.
+    if problem.model.adapter is not None or not isinstance(problem.model, ModelSpec):
+        return
+    for text in ADAPTERS:
+        adapter = read_adapter(text)
+        within = space.adapted(adapter) if space.adapted else (problem.base, space)
+        if within is None:
+            continue
+        model = problem.model.but(adapter=adapter)
+        best = _best(problem._replace(model=model, base=within[0]), within[1])
+        if best is not None:
+            yield _alternative("adapter", text, best, winner)
+
+
+def _offloaded(problem: Problem, space: Space, winner: Candidate | None) -> Iterator[Alternative]:
+    if problem.cluster.device.is_cpu:
+        return
+    best = _best(problem, space._replace(offload=True))
+    if best is None:
+        return
+    units, columns = Units(problem).of(best.strategy), Configurations.of([best.strategy])
+    host = predict_memory(units, columns, problem.job.optimizer).host_bytes[0]
+    yield _alternative("offload", "offload", best, winner, float(host))
+
+
+def _best(problem: Problem, space: Space) -> Candidate | None:
+    try:
+        return Search(problem, space.quick()).run().best()
+    except SpecError:
+        # Models with adapters are not divided, and the batch may need that.
+        return None
+
+
+def _alternative(
+    change: Literal["optimizer", "adapter", "offload"],
+    value: str,
+    best: Candidate,
+    winner: Candidate | None,
+    host_bytes: float | None = None,
+) -> Alternative:
+    return Alternative(
+        change=change,
+        value=value,
+        strategy=best.strategy,
+        tokens_per_s=best.tokens_per_s,
+        step_s=best.step_s,
+        needed_bytes=best.needed_bytes,
+        host_bytes=host_bytes,
+        throughput=best.tokens_per_s / winner.tokens_per_s - 1 if winner else None,
+    )
+
+
+def _largest_term(problem: Problem, units: Units, winner: Candidate) -> str:
+    columns = Configurations.of([winner.strategy])
+    memory = predict_memory(units.of(winner.strategy), columns, problem.job.optimizer)
+    terms = memory.terms_at_peak()
+    return max(terms, key=lambda term: terms[term])

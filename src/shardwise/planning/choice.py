@@ -1,0 +1,188 @@
+"""Which configuration to recommend among those that fit.
+
+What lies within the error of comparison is equal; among equals the one with more headroom, then the
+simpler.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwise.planning.layout import Layout
+from shardwise.planning.rows import Candidate, Table
+from shardwise.predict.configurations import Floats, Ints
+from shardwise.predict.estimate import verdict
+from shardwise.predict.rates import comparison_error
+from shardwise.spec.cluster import DeviceSpec
+from shardwise.spec.strategy import Kind, Strategy
+from shardwise.step import Verdict
+
+# Headroom counts up to this share of the usable memory; more of it is no better.
+WANTED_HEADROOM = 0.1
+# Relative differences below this read as equal on a screen. None of the equals is recommended that
+# is slower than another by more and larger as well.
+VISIBLE = 0.005
+# Ranks of groups that are a part of a node come after those of all others.
+PART_OF_NODE = 2**40
+# Lower-memory options differ by at least this share of the usable memory.
+MEMORY_STEP = 0.05
+
+
+class Nearest(NamedTuple):
+    """The configuration of a layout that takes the least memory."""
+
+    strategy: Strategy
+    peak_bytes: float
+    needed_bytes: float
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.strategy)
+
+    def verdict(self, device: DeviceSpec) -> Verdict:
+        """Whether it fits, as an estimate judges it."""
+        pooled = round(self.needed_bytes - self.peak_bytes)
+        return verdict(round(self.peak_bytes), device, pooled)
+
+
+class Found(NamedTuple):
+    """The outcome of a search."""
+
+    table: Table
+    nearest: dict[Layout, Nearest]
+    considered: int
+    fitting: int
+    limit_bytes: int
+    devices_per_node: int
+
+    def best(
+        self, layout: Layout | None = None, *, kind: Kind | None = None, memory: float = 1.0
+    ) -> Candidate | None:
+        """The choice among all rows, or among those of one layout or kind.
+
+        `memory` is what it may take, as a multiple of the usable memory.
+        """
+        rows = self._rows(layout, kind, memory)
+        return self.table.candidate(self._choice(rows, memory)) if len(rows) else None
+
+    def _choice(self, rows: Ints, memory: float = 1.0) -> int:
+        """The rule: the closest batch, headroom, then simplicity among what is equally fast."""
+        columns = self.table.columns
+        equal = self._equally_fast(rows)
+        closest = columns.distance[equal].min() + 1e-9
+        rows = rows[columns.distance[rows] <= closest]
+        equal = equal[columns.distance[equal] <= closest]
+        roomiest = self._headroom(columns.needed_bytes[equal], memory).max()
+        rows = rows[self._headroom(columns.needed_bytes[rows], memory) >= roomiest]
+        return self._simplest(self._undominated(self._equally_fast(rows)))
+
+    def _equally_fast(self, rows: Ints) -> Ints:
+        """The rows within the error of comparison of their fastest."""
+        speed = self.table.columns.tokens_per_s[rows]
+        equal: Ints = rows[speed >= (1 - comparison_error()) * speed.max()]
+        return equal
+
+    def _headroom(self, needed: Floats, memory: float = 1.0) -> Floats:
+        """The free share of the usable memory, in whole percent, up to what is wanted."""
+        usable = self.limit_bytes * max(memory, 1.0)
+        free: Floats = np.floor(100 * (1 - needed / usable)) / 100
+        return np.minimum(free, WANTED_HEADROOM)
+
+    def _undominated(self, rows: Ints) -> Ints:
+        """The rows without those that another of the same degrees beats in speed and in memory.
+
+        Not of other degrees: no little of both is worth tensor or context parallelism.
+        """
+        columns, layouts = self.table.columns, self.table.layouts
+        inner = np.asarray([one.mesh.inner for one in layouts])[columns.layout[rows]]
+        kept = []
+        for degree in np.unique(inner).tolist():
+            alike = rows[inner == degree]
+            ordered = alike[np.argsort(columns.needed_bytes[alike], kind="stable")]
+            speed = columns.tokens_per_s[ordered]
+            kept.append(ordered[speed * (1 + VISIBLE) >= np.maximum.accumulate(speed)])
+        return np.concatenate(kept)
+
+    def _simplest(self, rows: Ints) -> int:
+        """The simplest row, then that of the smallest group of whole nodes, then the fastest."""
+        columns, layouts = self.table.columns, self.table.layouts
+        ranks = np.asarray([group_rank(one, self.devices_per_node) for one in layouts])
+        ranks = ranks[columns.layout[rows]]
+        # Groups inside a node are one more thing to know.
+        complexity = columns.complexity[rows] + (ranks >= PART_OF_NODE)
+        order = np.lexsort((-columns.tokens_per_s[rows], ranks, complexity))
+        return int(rows[order[0]])
+
+    def headroom(self, candidate: Candidate) -> float:
+        """The free share of the usable memory that counts for a candidate."""
+        return float(self._headroom(np.asarray([candidate.needed_bytes]))[0])
+
+    def is_tight(self, candidate: Candidate) -> bool:
+        """Whether a candidate leaves less than the wanted headroom."""
+        return self.headroom(candidate) < WANTED_HEADROOM
+
+    def fastest(self, memory: float = 1.0) -> Candidate | None:
+        """The fastest row, whatever its headroom, simplicity or batch."""
+        rows = self._rows(None, None, memory)
+        if not len(rows):
+            return None
+        return self.table.candidate(int(rows[self.table.columns.tokens_per_s[rows].argmax()]))
+
+    def smallest(self, at_least: float) -> Candidate | None:
+        """The one that takes the least memory of those with at least this many tokens/s."""
+        columns = self.table.columns
+        rows = self._rows(None, None, 1.0)
+        rows = rows[columns.tokens_per_s[rows] >= at_least]
+        if not len(rows):
+            return None
+        needed = columns.needed_bytes[rows]
+        rows = rows[needed <= needed.min() + 1.0]
+        order = np.lexsort((-columns.tokens_per_s[rows], columns.complexity[rows]))
+        return self.table.candidate(int(rows[order[0]]))
+
+    def lower_memory(self, winner: Candidate, most: int = 3) -> list[Candidate]:
+        """The choice with less memory than the winner, with less than that, and so on down."""
+        found: list[Candidate] = []
+        needed = winner.needed_bytes
+        while len(found) < most and self.limit_bytes:
+            # Steps of a few percent of the device, so that neighbours differ in earnest.
+            memory = min(needed / self.limit_bytes - MEMORY_STEP, 0.85 * needed / self.limit_bytes)
+            rows = self._rows(None, None, memory)
+            if not len(rows):
+                break
+            found.append(self.table.candidate(self._choice(rows)))
+            needed = found[-1].needed_bytes
+        return found
+
+    def layouts(self) -> list[Candidate]:
+        """The best of every layout of which something fits, the fastest first."""
+        each = (self.best(layout) for layout in self.table.layouts)
+        return sorted((c for c in each if c), key=lambda c: -c.tokens_per_s)
+
+    def rejected(self) -> list[Nearest]:
+        """The layouts without a configuration that fits, the closest first."""
+        misses = [n for n in self.nearest.values() if n.needed_bytes > self.limit_bytes]
+        return sorted(misses, key=lambda n: n.needed_bytes)
+
+    def nearest_of(self, kind: Kind) -> Nearest | None:
+        """The configuration of a kind that takes the least memory."""
+        found = [n for n in self.nearest.values() if n.layout.kind == kind]
+        return min(found, key=lambda n: n.needed_bytes) if found else None
+
+    def _rows(self, layout: Layout | None, kind: Kind | None, memory: float) -> Ints:
+        rows: Ints = np.flatnonzero(self.table.columns.needed_bytes <= self.limit_bytes * memory)
+        if layout is not None:
+            rows = np.intersect1d(rows, self.table.rows_of(layout))
+        if kind is not None:
+            alike = [self.table.rows_of(one) for one in self.table.layouts if one.kind == kind]
+            rows = np.intersect1d(rows, np.concatenate(alike)) if alike else rows[:0]
+        return rows
+
+
+def group_rank(layout: Layout, devices_per_node: int) -> int:
+    """Orders groups: whole nodes first, the smaller the better, then parts of a node."""
+    shard = layout.mesh.shard
+    whole = shard >= devices_per_node or shard == 1
+    return shard if whole else 2 * PART_OF_NODE - shard

@@ -1,0 +1,123 @@
+"""What to know before a plan is trusted: what was never fitted, is fragile, or was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwise.planning.batches import (
+    BATCH_TOLERANCE,
+    UnevenBatchError,
+    batches,
+    neighbours,
+)
+from shardwise.planning.choice import WANTED_HEADROOM, Found
+from shardwise.planning.price import mfu_of
+from shardwise.planning.problem import Problem, Units
+from shardwise.planning.reasons import (
+    FewerDevices,
+    Fragile,
+    NoPeerToPeer,
+    Reason,
+    StackLeavesOut,
+    UnfittedDevice,
+    UnfittedExperts,
+    UnquantizedExperts,
+)
+from shardwise.planning.rows import Candidate
+from shardwise.planning.space import Space
+from shardwise.predict.fit import other_parallelism
+from shardwise.predict.rates import is_fitted
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.model import ModelSpec
+from shardwise.spec.record import SpecError
+
+# A step that waits longer than it works is no recommendation where a stack has what would help.
+MOST_WAITING = 0.5
+
+
+def left_out(
+    problem: Problem, units: Units, space: Space, winner: Candidate | None
+) -> StackLeavesOut | None:
+    """The parallelism a stack is made of and the search does not try; None where it tries all."""
+    useful = other_parallelism(problem.model)
+    kinds = tuple(kind for kind in space.leaves_out if kind in useful)
+    if not kinds or problem.cluster.devices == 1:
+        return None
+    waiting = max(0.0, winner.exposed_s) / winner.step_s if winner else 0.0
+    return StackLeavesOut(
+        parallelism=kinds,
+        recommended=waiting <= MOST_WAITING,
+        waiting_share=waiting,
+        mfu=mfu_of(problem, units, winner) if winner else None,
+        strategy=winner.strategy if winner else None,
+    )
+
+
+def warnings_of(problem: Problem, found: Found, winner: Candidate | None) -> Iterator[Reason]:
+    """All else to know, the least certain first."""
+    device, model = problem.cluster.device, problem.model
+    experts = getattr(model, "experts", None)
+    if not is_fitted(problem.cluster):
+        yield UnfittedDevice(device=device.name)
+    if experts is not None:
+        yield UnfittedExperts(experts=experts)
+        adapter = model.adapter
+        if adapter is not None and adapter.base in ("nf4", "int8") and isinstance(model, ModelSpec):
+            yield UnquantizedExperts(stored=adapter.base, kept_in=adapter.float_dtype)
+    if not device.p2p and problem.cluster.devices > 1:
+        yield NoPeerToPeer(device=device.name, link=device.link)
+    if winner is not None and found.is_tight(winner):
+        free = found.limit_bytes - winner.needed_bytes
+        yield Fragile(
+            free_bytes=free,
+            headroom=free / found.limit_bytes,
+            wanted=WANTED_HEADROOM,
+            assumes_even_routing=experts is not None,
+        )
+
+
+def is_uneven(problem: Problem, space: Space) -> bool:
+    """Whether no batch near the one asked for divides over all devices."""
+    try:
+        batches(problem.job, problem.cluster, space.micro_batches, space.batch_tolerance)
+    except UnevenBatchError:
+        return True
+    except SpecError:
+        # Fewer sequences than devices, which share them.
+        return False
+    return False
+
+
+def fewer_devices(problem: Problem, space: Space) -> tuple[ClusterSpec, FewerDevices] | None:
+    """The largest part of the cluster over which the batch divides, or a little less for one that
+    it divides more closely; None where that is less than half of the devices.
+    """
+    job, cluster = problem.job, problem.cluster
+    away: list[tuple[float, ClusterSpec]] = []
+    for part in _parts(cluster):
+        least = (1 - BATCH_TOLERANCE) * away[0][1].devices if away else cluster.devices / 2
+        if part.devices < least:
+            break
+        try:
+            sizes = batches(job, part, space.micro_batches, space.batch_tolerance)
+        except UnevenBatchError:
+            continue
+        away.append((min(size.deviation for size in sizes), part))
+    if not away:
+        return None
+    closest = min(away, key=lambda one: one[0])[1]
+    return closest, FewerDevices(
+        devices=closest.devices,
+        of_devices=cluster.devices,
+        asked=job.global_batch or 0,
+        neighbours=neighbours(job, cluster),
+    )
+
+
+def _parts(cluster: ClusterSpec) -> Iterator[ClusterSpec]:
+    """Fewer nodes, or fewer devices of a single node, the largest first."""
+    for nodes in range(cluster.nodes - 1, 0, -1):
+        yield cluster.but(nodes=nodes)
+    if cluster.nodes == 1:
+        for devices in range(cluster.devices_per_node - 1, 0, -1):
+            yield cluster.but(devices_per_node=devices)
