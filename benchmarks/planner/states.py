@@ -37,8 +37,8 @@ def other_layout(watched: Watched) -> None:
 
 def slower_network(watched: Watched) -> None:
     page = watched.page
-    page.locator("#whatif-section").scroll_into_view_if_needed()
-    page.locator("#sliders .curve svg").nth(2).wait_for(timeout=120_000)
+    page.locator("#curves-section").scroll_into_view_if_needed()
+    page.locator("#curves svg").nth(2).wait_for(timeout=120_000)
     page.focus("#slider-network")
     for _ in range(3):
         page.keyboard.press("ArrowLeft")

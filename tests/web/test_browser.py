@@ -119,8 +119,8 @@ def test_a_layout_and_a_slider_tell_what_changed(watched: Watched) -> None:
     page.locator("#about", has_text="@50Gbps").wait_for(timeout=60_000)
     watched.answered()
     assert page.inner_text("#verdict") != before
-    page.locator("#whatif-section").scroll_into_view_if_needed()
-    page.locator("#sliders .curve svg").nth(2).wait_for(timeout=120_000)
+    page.locator("#curves-section").scroll_into_view_if_needed()
+    page.locator("#curves svg").nth(2).wait_for(timeout=120_000)
 
 
 def opened_again(page: Any, browser: Any, address: str) -> Any:
@@ -154,20 +154,53 @@ def test_a_link_holds_the_layout_and_the_sliders(watched: Watched, browser: Any)
     again.context.close()
 
 
-def test_a_link_of_a_server_opens_in_a_new_tab(browser: Any) -> None:
+@contextmanager
+def native(browser: Any, width: int = 1440) -> Iterator[Watched]:
+    """The page of `shardwise serve`, answered."""
     with serving() as server:
-        address = f"http://127.0.0.1:{server.port}/"
-        watched = Watched(browser.new_context(), address)
-        watched.open(f"#token={server.token}")
+        context = browser.new_context(viewport={"width": width, "height": 1000})
+        watched = Watched(context, f"http://127.0.0.1:{server.port}/")
+        watched.open(f"#token={server.token}&nodes=4")
+        yield watched
+        assert server.token not in watched.page.url
+        context.close()
+
+
+def test_a_server_offers_no_link_to_itself(browser: Any) -> None:
+    """Nobody else could open it, and it held the token."""
+    with native(browser) as watched:
         page = watched.page
-        page.locator("button.layout").nth(1).click()
-        page.locator("#run-section:not([inert])").wait_for(timeout=60_000)
-        shown = page.inner_text("#about")
-        again = opened_again(page, browser, address)
-        again.locator("#about", has_text=shown).wait_for(timeout=60_000)
-        assert server.token not in again.url
-        again.context.close()
-        page.context.close()
+        assert page.get_by_role("button", name="Copy file").is_visible()
+        assert not page.get_by_text("Copy link to this plan").is_visible()
+
+
+def test_sliders_are_seen_at_once_and_another_job_is_no_change(browser: Any) -> None:
+    with native(browser) as watched:
+        page = watched.page
+        assert page.locator("#whatif-section").bounding_box()["y"] < 1000
+        page.fill("#model", "gpt2")
+        page.locator("#about", has_text="gpt2").wait_for(timeout=60_000)
+        watched.answered()
+        assert not page.locator("#changed-section").is_visible()
+
+
+def test_a_configuration_of_ones_own_is_priced_beside_the_best(browser: Any) -> None:
+    with native(browser) as watched:
+        page = watched.page
+        page.locator("#own summary").click()
+        page.select_option("#strategy", "zero2")
+        page.fill("#micro-batch", "2")
+        page.select_option("#recompute", "full")
+        page.locator("#about", has_text="full recompute").wait_for(timeout=60_000)
+        watched.answered()
+        assert page.locator("#changed .changes").is_visible()
+        page.get_by_role("tab", name="JSON").click()
+        shown = json.loads(page.inner_text("#run pre"))
+        words = ["--model", "llama-3-8b", "--cluster", "4x8xH100-SXM@400Gbps"]
+        words += ["--strategy", "zero2", "--micro-batch", "2", "--recompute", "full"]
+        printed = json.loads(shardwise("estimate", *words, "--json").stdout)
+        assert shown["memory"] == printed["memory"]
+        assert shown["time"] == printed["time"]
 
 
 def test_an_earlier_answer_cannot_be_copied(watched: Watched) -> None:

@@ -111,8 +111,8 @@ async function onServer(told) {
   return {
     search: (question) => searches.ask(question),
     estimate: (question) => estimates.ask(question),
-    // A new tab does not know the token.
-    link: (address) => `${address}${address.includes("#") ? "&" : "#"}token=${encodeURIComponent(token)}`,
+    // An address of this machine is of no use to others, and its token is a secret.
+    link: null,
     prepare: () => {},
     runs: async () => (await runs()).map((name) => ({ name, href: `runs/${encodeURIComponent(name)}?token=${encodeURIComponent(token)}` })),
   };

@@ -2,7 +2,9 @@
 
 const form = document.getElementById("question");
 const FIELDS = ["model", "config", "adapter", "rank", "device", "nodes", "per-node", "network", "seq-len",
-  "global-batch", "optimizer", "precision", "objective", "for-stack", "tokens", "price", "deadline"];
+  "global-batch", "optimizer", "precision", "objective", "for-stack", "tokens", "price", "deadline", "strategy", "micro-batch", "recompute", "loss"];
+// Fields of a configuration of one's own; without a strategy they say nothing.
+const OWN = ["micro-batch", "recompute", "loss"];
 const field = (name) => form.elements.namedItem(name);
 const first = {}, titles = {};
 // Quantities that sliders moved are in the address after this.
@@ -39,6 +41,7 @@ function addOptions(name, options) {
 function follow() {
   document.getElementById("device-title").textContent = titles[field("device").value] ?? "";
   field("rank").disabled = field("adapter").value === "";
+  for (const name of OWN) field(name).disabled = field("strategy").value === "";
   field("model").disabled = field("config").value.trim() !== "";
 }
 
@@ -61,6 +64,14 @@ export function question() {
     price: text("price"),
     deadline: text("deadline") && Number(text("deadline")),
   };
+}
+
+// The strategy that somebody wants to see; null to show the best one.
+export function ownConfiguration() {
+  const kind = field("strategy").value;
+  if (!kind) return null;
+  const micro_batch = Number(field("micro-batch").value) || 1;
+  return { kind, micro_batch, recompute: field("recompute").value || "none", loss: field("loss").value || "plain" };
 }
 
 // `shown` is what is shown of the answer: the layout that was chosen, and what sliders moved.

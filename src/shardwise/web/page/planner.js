@@ -1,6 +1,6 @@
 // The planner's page: asks when the form rests, and shows the answer.
 import { connect } from "./ask.js";
-import { address, addressed, fillForm, question, watchForm } from "./form.js";
+import { address, addressed, fillForm, ownConfiguration, question, watchForm } from "./form.js";
 import { drawRun } from "./run.js";
 import { drawInTurn, pressLayout, showAsking, showFailed, showNotes, showPiece, showReady, showRuns, showStage, showStale } from "./show.js";
 import { drawSliders } from "./whatif.js";
@@ -33,7 +33,8 @@ async function search({ change = {}, layout = null } = {}, moved = false) {
   if (!moved) { now.asked = question(); now.fresh = true; }
   outdate(now.fresh);
   const turn = now.searched;
-  const answer = await planner.search({ ...now.asked, change, before: now.figures });
+  // Another job is no change of this one.
+  const answer = await planner.search({ ...now.asked, change, before: moved ? now.figures : undefined });
   if (answer === null || turn !== now.searched) return; // a newer question waits
   if (answer.problems.length) { showFailed(answer.problems, now.fresh); return; }
   Object.assign(now, { plan: answer, figures: answer.figures, change, layout: null, strategy: answer.strategy });
@@ -43,7 +44,9 @@ async function search({ change = {}, layout = null } = {}, moved = false) {
   showReady();
   planner.prepare();
   const number = answer.layouts.findIndex((one) => one.name === layout);
-  if (number > 0) await choose(number);
+  const own = ownConfiguration();
+  if (own) await showOwn(own);
+  else if (number > 0) await choose(number);
   else if (layout && number < 0) showNotes([...answer.notes, `The layout ${layout} of the address is not among those compared.`]);
   keepAddress();
 }
@@ -63,10 +66,11 @@ function offerRun(answer) {
 
 function offerSliders(answer) {
   // Where nothing fits after a slider moved, it can move back.
-  document.getElementById("whatif-section").hidden = !answer.run && !isMoved(now.change);
+  for (const name of ["whatif-section", "curves-section"])
+    document.getElementById(name).hidden = !answer.run && !isMoved(now.change);
   if (!now.fresh) return;
   now.fresh = false;
-  drawSliders(document.getElementById("sliders"), answer.at, { ...now.change }, {
+  drawSliders(document.getElementById("sliders"), document.getElementById("curves"), answer.at, { ...now.change }, {
     moved: (change) => { if (now.strategy) estimate(now.strategy, change, false).catch(failed); },
     rested: (change) => search({ change }, true).catch(failed),
     curve: async (vary, values) => (await planner.search({ ...now.asked, ask: "curve", vary, values }))?.html?.curve ?? "",
@@ -76,22 +80,22 @@ function offerSliders(answer) {
 function showRun(answer) {
   drawRun(document.getElementById("run"), answer, catalogue.stacks, {
     exported: (to) => planner.estimate({ ...configured(answer.strategy, now.change), ask: "export", to }),
-    linked: () => planner.link(new URL(address(now), location.href).href),
+    linked: planner.link && (() => planner.link(new URL(address(now), location.href).href)),
   });
 }
 
 // A configuration of the plan, on what the search and the sliders chose. Its micro-batches make the
 // batch, which may be only near the one asked for.
-function configured(strategy, change) {
+function configured(strategy, change, batch) {
   const { global_batch, ...asked } = now.asked;
-  return { ...asked, strategy, change: { ...now.plan.searched, ...change } };
+  return { ...asked, global_batch: batch, strategy, change: { ...now.plan.searched, ...change } };
 }
 
 // Shows one configuration. A timeline would not follow a slider.
-async function estimate(strategy, change, timeline = true) {
+async function estimate(strategy, change, timeline = true, batch = undefined) {
   const turn = ++now.turn;
   showAsking("Predicting this configuration", "run");
-  const answer = await planner.estimate({ ...configured(strategy, change), ask: "estimate", timeline, before: now.figures });
+  const answer = await planner.estimate({ ...configured(strategy, change, batch), ask: "estimate", timeline, before: now.figures });
   // What was searched for meanwhile is newer.
   if (answer === null || turn < now.searched) return null;
   if (answer.problems.length) { showFailed(answer.problems, false); return null; }
@@ -103,6 +107,13 @@ async function estimate(strategy, change, timeline = true) {
   showRun(answer);
   if (turn === now.turn) showReady();
   return answer;
+}
+
+// Shows the configuration of the form, compared with the recommended one.
+async function showOwn(strategy) {
+  pressLayout(-1);
+  const answer = await estimate(strategy, now.change, true, now.asked.global_batch);
+  if (answer) Object.assign(now, { layout: null, strategy });
 }
 
 async function choose(number) {

@@ -20,14 +20,15 @@ function make(tag, options = {}, ...content) {
   return made;
 }
 
-// `exported(stack)` answers with the file of another stack; `linked()` is the address of what is shown.
+// `exported(stack)` answers with the file of another stack; `linked()` is the address of
+// what is shown; null where others cannot open it.
 export function drawRun(place, answer, stacks, { exported, linked }) {
   const code = make("code"), told = make("div"), text = { now: "" };
   const start = make("div", { className: "start" });
   const file = make("div", { className: "file" }, make("pre", { tabIndex: 0 }, code));
   const button = make("button", { type: "button", className: "copy", textContent: "Copy file" });
   button.addEventListener("click", () => copy(text.now, button));
-  const link = make("button", { type: "button", className: "copy", textContent: "Copy link to this plan" });
+  const link = make("button", { type: "button", className: "copy", textContent: "Copy link to this plan", hidden: !linked });
   link.addEventListener("click", () => copy(linked(), link));
   // The file, what to know about it, and the command that starts it.
   const show = (content, sentences = [], command = "") => {

@@ -29,7 +29,8 @@ function curveValues(values, now) {
 
 // `moved` is called while a slider moves, `rested` when it is let go; both with the changes.
 // `change` is what they begin with, away from `at`.
-export function drawSliders(place, at, change, { moved, rested, curve }) {
+// Each curve has its own place below.
+export function drawSliders(place, curves, at, change, { moved, rested, curve }) {
   const back = document.createElement("button");
   Object.assign(back, { type: "button", className: "copy", textContent: "Back to the cluster asked for" });
   const resets = [];
@@ -40,11 +41,12 @@ export function drawSliders(place, at, change, { moved, rested, curve }) {
   });
   const offer = () => { back.hidden = Object.keys(change).length === 0; };
   place.replaceChildren();
+  curves.replaceChildren();
   for (const [name, { title, unit }] of Object.entries(QUANTITIES)) {
     if (at[name] === undefined) continue;
     const values = valuesOf(name, at, change[name]), now = values.indexOf(at[name]);
     const begin = name in change ? values.indexOf(Number(change[name])) : now;
-    const row = document.createElement("div"), left = document.createElement("div"), drawn = document.createElement("div");
+    const row = document.createElement("div"), drawn = document.createElement("div");
     const label = document.createElement("label"), shown = document.createElement("output"), input = document.createElement("input");
     row.className = "slider";
     drawn.className = "curve";
@@ -62,9 +64,9 @@ export function drawSliders(place, at, change, { moved, rested, curve }) {
     input.addEventListener("change", () => rested({ ...change }));
     resets.push(() => { input.value = now; tell(); });
     tell();
-    left.append(label, input, shown);
-    row.append(left, drawn);
+    row.append(label, input, shown);
     place.append(row);
+    curves.append(drawn);
     // A curve is searched for when somebody sees its place.
     new IntersectionObserver(async (seen, observer) => {
       if (!seen.some((one) => one.isIntersecting)) return;
