@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from shardwise.report.imported import imported_toml
 from shardwise.spec.dtype import DTYPE_BYTES, TORCH_NAMES
 from shardwise.spec.lookup import find_cluster, find_model
-from shardwise.spec.record import SpecError
+from shardwise.spec.record import SpecError, SpecWarning
 from shardwise.spec.run import run_from_dict, run_table
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.read import accelerate, deepspeed, fsdp1, known_keys, torch_script, trainer
@@ -561,6 +562,40 @@ def test_no_text_of_a_file_becomes_a_section(line_end: str, tmp_path: Path) -> N
     assert set(parsed) == {"strategy"}
     run = imported_run(found, find_model("gpt2"), find_cluster("1x8xH100-SXM"))
     assert tomllib.loads(imported_toml(found, file.name, run)) == run_table(run)
+
+
+TRL_SCRIPT = """
+from trl import {name}Config, {name}Trainer
+args = {name}Config(per_device_train_batch_size=2, beta=0.1)
+{name}Trainer(model, args=args)
+"""
+OBJECTIVES = {
+    "dpo.py": (TRL_SCRIPT.format(name="DPO"), "DPO"),
+    "grpo.py": (TRL_SCRIPT.format(name="GRPO"), "GRPO"),
+    "reward.py": (TRL_SCRIPT.format(name="Reward"), "reward modelling"),
+    "fsdp.py": (HEAD + "FSDP(model)\nKTOTrainer(model)", "KTO"),
+    "dpo.yaml": ("per_device_train_batch_size: 2\nmax_length: 512\nbeta: 0.1\n",
+                 "preference optimisation"),
+    "grpo.json": ('{"per_device_train_batch_size": 2, "num_generations": 8}', "GRPO"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_objective_that_is_not_planned_is_warned_of_first(name: str, tmp_path: Path) -> None:
+    text, objective = OBJECTIVES[name]
+    with pytest.warns(SpecWarning, match="not supervised"):
+        found = imported(tmp_path, text, name)
+    assert found.objective == objective
+    assert "loss" not in found.strategy  # which would be that of SFTTrainer
+    first, *_ = imported_toml(found, name, None).splitlines()
+    assert first.startswith(f"# Warning: {objective}")
+
+
+def test_supervised_files_are_not_warned_of(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SpecWarning)
+        assert imported(tmp_path, TRL_SCRIPT.format(name="SFT"), "a.py").objective is None
+        assert import_file(EXAMPLE).objective is None
 
 
 def test_names_of_names_are_followed_once(tmp_path: Path) -> None:

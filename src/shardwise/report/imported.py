@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.spec.toml_text import toml_text
 from shardwise.stacks.read.imported import Imported
+from shardwise.stacks.read.objective import objective_warning
 
 
 def imported_toml(imported: Imported, name: str, run: RunSpec | None) -> str:
@@ -23,6 +24,7 @@ def imported_toml(imported: Imported, name: str, run: RunSpec | None) -> str:
 
 
 def import_summary(imported: Imported, name: str) -> list[str]:
-    """Lines: the file, each setting that was read, then each setting that is not supported."""
+    """Lines: an objective that is not planned, the file, what was read, what is not supported."""
+    warned = [f"Warning: {objective_warning(imported.objective)}."] if imported.objective else []
     unsupported = [f"Not supported: {sentence}" for sentence in imported.unsupported]
-    return [f"Read from {name}, {imported.what}.", *imported.notes, *unsupported]
+    return [*warned, f"Read from {name}, {imported.what}.", *imported.notes, *unsupported]

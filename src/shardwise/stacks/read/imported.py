@@ -29,6 +29,8 @@ class Imported(NamedTuple):
     # Empty where every parameter is trained.
     adapter: dict[str, object]
     data: dict[str, object]
+    # Such as "DPO"; None where training is supervised, as far as the file says.
+    objective: str | None = None
 
 
 class Reading:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import Model
 from shardwise.spec.read_file import parse_json, read_bytes, reason_of
-from shardwise.spec.record import Problems, Record, SpecError
+from shardwise.spec.record import Problems, Record, SpecError, SpecWarning
 from shardwise.spec.run import RunSpec, default_seq_len
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
 from shardwise.stacks.read.imported import Imported
+from shardwise.stacks.read.objective import objective_warning
 
 # A configuration is a few kilobytes, a script rarely a hundred.
 MAX_BYTES = 2**22
@@ -53,6 +55,9 @@ def import_file(path: Path) -> Imported:
             record.read(fields, where=_SECTIONS[record])
     _check_machines(imported, problems)
     problems.raise_if_any()
+    if imported.objective is not None:
+        warning = f"import: {objective_warning(imported.objective)}"
+        warnings.warn(warning, SpecWarning, stacklevel=2)
     return imported
 
 

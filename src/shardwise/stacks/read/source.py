@@ -132,6 +132,10 @@ class Script:
     def uses(self, *names: str) -> bool:
         return any(self._name(node.func) in names for node in self._calls)
 
+    def called(self) -> Iterator[str]:
+        """The names of all calls, without their modules."""
+        return filter(None, (self._name(node.func) for node in self._calls))
+
     def number(self, *names: str) -> tuple[str, int] | None:
         """The first of these names that is bound to one whole number."""
         for name in names:

@@ -7,6 +7,7 @@ import ast
 from shardwise.spec.record import SpecError
 from shardwise.stacks.read import fsdp1, torchtitan, trainer_script
 from shardwise.stacks.read.imported import Imported, Reading, list_unknown, quoted, set_optimizer
+from shardwise.stacks.read.objective import objective_of_script
 from shardwise.stacks.read.source import DIFFERS, Call, Script, Symbol, Unknown, shown, why_not
 from shardwise.stacks.read.torch_axes import read_axes
 from shardwise.stacks.read.torch_values import DTYPES, read_mesh, read_mixed_precision
@@ -58,6 +59,10 @@ _RECOMPUTE = ("apply_activation_checkpointing", "checkpoint_wrapper",
 def read(text: str) -> Imported:
     """The settings of a script, read without running it."""
     script = Script(text)
+    return _read(script)._replace(objective=objective_of_script(script))
+
+
+def _read(script: Script) -> Imported:
     if torchtitan.is_torchtitan(script):
         return torchtitan.read(script)
     old = list(script.calls("FullyShardedDataParallel"))

@@ -26,6 +26,7 @@ from shardwise.stacks.read.imported import (
     set_warmup,
     whole,
 )
+from shardwise.stacks.read.objective import objective_of_table
 from shardwise.stacks.read.optimizers import set_named_optimizer
 from shardwise.stacks.read.packed import set_packing
 
@@ -90,7 +91,8 @@ def read_trl(table: Mapping[str, object]) -> Imported:
     }
     if table.get("max_seq_length") is not None:
         absent.pop("max_length", None)
-    return with_trl_loss(read({**absent, **table}, "a TRL configuration"), absent, table)
+    found = read({**absent, **table}, "a TRL configuration")
+    return found if found.objective else with_trl_loss(found, absent, table)
 
 
 def with_trl_loss(
@@ -120,7 +122,7 @@ def read(
     set_base(reading, table.get("dtype") or table.get("torch_dtype") or "float32", _bits(table))
     set_master(reading, loaded_dtype(reading, table.get("dtype") or table.get("torch_dtype")))
     set_packing(reading, table, "packing")
-    return reading.done()
+    return reading.done()._replace(objective=objective_of_table(table))
 
 
 def _bits(table: Mapping[str, object]) -> Quantisation | None:

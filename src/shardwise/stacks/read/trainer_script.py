@@ -16,6 +16,7 @@ from shardwise.stacks.read.adapters import (
     set_master,
 )
 from shardwise.stacks.read.imported import Imported, Reading, list_unknown
+from shardwise.stacks.read.objective import CONFIGS
 from shardwise.stacks.read.packed import set_packing
 from shardwise.stacks.read.source import Call, Script, Symbol, Unknown, shown, why_not
 
@@ -31,8 +32,7 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "TrainingArguments": {},
     "Seq2SeqTrainingArguments": {},
     "SFTConfig": {**_TRL, "max_length": 1024},
-    "DPOConfig": _TRL,
-    "RewardConfig": _TRL,
+    **dict.fromkeys(CONFIGS, _TRL),
 }
 # In scripts that `shardwise export` wrote: parts of the names of the parameters that are trained.
 TRAIN_ONLY = "TRAIN_ONLY"
