@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from shardwise.report.memory_words import show_memory
 from shardwise.web.answer import answer
 from tests.command import environment, shardwise
 
@@ -83,6 +84,18 @@ def test_an_estimate_is_that_of_the_command_line() -> None:
     printed = shardwise("estimate", *words, "--json")
     assert found["json"] + "\n" == printed.stdout
     assert found["exit_code"] == printed.returncode
+
+
+def test_the_bar_of_memory_ends_where_the_verdict_says() -> None:
+    found = ask(ask="estimate", model="llama-3-8b", cluster="8xH100-SXM", strategy="zero3")
+    memory = json.loads(found["json"])["memory"]
+    drawn = found["html"]["memory"]
+    assert memory["needed_bytes"] > memory["peak_allocated_bytes"]
+    assert f"<b>{show_memory(memory['needed_bytes'])}</b>" in drawn
+    # The line is the limit that the verdict compares with.
+    assert f"usable {show_memory(memory['usable_bytes'])}</span>" in drawn
+    share = memory["usable_bytes"] / max(memory["needed_bytes"], memory["usable_bytes"])
+    assert f"--at:{share:.5f}" in drawn
 
 
 def test_a_pasted_configuration_is_the_file(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def catalogue() -> dict[str, Any]:
             {
                 "name": name,
                 "title": device.title or name,
-                "memory": show_memory(device.memory),
+                "memory": show_memory(device.capacity),
                 "node_size": device.node_size,
             }
             for name, device in known.devices().items()

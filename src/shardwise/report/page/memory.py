@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwise.report.memory_words import profile_memory_words
+from shardwise.report.memory_words import profile_memory_words, show_memory
 from shardwise.report.page.bars import Bar, Limit, bars
 from shardwise.report.page.markup import Markup, element, fragment
 from shardwise.report.page.subject import Subject
 from shardwise.report.words import TERMS, VERDICTS
-from shardwise.spec.quantity import show_gib
 from shardwise.step import StepProfile
 
 # A capacity so far beyond the bars would leave nothing of them to see.
 _FAR = 4.0
 _MOST_RESERVES = 6
+_OVERHEAD = "overhead"
+_PARTS = {**TERMS, _OVERHEAD: "allocator overhead"}
 
 
 def memory_section(subjects: Sequence[Subject]) -> Markup | None:
@@ -22,30 +23,49 @@ def memory_section(subjects: Sequence[Subject]) -> Markup | None:
     profiles = [(s, profile) for s in subjects for profile in s.profiles if profile.memory]
     if not profiles:
         return None
-    rows = [_bar(subject, profile) for subject, profile in profiles]
+    # A measurement is of tensors: beside one, a prediction is too. Alone it is what must have room.
+    whole = all(_needed(profile) is not None for _, profile in profiles)
+    rows = [_bar(subject, profile, whole) for subject, profile in profiles]
     most = max(sum(row.parts.values()) for row in rows)
     # Of different machines no line is true for all.
-    capacities = {p.memory.capacity_bytes for _, p in profiles if p.memory} - {None}
-    capacity = next(iter(capacities)) if len(capacities) == 1 else None
-    near = capacity is not None and capacity <= _FAR * most
-    limit = Limit("capacity", capacity) if capacity is not None and near else None
+    name = "usable" if whole else "capacity"
+    limits = {_limit(p, whole) for _, p in profiles} - {None}
+    at = next(iter(limits)) if len(limits) == 1 else None
+    near = at is not None and at <= _FAR * most
+    limit = Limit(name, at) if at is not None and near else None
     told = []
-    if capacity is not None and not near:
-        told.append(f"A device has {show_gib(capacity)}: the fullest takes {most / capacity:.1%}.")
+    if at is not None and not near:
+        told.append(f"A device has {show_memory(at)} ({name}): the fullest takes {most / at:.1%}.")
     for subject, profile in profiles if len(subjects) <= _MOST_RESERVES else []:
         told += _reserve(subject, profile, len(subjects) > 1)
     return fragment(
-        element("p", "What is alive at the moment when most is, on the fullest device."),
-        bars(rows, TERMS, show_gib, limit=limit, what="Memory at the peak by term"),
+        element("p", f"What is alive when most is, on the fullest device{_and_more(whole)}."),
+        bars(rows, _PARTS, show_memory, limit=limit, what="Memory at the peak by term"),
         [element("p", sentence, class_="fine") for sentence in told],
     )
 
 
-def _bar(subject: Subject, profile: StepProfile) -> Bar:
+def _and_more(whole: bool) -> str:
+    return ", and the allocator's overhead" if whole else ""
+
+
+def _needed(profile: StepProfile) -> int | None:
+    return profile.known_memory.needed_bytes
+
+
+def _limit(profile: StepProfile, whole: bool) -> int | None:
+    """What the bar of a profile is compared with: the limit of its verdict, or the capacity."""
+    memory = profile.known_memory
+    return memory.usable_bytes if whole else memory.capacity_bytes
+
+
+def _bar(subject: Subject, profile: StepProfile, whole: bool) -> Bar:
     memory = profile.known_memory
     parts = {term: float(memory.terms.get(term, 0)) for term in TERMS}
     # Terms nobody has told us of must not make a bar shorter.
     parts["other"] += float(sum(size for term, size in memory.terms.items() if term not in TERMS))
+    if whole:
+        parts[_OVERHEAD] = float((memory.needed_bytes or 0) - memory.peak_allocated_bytes)
     return Bar(
         subject.name,
         profile.provenance.kind,

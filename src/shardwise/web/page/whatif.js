@@ -3,7 +3,7 @@
 const POWERS = (low, high) => Array.from({ length: high - low + 1 }, (_, n) => 2 ** (low + n));
 const QUANTITIES = {
   network: { title: "Network per device", unit: " Gbps", values: [10, 25, 50, 100, 200, 400, 800, 1600, 3200] },
-  memory: { title: "Memory of a device", unit: " GiB", values: [16, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192, 288] },
+  memory: { title: "Nominal memory of a device", unit: " GiB", values: [16, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192, 288] },
   devices: { title: "Devices", unit: "", values: [] },
   "seq-len": { title: "Sequence length", unit: " tokens", values: POWERS(9, 20) },
 };
