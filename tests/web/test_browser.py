@@ -184,6 +184,28 @@ def test_sliders_are_seen_at_once_and_another_job_is_no_change(browser: Any) -> 
         assert not page.locator("#changed-section").is_visible()
 
 
+LABELS = """() => [...document.querySelectorAll("#timeline-piece .lane")].map((label) =>
+  label.getBoundingClientRect().top
+    - label.closest(".row").querySelector("canvas").getBoundingClientRect().top)"""
+CLIPPED = """() => [...document.querySelectorAll("#layouts *")].filter((one) =>
+  one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).overflowX !== "visible").length"""
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_labels_stand_at_their_lanes_and_no_column_is_cut(browser: Any, width: int) -> None:
+    with native(browser, width) as watched:
+        page = watched.page
+        page.fill("#model", "llama-3-70b")
+        page.fill("#nodes", "64")
+        page.locator("#about", has_text="64x8xH100").wait_for(timeout=60_000)
+        watched.answered()
+        # A head of 21 px, then lanes of 16, as the script draws them.
+        tops = page.evaluate(LABELS)
+        assert tops == [21 + 16 * lane for lane in range(len(tops))]
+        assert tops
+        assert page.evaluate(CLIPPED) == 0
+
+
 def test_a_configuration_of_ones_own_is_priced_beside_the_best(browser: Any) -> None:
     with native(browser) as watched:
         page = watched.page
