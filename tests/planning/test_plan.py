@@ -452,6 +452,7 @@ SCREENS = {
     "plan-70b-4096": "--model llama-3-70b --cluster 512x8xH100-SXM@400Gbps",
     "plan-70b-nothing-fits": "--model llama-3-70b --cluster 8xH100-SXM",
     "plan-70b-explain-nothing-fits": "--model llama-3-70b --cluster 8xH100-SXM --explain",
+    "plan-8b-consumer": "--model llama-3-8b --cluster 8xRTX-4090",
     "plan-moe-nothing-fits": "--model mixtral-8x7b --cluster 8xA100-40GB",
     "plan-lora-trl": "--model llama-3-8b --cluster 8xH100-SXM --adapter lora:16 --for trl "
     "--tokens 1B --price 2.5",

@@ -8,12 +8,14 @@ from typing import Any
 
 from shardwise.planning.plan import Plan
 from shardwise.planning.reasons import (
+    Alternative,
     Compared,
     Divided,
     DoesNotFit,
     LimitedBy,
     Reason,
     Recomputes,
+    ShorterFits,
     SingleDevice,
     StatesFit,
     StepBatch,
@@ -21,6 +23,7 @@ from shardwise.planning.reasons import (
 from shardwise.report.memory_words import shortfall_words, show_memory
 from shardwise.report.reasons import decision_words, reason_words, share_words, speed_words
 from shardwise.report.strategy import layout_words
+from shardwise.spec.quantity import show_count
 
 # What says most about a layout comes first.
 _LAYOUT = (Divided, SingleDevice, StatesFit, DoesNotFit, Compared)
@@ -69,6 +72,17 @@ def _states_fit(reason: StatesFit, blocks: int | None) -> str:
     return f"No sharding needed: {show_memory(reason.state_bytes)} of model states fit everywhere."
 
 
+def _alternative(reason: Alternative, blocks: int | None) -> str:
+    host = reason.host_bytes
+    also = f" and {show_memory(host)} of host memory" if host is not None else ""
+    speed, needed = show_count(reason.tokens_per_s), show_memory(reason.needed_bytes)
+    return f"{reason.option}: {speed} tokens/s, needs {needed}{also}."
+
+
+def _shorter_fits(reason: ShorterFits, blocks: int | None) -> str:
+    return f"Sequences of up to {reason.tokens:,} tokens."
+
+
 def _limited_by(reason: LimitedBy, blocks: int | None) -> str:
     """Without the configurations that more memory or bandwidth would allow."""
     return reason_words(replace(reason, with_memory=None, with_network=None), blocks)
@@ -84,6 +98,8 @@ def _step_batch(reason: StepBatch, blocks: int | None) -> str:
 
 
 _BRIEF: dict[type[Reason], Callable[[Any, int | None], str]] = {
+    Alternative: _alternative,
+    ShorterFits: _shorter_fits,
     Compared: _compared,
     DoesNotFit: _does_not_fit,
     LimitedBy: _limited_by,

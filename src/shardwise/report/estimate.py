@@ -207,10 +207,15 @@ def _work(profile: StepProfile) -> str:
     devices = profile.cluster["devices"]
     again = work.hardware_flops / work.model_flops - 1
     extra = f", {again:.0%} more with recompute" if again > 0.0005 else ""
-    return (
+    told = (
         f"One step: {work.tokens:,} tokens, "
         f"{work.model_flops / devices / 1e12:,.1f} TFLOP per device{extra}."
     )
+    rates = profile.throughput
+    if rates is None:
+        return told
+    mfu = f", MFU {rates.mfu:.0%}" if rates.mfu is not None else ""
+    return f"{told}\nThroughput: {rates.tokens_per_s:,.0f} tokens/s in all{mfu}."
 
 
 def _unknown_time(run: RunSpec) -> str:
@@ -223,10 +228,9 @@ def _time(time: TimeProfile, rates: ThroughputProfile) -> str:
     """How long a step takes, and how fast that is."""
     low, high = time.step_s_interval or (time.step_s, time.step_s)
     between = f"90% interval {show_seconds(low)} to {show_seconds(high)}"
-    mfu = f", MFU {rates.mfu:.0%}" if rates.mfu is not None else ""
     return (
         f"Step: {show_seconds(time.step_s)} ({between}), "
-        f"{rates.tokens_per_s_per_device:,.0f} tokens/s per device{mfu}"
+        f"{rates.tokens_per_s_per_device:,.0f} tokens/s per device"
     )
 
 

@@ -5,7 +5,7 @@ It takes at most 30 lines of 80 columns. `plan_explained.py` prints all that was
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from shardwise.planning.reasons import (
     StepBatch,
 )
 from shardwise.planning.rows import Candidate
+from shardwise.predict.fit import Change
 from shardwise.report.adapter import adapter_words
 from shardwise.report.bars import print_memory, print_step
 from shardwise.report.brief import brief_words, three_reasons
@@ -210,7 +211,8 @@ def _print_nothing_fits(out: Console, plan: Plan) -> None:
         heading(out, "What would fit")
         for tip in helpful:
             bullet(out, brief_words(tip, plan.units.blocks))
-    print_changes(out, plan)
+    # The last of the ways is more devices, which no alternative is.
+    print_changes(out, plan, plan.ways[-1:] if helpful else plan.ways)
 
 
 def _in_vain(tip: Reason) -> bool:
@@ -232,10 +234,10 @@ def print_shortfall(out: Console, plan: Plan) -> None:
         print_memory(out, plan.profile(nearest).known_memory)
 
 
-def print_changes(out: Console, plan: Plan) -> None:
+def print_changes(out: Console, plan: Plan, ways: Sequence[Change]) -> None:
     """Settings with which it would fit, and parallelism that is not run here."""
     out.print()
-    print_ways(out, plan.ways, of="" if plan.for_stack else "shardwise estimate")
+    print_ways(out, ways, of="" if plan.for_stack else "shardwise estimate")
     for tip in plan.tips:
         if plan.ways and isinstance(tip, OtherParallelism):
             paragraph(out, reason_words(tip), "dim")

@@ -44,7 +44,7 @@ def print_explained(plan: Plan, start: Start, top: int) -> None:
             if not isinstance(tip, OtherParallelism):
                 bullet(out, reason_words(tip, blocks))
         paragraph(out, f"{plan.considered:,} configurations priced." + _rejected(plan))
-        print_changes(out, plan)
+        print_changes(out, plan, plan.ways)
         return
     print_recommended(out, plan, plan.winner, reason_words, step_words)
     heading(out, "Why this layout")

@@ -18,6 +18,8 @@ Optimizer = Literal[
     "lion",
 ]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+# torch has no Lion: it is planned only.
+TRAINED: tuple[Optimizer, ...] = tuple(name for name in OPTIMIZERS if name != "lion")
 
 # States in the dtype and shape of the parameter, where an optimizer keeps nothing else.
 _TENSORS: dict[Optimizer, int] = {"adamw": 2, "adam": 2, "lion": 1, "momentum": 1, "sgd": 0}

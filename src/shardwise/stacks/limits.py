@@ -12,7 +12,9 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.write.axes import as_run
 from shardwise.stacks.write.differences import changed_fields
-from shardwise.stacks.write.exports import applied_strategy, export_run
+from shardwise.stacks.write.exported import Setting
+from shardwise.stacks.write.exports import applied_strategy, export_run, unknown_optimizer
+from shardwise.stacks.write.optimizers import optimizers_of
 
 Value = TypeVar("Value")
 
@@ -24,21 +26,22 @@ LEAVES_OUT: dict[str, tuple[Parallelism, ...]] = {
 }
 
 
-def expresses(run: RunSpec, stack: str, setting: str) -> bool:
-    """Whether a stack trains the run without changing a setting, such as `job.optimizer`."""
+def expresses(run: RunSpec, stack: str, setting: Setting) -> bool:
+    """Whether a stack trains the run without changing a setting."""
     try:
-        exported = export_run(run, stack)
+        return setting not in export_run(run, stack).changed
     except SpecError:
         return False
-    return not any(sentence.startswith(setting) for sentence in exported.unsupported)
 
 
 class StackLimits:
     """What one stack can run of a model on a cluster."""
 
     def __init__(self, run: RunSpec, stack: str) -> None:
-        """Raises SpecError where the stack cannot train the model at all."""
-        export_run(run, stack)
+        """Raises SpecError where the stack cannot train the model, or not with its optimizer."""
+        exported = export_run(run, stack)
+        if "job.optimizer" in exported.changed:
+            raise SpecError(unknown_optimizer(run, stack))
         self.stack = stack
         self._run = run
         self.applied = cache(self._applied)
@@ -66,8 +69,7 @@ class StackLimits:
 
     def has_optimizer(self, optimizer: Optimizer) -> bool:
         """Whether the stack trains with this optimizer."""
-        run = self._run._replace(job=self._run.job.but(optimizer=optimizer))
-        return expresses(run, self.stack, "job.optimizer")
+        return optimizer in optimizers_of(self.stack)
 
     def choices(self, field: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
         """Those of the values of a field that the stack runs unchanged in a typical strategy."""

@@ -15,13 +15,14 @@ _ARITHMETIC = ("steps", "seed", "learning_rate", "schedule", "warmup_steps", "fi
 def settings_differences(run: RunSpec, back: Imported, who: str) -> list[str]:
     """One sentence for each setting that is not read back from the stack's file."""
     return [
-        *_of_adapter(run.adapter, back, who),
+        *adapter_differences(run.adapter, back, who),
         *_of_job(run, back, who),
         *_of_train(run, back, who),
     ]
 
 
-def _of_adapter(ours: Adapter | None, back: Imported, who: str) -> list[str]:
+def adapter_differences(ours: Adapter | None, back: Imported, who: str) -> list[str]:
+    """One sentence for each setting of the adapter that is not read back from the stack's file."""
     if ours is None:
         return []
     if not back.adapter:

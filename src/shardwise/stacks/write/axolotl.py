@@ -13,7 +13,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
 from shardwise.stacks.read.axolotl import read
 from shardwise.stacks.write import fine_tuning
-from shardwise.stacks.write.arguments import OPTIMIZERS
+from shardwise.stacks.write.arguments import OPTIMIZERS as COMMON_OPTIMIZERS
 from shardwise.stacks.write.deepspeed import nested
 from shardwise.stacks.write.differences import Rule, recompute_all_or_none
 from shardwise.stacks.write.exported import USUAL, Exported, Target
@@ -29,7 +29,7 @@ from shardwise.stacks.write.trackers import trackers_of
 
 NAME = "axolotl.yaml"
 # Beside transformers' it has torchao's fp8 states and Muon.
-_OPTIMIZERS = {**OPTIMIZERS, "adamw-fp8": "ao_adamw_fp8", "muon": "muon"}
+OPTIMIZERS = {**COMMON_OPTIMIZERS, "adamw-fp8": "ao_adamw_fp8", "muon": "muon"}
 _RULES = (
     Rule(
         ("param_dtype", "master_dtype"),
@@ -171,7 +171,7 @@ def _train(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
     cosine = {"lr_scheduler": "cosine", "cosine_min_lr_ratio": train.final_learning_rate}
     table: dict[str, Any] = {
         "max_steps": train.steps,
-        "optimizer": _OPTIMIZERS.get(run.job.optimizer, "adamw_torch"),
+        "optimizer": OPTIMIZERS.get(run.job.optimizer, "adamw_torch"),
         "learning_rate": train.learning_rate,
         **(cosine if train.schedule == "cosine" else {"lr_scheduler": "constant_with_warmup"}),
         "warmup_steps": train.warmup_steps,
@@ -207,4 +207,4 @@ _CHAT = {
     ("loss_on", "all"): "axolotl computes the loss on answers only; set roles_to_train of the data "
     "set to all roles",
 }
-_STACK = Stack("axolotl", NAME, _table, read, _RULES, _OPTIMIZERS, chat=_CHAT)
+_STACK = Stack("axolotl", NAME, _table, read, _RULES, OPTIMIZERS, chat=_CHAT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from shardwise.spec.strategy import Strategy
 
@@ -38,6 +38,9 @@ class Target(NamedTuple):
 USUAL = Target()
 
 
+Setting = Literal["job.optimizer", "adapter"]
+
+
 class Exported(NamedTuple):
     """One file of another stack."""
 
@@ -52,6 +55,8 @@ class Exported(NamedTuple):
     applied: Strategy
     # One sentence for each setting that belongs in the user's script, not in this file.
     in_script: tuple[str, ...] = ()
+    # Settings of the run that the stack trains otherwise, beyond those of the strategy.
+    changed: tuple[Setting, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {**self._asdict(), "applied": self.applied.model_dump(mode="json")}

@@ -12,6 +12,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.stacks.write.axes import check_axes
 from shardwise.stacks.write.chat_differences import left_to_script
 from shardwise.stacks.write.exported import USUAL, Exported, Target
+from shardwise.stacks.write.optimizers import optimizers_of
 
 # Each is a module of its name, hyphens as underscores, with a function `export`. Those that cannot
 # run every strategy also have `applied`, which gives the strategy as they run it.
@@ -27,6 +28,8 @@ _ALONG_ROWS = ("accelerate", "trainer", "trl", "axolotl", "llama-factory")
 _DATA_BY_SCRIPT = ("accelerate", "deepspeed", "trainer")
 # Those whose files say nothing of adapters, which the user's script makes.
 _BY_SCRIPT = ("accelerate", "deepspeed")
+# Those whose files can name no other optimizer; the others name AdamW instead, and say so.
+_ONLY_KNOWN_OPTIMIZERS = ("lightning", "python", "slurm", "kubernetes")
 # Those whose scripts and configurations train every parameter.
 _WITHOUT_ADAPTERS = ("torchtitan", "megatron-bridge", "lightning", "python")
 
@@ -40,7 +43,12 @@ def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
         )
     module = _module(stack)
     check_axes(run, stack)
+    trains = run.job.optimizer in optimizers_of(stack)
+    if not trains and stack in _ONLY_KNOWN_OPTIMIZERS:
+        raise SpecError(unknown_optimizer(run, stack))
     exported: Exported = module.export(run, target)
+    if not trains:
+        exported = exported._replace(changed=(*exported.changed, "job.optimizer"))
     if exported.name.endswith(".py"):
         _check_script(exported.text)
     if run.adapter is not None and stack in _BY_SCRIPT:
@@ -50,6 +58,12 @@ def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
     if by_script:
         exported = exported._replace(in_script=(*exported.in_script, *left_to_script(run)))
     return exported
+
+
+def unknown_optimizer(run: RunSpec, stack: str) -> str:
+    """The sentence about an optimizer that a stack does not train with."""
+    known = " or ".join(optimizers_of(stack))
+    return f"job.optimizer: {stack} does not train with {run.job.optimizer}; use {known}"
 
 
 def applied_strategy(run: RunSpec, stack: str) -> Strategy:

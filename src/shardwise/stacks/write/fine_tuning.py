@@ -13,11 +13,11 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.read.imported import Imported
-from shardwise.stacks.write.adapter_differences import settings_differences
+from shardwise.stacks.write.adapter_differences import adapter_differences, settings_differences
 from shardwise.stacks.write.arguments import OPTIMIZERS, other_differences, rules_of
 from shardwise.stacks.write.chat_differences import chat_differences
 from shardwise.stacks.write.differences import Comparison, Rule, compare, padded_experts
-from shardwise.stacks.write.exported import Exported
+from shardwise.stacks.write.exported import Exported, Setting
 
 # What a file says where a name is the user's to give.
 CHANGE_ME = "change-me"
@@ -81,7 +81,9 @@ def write(stack: Stack, run: RunSpec, command: str, more: tuple[str, ...] = ()) 
     )
     text = yaml.safe_dump(table, sort_keys=False, allow_unicode=True)
     in_script = (*found.in_script, *_to_fill_in(run, table))
-    return Exported(stack.file, text, unsupported, command, found.applied, in_script)
+    other = adapter_differences(run.adapter, stack.read(table), stack.who)
+    changed: tuple[Setting, ...] = ("adapter",) if other else ()
+    return Exported(stack.file, text, unsupported, command, found.applied, in_script, changed)
 
 
 def _to_fill_in(run: RunSpec, table: Mapping[str, Any]) -> list[str]:

@@ -27,7 +27,7 @@ NAME = "torchtitan_run.py"
 SAVE_EVERY = 500
 
 _DTYPES = {dtype: TORCH_NAMES[dtype] for dtype in ("bf16", "fp32")}
-_OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam"}
+OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam"}
 
 
 _RULES = (
@@ -203,7 +203,7 @@ def _assets(run: RunSpec, data: DataSettings) -> str:
 
 
 def _optimizer(run: RunSpec, train: TrainSettings) -> str:
-    name = _OPTIMIZERS.get(run.job.optimizer, "AdamW")
+    name = OPTIMIZERS.get(run.job.optimizer, "AdamW")
     settings = {
         "lr": train.learning_rate,
         "betas": (train.beta1, train.beta2),
@@ -312,7 +312,7 @@ def _other_differences(run: RunSpec) -> list[str]:
 
 def _unsupported_settings(run: RunSpec, train: TrainSettings, data: DataSettings) -> list[str]:
     found = []
-    if run.job.optimizer not in _OPTIMIZERS:
+    if run.job.optimizer not in OPTIMIZERS:
         found.append(
             f"job.optimizer = {run.job.optimizer}: torchtitan uses AdamW, which keeps two states "
             "per parameter."

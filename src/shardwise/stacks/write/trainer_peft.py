@@ -10,11 +10,11 @@ from shardwise.spec.foreign_text import one_line
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.read import torch_script
 from shardwise.stacks.read.trainer_script import TRAIN_ONLY
-from shardwise.stacks.write.adapter_differences import settings_differences
+from shardwise.stacks.write.adapter_differences import adapter_differences, settings_differences
 from shardwise.stacks.write.arguments import TRAINER, other_differences
 from shardwise.stacks.write.chat_differences import stream_differences
 from shardwise.stacks.write.differences import Comparison, padded_experts
-from shardwise.stacks.write.exported import Exported, Target
+from shardwise.stacks.write.exported import Exported, Setting, Target
 from shardwise.stacks.write.fine_tuning import CHANGE_ME, data_files, model_name
 from shardwise.stacks.write.torchrun import script_command
 
@@ -73,7 +73,10 @@ def export(run: RunSpec, table: dict[str, Any], found: Comparison, target: Targe
         if value == CHANGE_ME
     ]
     command = script_command(run, target.name(NAME))
-    return Exported(NAME, text, unsupported, command, found.applied, tuple(to_fill_in))
+    changed: tuple[Setting, ...] = (
+        ("adapter",) if adapter_differences(adapter, back, TRAINER) else ()
+    )
+    return Exported(NAME, text, unsupported, command, found.applied, tuple(to_fill_in), changed)
 
 
 def _script(run: RunSpec, table: dict[str, Any], adapter: Adapter) -> str:

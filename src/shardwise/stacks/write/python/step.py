@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.write.python.loss import loss_piece
 from shardwise.stacks.write.python.piece import Piece, lines
@@ -27,6 +26,10 @@ def is_fused(run: RunSpec) -> bool:
     return not (run.strategy.sharded and run.job.optimizer in ("sgd", "momentum"))
 
 
+# Those that torch has and the script can name.
+OPTIMIZERS = ("adamw", "adam", "momentum", "sgd")
+
+
 def _optimizer(run: RunSpec) -> Piece:
     fused = ", fused=True" if is_fused(run) else ""
     calls = {
@@ -35,9 +38,7 @@ def _optimizer(run: RunSpec) -> Piece:
         "momentum": f"SGD(groups, lr=LEARNING_RATE, momentum=MOMENTUM{fused})",
         "sgd": f"SGD(groups, lr=LEARNING_RATE{fused})",
     }
-    call = calls.get(run.job.optimizer)
-    if call is None:
-        raise SpecError(f"job.optimizer: torch has no '{run.job.optimizer}' optimizer; use adamw")
+    call = calls[run.job.optimizer]
     code = f'''
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """Weight decay applies to matrices, not to norms and biases."""
