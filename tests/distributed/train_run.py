@@ -22,4 +22,5 @@ def run_toml(case: dict[str, Any]) -> dict[str, Any]:
             result = run_training(read_run(file), folder)
     except SpecError as error:
         return {"refused": str(error)}
-    return {"reason": result.reason, "steps": result.steps}
+    predicts = result.predicted is not None
+    return {"reason": result.reason, "steps": result.steps, "predicts": predicts}

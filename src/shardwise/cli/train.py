@@ -248,7 +248,7 @@ def _work(described: RunSpec, folder: Path, as_json: bool, launched: bool) -> Re
 
 def result_json(result: Result) -> dict[str, object]:
     """The result of a run as `--json` prints it."""
-    stopped_by = result.stopped_by
+    stopped_by, predicted = result.stopped_by, result.predicted
     return {
         "reason": result.reason,
         **({} if stopped_by is None else {"stopped_by": signal.Signals(stopped_by).name}),
@@ -256,7 +256,7 @@ def result_json(result: Result) -> dict[str, object]:
         "folder": str(result.folder),
         **({} if result.checkpoint is None else {"checkpoint": result.checkpoint}),
         "last": dict(result.last),
-        "predicted": result.predicted.to_dict(),
+        **({"predicted": predicted.to_dict()} if predicted else {}),
         **({"measured": result.measured.to_dict()} if result.measured else {}),
     }
 

@@ -115,7 +115,7 @@ class TrainScreen:
             loss = result.last.get("loss")
             ending = Text(f"{reason} after {result.steps:,} steps", style="bold")
             out.print(ending + Text(f", loss {loss:.4f}" if loss else ""))
-        if result.measured is not None:
+        if result.predicted is not None and result.measured is not None:
             out.print()
             out.print(comparison_table(result.predicted, result.measured))
             if result.measured.memory is None:

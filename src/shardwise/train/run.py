@@ -60,15 +60,17 @@ class Display(Protocol):
 
 
 class Result(NamedTuple):
-    """How a run ended; `measured` is None if the run was too short or train.measure is false.
+    """How a run ended.
 
-    `step_s` are the seconds of representative steps: those after the measured ones, or all.
+    Rank 0 alone predicts and reports: `predicted` and `measured` are None on other ranks, and
+    `measured` if the run was too short or train.measure is false. `step_s` are the seconds of
+    representative steps: those after the measured ones, or all.
     """
 
     reason: str
     steps: int
     folder: Path
-    predicted: StepProfile
+    predicted: StepProfile | None
     measured: StepProfile | None
     last: Mapping[str, float]
     step_s: Sequence[float] = ()
@@ -104,12 +106,15 @@ def _train(run: RunSpec, folder: Path, display: Display | None) -> Result:
         with section("load", slow=True):
             loaded = checkpoints.load()
     stages.begin("Predicting a step")
-    predicted = predict(run, training)
+    predicted = None
     if is_main:
+        # Rank 0 alone: tracing a model may take a minute of every core. The others wait for step 1.
+        with section("predict", slow=True):
+            predicted = predict(run, training)
         write_setup(folder, run)
         write_json(folder / "prediction.json", predicted.to_dict())
     shown = display if is_main else None
-    if shown is not None:
+    if shown is not None and predicted is not None:
         shown.started(
             *(run, predicted, folder, loaded, training.batches.statistics), lambda: training.step
         )
@@ -223,7 +228,7 @@ class _Recorder:
         self,
         run: RunSpec,
         training: Training,
-        predicted: StepProfile,
+        predicted: StepProfile | None,
         folder: Path,
         display: Display | None,
         checkpoints: RunCheckpoints | None = None,
@@ -235,7 +240,7 @@ class _Recorder:
         self._measures = settings.measure
         self._trackers: list[Tracker] = []
         self._record: RecordWriter | None = None
-        if world()[0] == 0:
+        if predicted is not None:
             self._trackers = open_trackers(settings.trackers, folder, training.step)
             progress = _progress(training, checkpoints, self._rates)
             if settings.metrics is not None:
@@ -272,9 +277,9 @@ class _Recorder:
             seconds for step, seconds in enumerate(line.step_s, first) if self._is_settled(step)
         ]
         self.settled += settled
-        if world()[0] != 0:
+        if self._predicted is None:
             return
-        self.last = self._values(line, settled)
+        self.last = self._values(self._predicted, line, settled)
         if self._profiler is not None:
             self.last |= self._profiler.values()
         for tracker in self._trackers:
@@ -290,7 +295,9 @@ class _Recorder:
             return False
         return not self._measures or self._meter.settled(step)
 
-    def _values(self, line: Logged, settled: list[float]) -> dict[str, float]:
+    def _values(
+        self, predicted: StepProfile, line: Logged, settled: list[float]
+    ) -> dict[str, float]:
         values = {
             "loss": line.loss,
             "gradient_norm": line.gradient_norm,
@@ -298,15 +305,17 @@ class _Recorder:
             "skipped": float(line.skipped),
         }
         tokens = line.tokens / line.steps
-        values |= step_values(self._predicted, settled, self._peak_flops, tokens)
+        values |= step_values(predicted, settled, self._peak_flops, tokens)
         return values | memory_now(self._training.device)
 
     def _rates(self) -> dict[str, float]:
         """The step time and throughput that `measured` has, from the steps so far."""
+        if self._predicted is None:
+            return {}
         return step_values(self._predicted, self.settled, self._peak_flops)
 
     def measured(self) -> StepProfile | None:
-        if not self._measures or not self._meter.finished:
+        if self._predicted is None or not self._measures or not self._meter.finished:
             return None
         return measured_profile(self._predicted, self._meter, self.settled, self._peak_flops)
 
