@@ -116,6 +116,7 @@ def test_transformers_computes_what_was_trained(tmp_path: Path, workers: Workers
     assert folders == ["half", "older", "out", "runs"]
 
 
+@pytest.mark.nightly
 def test_experts_divided_along_another_dimension_are_exported(
     tmp_path: Path, workers: Workers
 ) -> None:

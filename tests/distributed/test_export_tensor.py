@@ -61,14 +61,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "groups": (QWEN3, {"kind": "zero3", "shard": 1, "replicate": 2, "context": 2}),
     "both": (QWEN3, {"kind": "zero3", "context": 2, "tensor": 2, "recompute": "full"}),
 }
-# Each starts processes of its own; nightly runs them all.
-GATE = ("tensor",)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in GATE else [pytest.mark.nightly]) for name in CASES],
-)
+# Each starts processes of its own; one script of test_export_python.py is in the gate.
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CASES)
 def test_a_divided_script_trains_as_one_process(tmp_path: Path, name: str) -> None:
     model, strategy = CASES[name]
     check(model, strategy, tmp_path)

@@ -127,6 +127,8 @@ def test_logits_take_an_eighth_of_the_memory(kind: str, dtype: str, workers: Wor
     assert saved >= 3 * logits * (1 - 1 / 8) - 3 * head
 
 
+# In the gate test_chat.py resumes with this loss.
+@pytest.mark.nightly
 def test_a_resumed_run_has_the_same_losses(tmp_path: Path, workers: Workers) -> None:
     strategy = 'loss = "chunked"\nloss_chunks = 5'
     train = 'checkpoint = { every = 4 }\nschedule = "constant"\nmeasure = false'

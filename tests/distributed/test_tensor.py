@@ -25,9 +25,8 @@ def example(processes: int, model: str, kind: str, **settings: Any) -> Example:
 
 # Each kind, layout and way to divide a norm once, and what most families do not have.
 EXAMPLES = [
-    # Layouts of shard x tensor: 2 x 2, 1 x 4.
+    # Shard x tensor: 2 x 2.
     example(4, "llama", "zero3"),
-    example(4, "four kv heads", "zero3", tensor=4),
     # Kinds, recompute and accumulation.
     example(4, "tied", "zero2", accumulate=2, recompute="full", sequence_parallel=False),
     example(4, "qwen3", "zero3", recompute="full", packed=True),
@@ -41,7 +40,8 @@ FAMILIES = [
     for sequence, packed in ((True, True), (False, False))
 ]
 MORE = [
-    # 1 x 2, 4 x 1, and a tensor group on several nodes.
+    # 1 x 4, 1 x 2, 4 x 1, and a tensor group on several nodes.
+    example(4, "four kv heads", "zero3", tensor=4),
     example(2, "llama", "zero3"),
     example(4, "llama", "zero3", tensor=1),
     example(4, "llama", "zero3", tensor_across_nodes=True, sequence_parallel=False),

@@ -164,6 +164,8 @@ def test_or_is_skipped_by_all_and_data_that_ends_everywhere_ends_the_run(
     [ranks] = workers.run(run_toml, 2, [{"file": str(file)}])
     # As many as the source has.
     assert [(rank["reason"], rank["steps"]) for rank in ranks] == [("data ended", 12)] * 2
+    # Tracing a large model takes minutes: only the rank that writes the prediction does it.
+    assert [rank["predicts"] for rank in ranks] == [True, False]
     found = lines(tmp_path)
     assert [line["skipped"] for line in found] == [0, 0, 1, 0, 0, 0, 0]
     # Its loss is not a number, the losses after it are: no update was made from it.
@@ -173,22 +175,34 @@ def test_or_is_skipped_by_all_and_data_that_ends_everywhere_ends_the_run(
 
 @pytest.mark.parametrize(
     ("fields", "options", "message"),
-    [
-        (
-            {"job": "", "micro_batch": 3},
-            ("--nproc", "2"),
-            "job.global_batch: 256 tokens is not a multiple of 192",
-        ),
-        (
-            {"strategy": "shard = 3"},
-            ("--nproc", "2"),
-            "strategy: groups of 3 do not divide 2 devices; use 1 or 2",
-        ),
-        ({"kind": "single"}, ("--nproc", "2"), "'single' uses one device but the cluster has 2"),
-        ({"data": '[data]\npath = "gone.txt"'}, ("--nproc", "2"), "gone.txt does not exist"),
-        ({"train": 'trackers = ["mlflow"]'}, ("--nproc", "1"), "mlflow needs the package mlflow"),
-        ({"train": 'device = "cuda"'}, ("--nproc", "2"), "train.device: "),
-    ],
+    # The first are refused before ranks are started, which takes seconds of every core.
+    first_in_gate(
+        3,
+        [
+            (
+                {"job": "", "micro_batch": 3},
+                ("--nproc", "2"),
+                "job.global_batch: 256 tokens is not a multiple of 192",
+            ),
+            (
+                {"strategy": "shard = 3"},
+                ("--nproc", "2"),
+                "strategy: groups of 3 do not divide 2 devices; use 1 or 2",
+            ),
+            (
+                {"kind": "single"},
+                ("--nproc", "2"),
+                "'single' uses one device but the cluster has 2",
+            ),
+            ({"data": '[data]\npath = "gone.txt"'}, ("--nproc", "2"), "gone.txt does not exist"),
+            (
+                {"train": 'trackers = ["mlflow"]'},
+                ("--nproc", "1"),
+                "mlflow needs the package mlflow",
+            ),
+            ({"train": 'device = "cuda"'}, ("--nproc", "2"), "train.device: "),
+        ],
+    ),
 )
 def test_a_run_that_cannot_be_says_so_once(
     tmp_path: Path, fields: dict[str, Any], options: tuple[str, ...], message: str
