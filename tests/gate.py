@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -25,3 +26,17 @@ def in_gate(kept: Collection[Any], cases: Sequence[Any]) -> list[Any]:
 def _param(case: Any, *, nightly: bool) -> Any:
     values = case if isinstance(case, tuple) else (case,)
     return pytest.param(*values, marks=[pytest.mark.nightly] if nightly else [])
+
+
+def in_turn(names: str, firsts: Sequence[Any], *others: Sequence[Any]) -> pytest.MarkDecorator:
+    """Run a test with every combination at night; in the gate, each of `firsts` with one of them.
+
+    They take turns, so that the gate has every value of every factor.
+    """
+    combinations = list(product(*others))
+    cases = [
+        _param((first, *values), nightly=at != number % len(combinations))
+        for number, first in enumerate(firsts)
+        for at, values in enumerate(combinations)
+    ]
+    return pytest.mark.parametrize(names.split(","), cases)

@@ -95,6 +95,7 @@ def test_clusters_grow_and_shrink_in_whole_nodes() -> None:
         sized(find_cluster("8xA100-80GB"), 16)
 
 
+@pytest.mark.nightly
 def test_the_least_network_is_enough_and_a_little_less_is_not() -> None:
     asked = problem("llama-3-8b", "8x8xH100-SXM@100Gbps", 4096, 64 * 4096 * 4)
     target = parse_target("mfu=36%")
@@ -107,6 +108,7 @@ def test_the_least_network_is_enough_and_a_little_less_is_not() -> None:
     assert not target.met(point(below, ""))
 
 
+@pytest.mark.nightly
 def test_the_batch_that_hides_communication() -> None:
     """Tokens per device at which at most 2 % of a step waits for the network."""
     asked = problem("llama-3-8b", "8x8xH100-SXM@50Gbps", 4096)

@@ -7,6 +7,7 @@ import pytest
 from shardwise.spec.adapter import read_adapter
 from shardwise.spec.record import SpecError
 from shardwise.units.decoder import decoder_units
+from tests.gate import in_turn
 from tests.units.reduced import reduced
 
 pytest.importorskip("torch")
@@ -19,9 +20,7 @@ QUERIES = {"gpt2": "c_attn", "phi3": "qkv_proj", "gpt_neox": "query_key_value"}
 FAMILIES = ["llama", "qwen2", "gemma", "phi", "gpt2", "phi3", "gpt_neox", "olmo2"]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("targets", ["all-linear", "queries"])
-@pytest.mark.parametrize("family", FAMILIES)
+@in_turn("family,targets,dtype", FAMILIES, ["all-linear", "queries"], ["fp32", "bf16"])
 def test_formula_within_ten_and_trace_within_one_percent(
     family: str, targets: str, dtype: str
 ) -> None:

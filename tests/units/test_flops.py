@@ -8,6 +8,7 @@ from shardwise.predict.configurations import Configurations
 from shardwise.predict.work import predict_work
 from shardwise.spec import ModelSpec, Strategy
 from shardwise.units.decoder import decoder_units
+from tests.gate import in_turn
 from tests.units.reduced import build, reduced
 
 torch = pytest.importorskip("torch")
@@ -87,8 +88,7 @@ def predicted(spec: ModelSpec, recompute: str) -> tuple[float, float]:
     return units.forward_flops(), float(work.hardware_flops[0] / work.tokens[0])
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("family", FAMILIES)
+@in_turn("family,recompute", FAMILIES, ["none", "selective", "full"])
 def test_flops_are_those_torch_counts(family: str, recompute: str) -> None:
     spec = reduced(family)
     for ours, theirs in zip(predicted(spec, recompute), counted(spec, recompute), strict=True):

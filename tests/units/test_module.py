@@ -10,6 +10,7 @@ import pytest
 from shardwise.spec import SpecError
 from shardwise.spec.lookup import ModuleRef
 from shardwise.units.decoder import decoder_units
+from tests.gate import in_turn
 from tests.units.reduced import build, reduced
 
 pytest.importorskip("torch")
@@ -49,8 +50,7 @@ class Plain(nn.Module):
         self.two = nn.Linear(4, 4)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "qwen3", "gemma", "olmo2"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@in_turn("family,dtype", ["gpt2", "llama", "qwen2", "qwen3", "gemma", "olmo2"], ["fp32", "bf16"])
 def test_both_producers_tell_the_same_story(family: str, dtype: str) -> None:
     spec = reduced(family)
     formula = decoder_units(spec, 128, dtype)  # type: ignore[arg-type]

@@ -62,6 +62,7 @@ def shapes(unit: Unit) -> Counter[tuple[int, ...]]:
     return Counter(parameter.shape for parameter in unit.parameters)
 
 
+@pytest.mark.nightly  # in the gate, unit by unit
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_count_is_that_of_transformers_exactly(name: str) -> None:
     spec = catalogue.model(name)

@@ -6,6 +6,7 @@ import pytest
 
 from shardwise.spec import ModelSpec
 from shardwise.units.decoder import decoder_units
+from tests.gate import in_turn
 from tests.units.reduced import build, reduced
 
 pytest.importorskip("torch")
@@ -79,9 +80,7 @@ def really_saved(spec: ModelSpec, dtype: str, recompute: str) -> list[float]:
     return [size / (BATCH * SEQ) for size in saved]
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", FAMILIES)
+@in_turn("family,dtype,recompute", FAMILIES, [*DTYPES], ["none", "full"])
 def test_formula_within_ten_and_trace_within_one_percent(
     family: str, dtype: str, recompute: str
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from shardwise.report.memory_words import show_memory
 from shardwise.web.answer import answer
 from tests.command import environment, shardwise
+from tests.gate import first_in_gate
 
 CONFIG = {
     "model_type": "llama",
@@ -34,7 +35,7 @@ def ask(**question: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("question", "options"),
-    [
+    first_in_gate(2, [
         ({}, []),
         ({"seq_len": 8192, "global_batch": "4Mi"}, ["--seq-len", "8192", "--global-batch", "4Mi"]),
         ({"adapter": "qlora:16"}, ["--adapter", "qlora:16"]),
@@ -45,8 +46,8 @@ def ask(**question: object) -> dict[str, Any]:
         ),
         ({"for_stack": "DeepSpeed"}, ["--for", "deepspeed"]),
         ({"optimizer": "adamw-8bit", "compile": True}, ["--optimizer", "adamw-8bit", "--compile"]),
-    ],
-)
+    ]),
+)  # fmt: skip
 def test_a_plan_is_that_of_the_command_line(
     question: dict[str, object], options: list[str]
 ) -> None:
