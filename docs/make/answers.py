@@ -70,7 +70,7 @@ def _answer(command: str, keys: dict[str, tuple[Schema, str]], optional: tuple[s
 def _plan() -> dict[str, tuple[Schema, str]]:
     size = _object(
         reason=({"enum": list(get_args(SizeReason))}, "Why this number of devices."),
-        tolerance=(NUMBER, "Costs that differ by less, as a share, are treated as equal."),
+        half_the_time=(NUMBER, "What halving the time may cost more, as a share."),
         devices=(either(WHOLE, NULL), "What to train on."),
         cheapest_devices=(either(WHOLE, NULL), "The cheapest, in time or not."),
         sizes=(_list({"type": "object"}), "Layout, speed and cost of each number of devices."),
@@ -150,6 +150,8 @@ def _cost() -> Schema:
         "device_hours_per_billion_tokens": (NUMBER, "Where no number of tokens was given."),
         "money": (NUMBER, "For these tokens."),
         "money_per_billion_tokens": (NUMBER, "Where no number of tokens was given."),
+        "interval": (PAIR, "Relative: of nine of ten runs; failures are in the upper end."),
+        "failures": (NUMBER, "The share of the time that is allowed for failures."),
     }
     return _object(tuple(keys), **keys)
 

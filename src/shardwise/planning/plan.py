@@ -11,7 +11,7 @@ from shardwise.planning.batches import UnevenBatchError
 from shardwise.planning.choice import Found, Nearest
 from shardwise.planning.explain import limit_reasons, padding, reasons
 from shardwise.planning.limits import Limits, limits_of
-from shardwise.planning.money import Budget, Cost, SizeChoice, by_size, choose_size
+from shardwise.planning.money import Budget, Cost, SizeChoice, Sized, by_size, choose_size
 from shardwise.planning.price import mfu_of, price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.reasons import (
@@ -262,6 +262,8 @@ def make_plan(
     if objective == "memory" and winner is not None:
         winner, aim = _least_memory(found)
     units = search.units
+    if size_choice is not None and size_choice.chosen is not None and winner is not None:
+        size_choice = _with_winner(size_choice, winner, budget)
     lacking = left_out(problem, units, search.space, winner)
     if lacking is not None:
         warnings.insert(0, lacking)
@@ -296,6 +298,14 @@ def make_plan(
         fitted=is_fitted(problem.cluster),
         comparison_error=comparison_error(),
     )
+
+
+def _with_winner(choice: SizeChoice, winner: Candidate, budget: Budget) -> SizeChoice:
+    """The choice with what a whole search found on the chosen size."""
+    chosen = choice.chosen
+    assert chosen is not None, "checked by the caller"
+    sizes = [Sized(s.cluster, winner) if s is chosen else s for s in choice.sizes]
+    return choose_size(sizes, budget, choice.all_devices, chosen.cluster.devices)
 
 
 def _searched(problem: Problem, space: Space) -> tuple[Search, Found, list[Reason]]:

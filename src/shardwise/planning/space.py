@@ -82,6 +82,11 @@ class Space(NamedTuple):
             blocks_per_unit=self.blocks_per_unit[:1] if 1 not in self.blocks_per_unit else (1,),
         )
 
+    def coarse(self) -> Space:
+        """Enough to tell sizes of a cluster apart: few shares of recomputation, usual settings."""
+        few = tuple(p for p in self.recompute if p in ("none", "selective", 0.5, "full"))
+        return self.quick()._replace(recompute=few or self.recompute)
+
     def least_memory(self) -> Space:
         """Only what takes the least memory."""
         return self._replace(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shardwise.planning.least import MOST_DEVICES, Least
 from shardwise.planning.money import (
     BILLION,
     DAY,
+    HALF_THE_TIME,
     HOUR,
-    SAME_COST,
     Budget,
+    Cost,
     SizeChoice,
     Sized,
 )
@@ -16,7 +19,7 @@ from shardwise.planning.problem import Problem
 from shardwise.planning.vary import needs_network
 from shardwise.report.strategy import shorthand
 from shardwise.report.table import Cell, Column, Table
-from shardwise.report.words import capital, multiple, percent
+from shardwise.report.words import capital, multiple, percent, span
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import show_count
 
@@ -38,9 +41,11 @@ def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str
         return ""
     cost, price = budget.cost(tokens_per_s, cluster), budget.price_of(cluster.device.name)
     parts = [
-        show_long(cost.seconds) if cost.seconds is not None else "",
+        _between(cost, cost.seconds, show_long) if cost.seconds is not None else "",
         f"{cost.device_hours:,.0f} device-hours",
-        f"{show_money(cost.money)} at {price:g} per device-hour" if cost.money is not None else "",
+        f"{_between(cost, cost.money, show_money)} at {price:g} per device-hour"
+        if cost.money is not None
+        else "",
     ]
     sentence = f"Cost of {tokens_words(budget)}: {', '.join(part for part in parts if part)}."
     if budget.deadline_s is None or cost.seconds is None:
@@ -54,6 +59,12 @@ def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str
             f"upper end of the 90% interval ({show_long(upper)})."
         )
     return sentence
+
+
+def _between(cost: Cost, value: float, show: Callable[[float], str]) -> str:
+    """A figure and its 90 % interval, failures allowed for in the upper end."""
+    low, high = cost.interval
+    return f"{show(value)} ({span(value * (1 + low), value * (1 + high), show)})"
 
 
 def tokens_words(budget: Budget) -> str:
@@ -157,8 +168,7 @@ def _chosen_words(choice: SizeChoice, chosen: Sized, least: Sized) -> str:
     slower = multiple(chosen.candidate.tokens_per_s / least.candidate.tokens_per_s)
     return (
         f"{name} recommended: {_devices(least, all_devices)} would cost {saving} less per token "
-        f"and take {slower} as long. Cost differences up to {percent(SAME_COST)} count as equal, "
-        "and the faster size wins."
+        f"and take {slower} as long. Halving the time may cost {percent(HALF_THE_TIME)} more."
     )
 
 
