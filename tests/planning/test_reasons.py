@@ -288,7 +288,10 @@ def check_rule(plan: Plan, winner: Candidate) -> None:
         """Where no batch is exact, those within 2 % are as good as each other."""
         share = abs(job.tokens_per_step(c.strategy) / (job.global_batch or 1) - 1)
         exact = (job.global_batch or 0) % (job.seq_len * c.strategy.data_parallel) == 0
-        return share if job.global_batch and (exact or share > 0.02) else 0.0
+        near = not exact and share <= 0.02
+        # No batch that is near enough is worth tensor or context parallelism to come nearer.
+        divided = c.layout.mesh.inner != winner.layout.mesh.inner
+        return share if job.global_batch and not near and not divided else 0.0
 
     def headroom(c: Candidate) -> float:
         return min(0.1, math.floor(100 * (1 - c.needed_bytes / plan.limit_bytes)) / 100)

@@ -71,12 +71,28 @@ class Found(NamedTuple):
         """The rule: the closest batch, headroom, then simplicity among what is equally fast."""
         columns = self.table.columns
         equal = self._equally_fast(rows)
-        closest = columns.distance[equal].min() + 1e-9
-        rows = rows[columns.distance[rows] <= closest]
-        equal = equal[columns.distance[equal] <= closest]
+        rows, equal = (self._closest(which, equal) for which in (rows, equal))
         roomiest = self._headroom(columns.needed_bytes[equal], memory).max()
         rows = rows[self._headroom(columns.needed_bytes[rows], memory) >= roomiest]
         return self._simplest(self._undominated(self._equally_fast(rows)))
+
+    def _closest(self, rows: Ints, equal: Ints) -> Ints:
+        """The rows with the closest batch of the equals of their degrees.
+
+        No batch that is near enough is worth tensor or context parallelism to come nearer.
+        """
+        away, inner = self.table.columns.distance, self._inner
+        closest = np.full(int(inner.max()) + 1, -1.0)
+        for degree in np.unique(inner[equal]).tolist():
+            closest[degree] = away[equal[inner[equal] == degree]].min() + 1e-9
+        kept: Ints = rows[away[rows] <= closest[inner[rows]]]
+        return kept
+
+    @property
+    def _inner(self) -> Ints:
+        """How many devices share sequences, by row."""
+        inner: Ints = np.asarray([one.mesh.inner for one in self.table.layouts], dtype=np.int64)
+        return inner[self.table.columns.layout]
 
     def _equally_fast(self, rows: Ints) -> Ints:
         """The rows within the error of comparison of their fastest."""
@@ -95,8 +111,7 @@ class Found(NamedTuple):
 
         Not of other degrees: no little of both is worth tensor or context parallelism.
         """
-        columns, layouts = self.table.columns, self.table.layouts
-        inner = np.asarray([one.mesh.inner for one in layouts])[columns.layout[rows]]
+        columns, inner = self.table.columns, self._inner[rows]
         kept = []
         for degree in np.unique(inner).tolist():
             alike = rows[inner == degree]

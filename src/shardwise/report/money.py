@@ -8,7 +8,6 @@ from shardwise.planning.least import MOST_DEVICES, Least
 from shardwise.planning.money import (
     BILLION,
     DAY,
-    HALF_THE_TIME,
     HOUR,
     Budget,
     Cost,
@@ -19,7 +18,7 @@ from shardwise.planning.problem import Problem
 from shardwise.planning.vary import needs_network
 from shardwise.report.strategy import shorthand
 from shardwise.report.table import Cell, Column, Table
-from shardwise.report.words import capital, multiple, percent, span
+from shardwise.report.words import capital, multiple, percent
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import show_count
 
@@ -39,13 +38,11 @@ def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str
     """Time and money in one sentence; empty without a budget."""
     if not budget.given:
         return ""
-    cost, price = budget.cost(tokens_per_s, cluster), budget.price_of(cluster.device.name)
+    cost = budget.cost(tokens_per_s, cluster)
     parts = [
         _between(cost, cost.seconds, show_long) if cost.seconds is not None else "",
-        f"{cost.device_hours:,.0f} device-hours",
-        f"{_between(cost, cost.money, show_money)} at {price:g} per device-hour"
-        if cost.money is not None
-        else "",
+        f"{cost.device_hours:,.0f} device-hours" if cost.money is None else "",
+        _between(cost, cost.money, show_money) if cost.money is not None else "",
     ]
     sentence = f"Cost of {tokens_words(budget)}: {', '.join(part for part in parts if part)}."
     if budget.deadline_s is None or cost.seconds is None:
@@ -63,8 +60,10 @@ def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str
 
 def _between(cost: Cost, value: float, show: Callable[[float], str]) -> str:
     """A figure and its 90 % interval, failures allowed for in the upper end."""
-    low, high = cost.interval
-    return f"{show(value)} ({span(value * (1 + low), value * (1 + high), show)})"
+    ends = [show(value * (1 + end)) for end in cost.interval]
+    units = {text.partition(" ")[2] for text in (show(value), *ends)}
+    low, high = (text.partition(" ")[0] for text in ends) if len(units) == 1 else ends
+    return f"{show(value)} ({low} to {high})"
 
 
 def tokens_words(budget: Budget) -> str:
@@ -167,8 +166,8 @@ def _chosen_words(choice: SizeChoice, chosen: Sized, least: Sized) -> str:
     saving = _saving(least, chosen)
     slower = multiple(chosen.candidate.tokens_per_s / least.candidate.tokens_per_s)
     return (
-        f"{name} recommended: {_devices(least, all_devices)} would cost {saving} less per token "
-        f"and take {slower} as long. Halving the time may cost {percent(HALF_THE_TIME)} more."
+        f"{name}: {_devices(least, all_devices)} would cost {saving} less and take {slower} as "
+        "long."
     )
 
 

@@ -41,7 +41,7 @@ from shardwise.report.strategy import arithmetic_words, compile_words
 
 LINES = 30
 # Rows of the table, and whether an option is named: they give way to warnings and long reasons.
-_ROOM = ((4, True), (3, True), (2, True), (2, False))
+_ROOM = ((4, True), (3, True), (2, True), (2, False), (1, False))
 # Characters of a command that ends a sentence, and of a line of a longer one.
 _SHORT, _COMMAND = 40, 68
 _EXPLAIN = "--explain: all reasons, settings of every row, lower-memory options"
