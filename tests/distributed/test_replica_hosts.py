@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces take root"),
 ]
 Lab = list[Host]
+SECRET = secrets.token_hex(32)
 
 
 @pytest.fixture
@@ -49,6 +51,7 @@ def start_part(groups: Groups, lab: Lab, part: int) -> None:
         "PET_NNODES": "2",
         "PET_RDZV_ENDPOINT": f"{lab[0].address}:29400",
         "PET_RDZV_ID": "it-0",
+        "SHARDWISE_RDZV_SECRET": SECRET,
     }
     groups.start(0, part, lab[part], processes=1, variables=variables)
 

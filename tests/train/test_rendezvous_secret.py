@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from shardwise.spec.record import SpecError
+from shardwise.train import rendezvous_server
 from shardwise.train.membership import (
     DONE,
     FAILED,
@@ -246,9 +247,13 @@ def server(capfd: pytest.CaptureFixture[str]) -> Iterator[RendezvousServer]:
     assert (view.round, view.ended, view.waiting, view.faults) == (0, False, 0, ())
     client.close()
     serving.close()
-    [(reason, _)] = serving.refusals.counts.items()
-    assert "Refused a connection from 127.0.0.1:" in (said := capfd.readouterr().err)
-    assert reason in said
+    said = capfd.readouterr().err
+    assert serving.refusals.counts
+    for reason in serving.refusals.counts:
+        assert any(
+            "Refused a connection from 127.0.0.1:" in line and reason in line
+            for line in said.splitlines()
+        )
 
 
 class Stranger:
@@ -388,6 +393,15 @@ def test_a_long_greeting_is_refused(server: RendezvousServer) -> None:
     assert server.refusals.counts == {Reason.TOO_LONG: 1}
 
 
+def test_a_silent_stranger_is_refused(
+    server: RendezvousServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous_server, "_HELLO_S", 0.2)
+    with stranger(server) as one:
+        assert one.is_refused()
+    assert server.refusals.counts == {Reason.SILENT: 1}
+
+
 def test_idle_strangers_hold_no_threads_and_few_connections(server: RendezvousServer) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, limits[1]), limits[1]))
@@ -396,7 +410,7 @@ def test_idle_strangers_hold_no_threads_and_few_connections(server: RendezvousSe
     try:
         crowd += [socket.create_connection(server.address) for _ in range(3000)]
         wait_for(lambda: sum(server.refusals.counts.values()) >= 3000 - 128)
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads
         assert len(server.strangers) <= 128
         # A launcher is served in the middle of it.
         with stranger(server) as one:
@@ -406,7 +420,9 @@ def test_idle_strangers_hold_no_threads_and_few_connections(server: RendezvousSe
         for connection in crowd:
             connection.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert set(server.refusals.counts) == {Reason.CROWD}
+    # On a busy machine some have waited too long by then.
+    assert set(server.refusals.counts) <= {Reason.CROWD, Reason.SILENT}
+    assert server.refusals.counts[Reason.CROWD] > 1000
 
 
 def test_a_server_without_the_secret_is_not_believed() -> None:

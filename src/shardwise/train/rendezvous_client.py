@@ -91,8 +91,9 @@ class RendezvousClient:
                     self._exchange(server)
             except (OSError, ValueError, msgspec.MsgspecError) as error:
                 self._problem = str(error) or type(error).__name__
-            self._changed.wait(_RETRY_S)
-            self._changed.clear()
+            if not self._closing:
+                self._changed.wait(_RETRY_S)
+                self._changed.clear()
 
     def _exchange(self, server: socket.socket) -> None:
         """Post the state and read the answer, again and again."""
