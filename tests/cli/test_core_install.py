@@ -38,6 +38,20 @@ def test_it_pulls_in_nothing_heavy(core: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_the_examples_of_the_pages_are_in_it(core: Path, tmp_path: Path) -> None:
+    words = [str(core / "python"), "-m", "shardwise.examples"]
+    subprocess.run(words, cwd=tmp_path, check=True)
+    # The bytecode of tests that ran them stays out.
+    for file in (ROOT / "examples").rglob("*.*"):
+        if "__pycache__" not in file.parts and file.is_file():
+            written = tmp_path / file.relative_to(ROOT)
+            assert written.read_bytes() == file.read_bytes()
+    again = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode == 1
+    assert again.stderr.startswith("error: the folder examples exists")
+
+
+@pytest.mark.nightly
 def test_estimate_works_in_it(core: Path) -> None:
     words = ("--model", "llama-3-70b", "--cluster", "8x8xH100-SXM", "--recompute", "full", "--json")
     done = subprocess.run(
