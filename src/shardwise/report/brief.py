@@ -21,7 +21,13 @@ from shardwise.planning.reasons import (
     StepBatch,
 )
 from shardwise.report.memory_words import shortfall_words, show_memory
-from shardwise.report.reasons import decision_words, reason_words, share_words, speed_words
+from shardwise.report.reasons import (
+    asked_words,
+    decision_words,
+    reason_words,
+    share_words,
+    speed_words,
+)
 from shardwise.report.strategy import layout_words
 from shardwise.spec.quantity import show_count
 
@@ -76,7 +82,7 @@ def _alternative(reason: Alternative, blocks: int | None) -> str:
     host = reason.host_bytes
     also = f" and {show_memory(host)} of host memory" if host is not None else ""
     speed, needed = show_count(reason.tokens_per_s), show_memory(reason.needed_bytes)
-    return f"{reason.option}: {speed} tokens/s, needs {needed}{also}."
+    return f"{asked_words(reason)}: {speed} tokens/s, needs {needed}{also}."
 
 
 def _shorter_fits(reason: ShorterFits, blocks: int | None) -> str:

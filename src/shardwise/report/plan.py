@@ -35,7 +35,7 @@ from shardwise.report.memory_words import show_memory
 from shardwise.report.money import cost_words, size_words, sizes_table, tokens_words
 from shardwise.report.plan_table import layouts_table
 from shardwise.report.plan_words import alike_words, nearest_words, pace_words, planned_words
-from shardwise.report.reasons import reason_words, share_words, speed_words
+from shardwise.report.reasons import asked_words, reason_words, share_words, speed_words
 from shardwise.report.screen import bullet, heading, paragraph, screen, terminal_table
 from shardwise.report.strategy import arithmetic_words, compile_words
 
@@ -196,7 +196,7 @@ def _option(plan: Plan) -> Iterator[str]:
             yield f"--compile: {share_words(gain)} faster (fitted on {runs} published runs)"
         case Alternative() as other:
             needed = show_memory(other.needed_bytes)
-            yield f"{other.option}: {speed_words(other.throughput or 0.0)}, needs {needed}"
+            yield f"{asked_words(other)}: {speed_words(other.throughput or 0.0)}, needs {needed}"
         case LowPrecisionReduce(dtype=dtype, gain=gain):
             faster = f"{share_words(gain)} faster; reduces gradients in {dtype}"
             yield f"--allow-low-precision-reduce: {faster}"
@@ -221,7 +221,7 @@ def _in_vain(tip: Reason) -> bool:
 
 
 def print_shortfall(out: Console, plan: Plan) -> None:
-    """That nothing fits, and by how much; or that what fits is not recommended."""
+    """That no configuration fits, and by how much; or that what fits is not recommended."""
     if plan.withheld:
         out.print(Text("No recommendation.", style="bold red"))
         return

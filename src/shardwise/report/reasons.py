@@ -419,10 +419,15 @@ def _compile_gain(reason: CompileGain, blocks: int | None) -> str:
     )
 
 
+def asked_words(reason: Alternative) -> str:
+    """How to ask for an alternative: options of `plan`, and offload of `estimate`."""
+    return "shardwise estimate --offload" if reason.change == "offload" else reason.option
+
+
 def _alternative(reason: Alternative, blocks: int | None) -> str:
     speed = f" ({speed_words(reason.throughput)})" if reason.throughput is not None else ""
     told = (
-        f"Alternative: {reason.option}, {show_count(reason.tokens_per_s)} tokens/s{speed}, "
+        f"Alternative: {asked_words(reason)}, {show_count(reason.tokens_per_s)} tokens/s{speed}, "
         f"needs {show_memory(reason.needed_bytes)}"
     )
     if reason.host_bytes is not None:
