@@ -187,11 +187,12 @@ def plan_run(
     batch_tolerance: float | None = None,
     budget: Budget | None = None,
     for_stack: str | None = None,
+    in_full: bool = True,
     **settings: Any,
 ) -> tuple[Plan, RunSpec | None]:
     """Plan as `plan` does; also return the run to start, or None if none fits.
 
-    `settings` are those of `describe_run`.
+    `settings` are those of `describe_run`, and `in_full` that of `make_plan`.
     """
     from shardwise.planning.batches import BATCH_TOLERANCE
     from shardwise.planning.plan import make_plan
@@ -219,7 +220,14 @@ def plan_run(
     compared = None if run is None else described.strategy
     if current is not None:
         compared = _current(Path(current), described)
-    found = make_plan(problem, objective=objective, space=space, current=compared, budget=budget)
+    found = make_plan(
+        problem,
+        objective=objective,
+        space=space,
+        current=compared,
+        budget=budget,
+        in_full=in_full,
+    )
     if found.winner is None:
         return found, None
     chosen = described._replace(

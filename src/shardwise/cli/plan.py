@@ -138,6 +138,7 @@ def plan(
         objective=objective.value,
         low_precision_reduce=low_precision_reduce,
         batch_tolerance=0.0 if exact_batch else None,
+        in_full=explain or form is not Format.screen,
         budget=read_budget(tokens, price, deadline),
     )
     if output is not None and chosen is not None:

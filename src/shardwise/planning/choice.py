@@ -113,7 +113,7 @@ class Found(NamedTuple):
         """
         columns, inner = self.table.columns, self._inner[rows]
         kept = []
-        for degree in np.unique(inner).tolist():
+        for degree in sorted(set(inner.tolist())):
             alike = rows[inner == degree]
             ordered = alike[np.argsort(columns.needed_bytes[alike], kind="stable")]
             speed = columns.tokens_per_s[ordered]

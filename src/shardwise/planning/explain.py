@@ -70,10 +70,17 @@ MIN_DIFFERENCE = 0.0005
 MIN_MICRO_BATCH_GAIN = 0.005
 
 
-def reasons(search: Search, found: Found, winner: Candidate, by_speed: bool = True) -> list[Reason]:
+def reasons(
+    search: Search,
+    found: Found,
+    winner: Candidate,
+    by_speed: bool = True,
+    crossovers: bool = True,
+) -> list[Reason]:
     """The reasons from the layout to the batch.
 
     `by_speed` is false where the objective is not throughput: then a faster one lost to that.
+    `crossovers` are the networks at which the layout changes; they take a third of a plan's time.
     """
     problem, units = search.problem, search.units
     layout = list(_layout(search, found, winner, by_speed))
@@ -81,6 +88,7 @@ def reasons(search: Search, found: Found, winner: Candidate, by_speed: bool = Tr
         layout = [_lost_to_objective(reason) for reason in layout]
     return [
         *layout,
+        *(_crossovers(search, winner) if by_speed and crossovers else ()),
         _recompute(problem, units, found, winner),
         *_loss(problem, units, found, winner),
         *_split_root(problem, units, found, winner),
@@ -164,10 +172,6 @@ def _divided(search: Search, found: Found, winner: Candidate, by_speed: bool) ->
     roomy = [c for c in others if found.is_tight(winner) or not found.is_tight(c)]
     if others:
         yield _compared(search, found, "divided otherwise", (roomy or others)[0], winner)
-    turn = link_crossover(search, winner) if by_speed else None
-    if turn is not None:
-        link = cluster.device.link_bandwidth * turn.factor
-        yield LinkCrossover(link=float(f"{link:.2g}"), layout=turn.choice.layout)
 
 
 def _share(seconds: Floats, winner: Candidate) -> float:
@@ -249,7 +253,6 @@ def _groups(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
     layout, cluster = winner.layout, search.problem.cluster
     if cluster.nodes == 1 or cluster.network is None:
         return
-    turn = crossover(search, winner) if by_speed else None
     alike = [c for c in found.layouts() if _same_degrees(c, winner)]
     if winner.strategy.hybrid:
         flat = [c for c in alike if c.strategy.sharded and not c.strategy.hybrid]
@@ -259,18 +262,29 @@ def _groups(search: Search, found: Found, winner: Candidate, by_speed: bool) -> 
             yield from _rival(search, found, winner, layout.over_all_devices(), "over all devices")
     else:
         rivals = [c for c in alike if c.strategy.hybrid]
-        alike = [c for c in rivals if turn and c.layout == turn.choice.layout]
         # Groups of one node differ most; those near to all devices are the same thing.
         node = cluster.devices_per_node
-        smallest = min(alike or rivals, key=lambda c: group_rank(c.layout, node), default=None)
+        smallest = min(rivals, key=lambda c: group_rank(c.layout, node), default=None)
         if smallest is not None:
             yield _compared(search, found, "in groups", smallest, winner)
-    if turn:
-        yield NetworkCrossover(
-            network=_rounded(cluster.network * turn.factor),
-            direction="above" if winner.strategy.hybrid else "below",
-            layout=turn.choice.layout,
-        )
+
+
+def _crossovers(search: Search, winner: Candidate) -> Iterator[Reason]:
+    """The networks at which other degrees, or shards over other groups, would be chosen."""
+    layout, cluster = winner.layout, search.problem.cluster
+    turn = link_crossover(search, winner) if layout.is_divided else None
+    if turn is not None:
+        link = cluster.device.link_bandwidth * turn.factor
+        yield LinkCrossover(link=float(f"{link:.2g}"), layout=turn.choice.layout)
+    shards = winner.strategy.sharded and layout.mesh.states * layout.mesh.replicate > 1
+    if shards and cluster.nodes > 1 and cluster.network is not None:
+        turn = crossover(search, winner)
+        if turn is not None:
+            yield NetworkCrossover(
+                network=_rounded(cluster.network * turn.factor),
+                direction="above" if winner.strategy.hybrid else "below",
+                layout=turn.choice.layout,
+            )
 
 
 def _rounded(rate: float) -> float:

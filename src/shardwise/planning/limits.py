@@ -55,10 +55,18 @@ class Limits(NamedTuple):
         return self.binding == "bandwidth" and self.twice_link > self.twice_network
 
 
-def limits_of(search: Search, cluster: ClusterSpec, found: Found, winner: Candidate) -> Limits:
+def limits_of(
+    search: Search,
+    cluster: ClusterSpec,
+    found: Found,
+    winner: Candidate,
+    *,
+    plan_again: bool = True,
+) -> Limits:
     """Relax each constraint in turn.
 
-    `cluster` is the one of the search, or the same with another network.
+    `cluster` is the one of the search, or the same with another network. With `plan_again`, what
+    would be chosen with twice the network is looked for too.
     """
     today, roomier = found.fastest(), found.fastest(memory=WITH_MORE_MEMORY)
     assert today is not None, "the winner fits"
@@ -69,7 +77,7 @@ def limits_of(search: Search, cluster: ClusterSpec, found: Found, winner: Candid
     latency = False
     if winner.strategy.devices > 1:
         twice = own.gain(2.0)
-        planned = _planned_again(search, cluster, winner, twice)
+        planned = _planned_again(search, cluster, winner, twice) if plan_again else None
         slack = own.slack()
         latency, waiting = own.without_latency()
     if cluster.nodes > 1 and cluster.devices_per_node > 1:

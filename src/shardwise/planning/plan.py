@@ -236,8 +236,11 @@ def make_plan(
     space: Space | None = None,
     current: Strategy | None = None,
     budget: Budget | None = None,
+    in_full: bool = True,
 ) -> Plan:
     """Search, choose by the objective, and give the reasons.
+
+    Not `in_full`, the plans for other networks are left out: they take a third of the time.
 
     For `sequence` and `money` the answer has a sequence length or a cluster of its own.
     """
@@ -271,7 +274,9 @@ def make_plan(
     if withheld:
         winner = None
     warnings += warnings_of(problem, found, winner)
-    limits = limits_of(search, problem.cluster, found, winner) if winner else None
+    limits = None
+    if winner is not None:
+        limits = limits_of(search, problem.cluster, found, winner, plan_again=in_full)
     return Plan(
         problem=problem,
         units=units,
@@ -284,7 +289,7 @@ def make_plan(
         baselines=_baselines(problem, units, found, current),
         rejected=found.rejected(),
         front=found.lower_memory(winner) if winner else [],
-        why=reasons(search, found, winner, by_speed=objective != "memory") if winner else [],
+        why=reasons(search, found, winner, objective != "memory", in_full) if winner else [],
         limits=limits,
         limits_why=_limits(problem, objective, winner, limits),
         tips=[] if withheld else _tips(search, found, winner, objective),

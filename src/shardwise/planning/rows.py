@@ -205,7 +205,7 @@ class Table:
         tokens = sequences * c.data_parallel * float(self._job.seq_len)
         numbers = {
             index: self._layouts.setdefault(Layout.of(rows.strategies[index]), len(self._layouts))
-            for index in np.unique(rows.which).tolist()
+            for index in sorted(set(rows.which.tolist()))
         }
         self._parts.append(
             Columns(

@@ -258,7 +258,7 @@ class Search:
         peak, needed = peaks(priced, self.problem)
         self.considered += len(needed)
         self.fitting += int((needed <= self.limit).sum())
-        for index in np.unique(rows.which).tolist():
+        for index in sorted(set(rows.which.tolist())):
             mine = np.flatnonzero(rows.which == index)
             row = int(mine[needed[mine].argmin()])
             layout = Layout.of(rows.strategies[index])

@@ -38,6 +38,7 @@ from shardwise.report.plan_words import alike_words, nearest_words, pace_words, 
 from shardwise.report.reasons import asked_words, reason_words, share_words, speed_words
 from shardwise.report.screen import bullet, heading, paragraph, screen, terminal_table
 from shardwise.report.strategy import arithmetic_words, compile_words
+from shardwise.step import StepProfile
 
 LINES = 30
 # Rows of the table, and whether an option is named: they give way to warnings and long reasons.
@@ -62,20 +63,24 @@ class Start(NamedTuple):
 def print_plan(plan: Plan, start: Start) -> None:
     """Print the answer in at most 30 lines of 80 columns."""
     out = screen()
+    profile = plan.profile(plan.winner) if plan.winner else None
     for rows, option in _ROOM:
         with out.capture() as captured:
-            _print_answer(out, plan, start, rows, option)
-        if captured.get().count("\n") <= LINES:
+            _print_answer(out, plan, profile, start, rows, option)
+        answer = captured.get()
+        if answer.count("\n") <= LINES:
             break
-    _print_answer(out, plan, start, rows, option)
+    out.file.write(answer)
 
 
-def _print_answer(out: Console, plan: Plan, start: Start, rows: int, option: bool) -> None:
+def _print_answer(
+    out: Console, plan: Plan, profile: StepProfile | None, start: Start, rows: int, option: bool
+) -> None:
     print_question(out, plan)
-    if plan.winner is None:
+    if plan.winner is None or profile is None:
         _print_nothing_fits(out, plan)
         return
-    print_recommended(out, plan, plan.winner, brief_words, pace_words)
+    print_recommended(out, plan, plan.winner, profile, brief_words, pace_words)
     heading(out, "Why this layout")
     for reason in three_reasons(plan):
         bullet(out, brief_words(reason, plan.units.blocks))
@@ -117,6 +122,7 @@ def print_recommended(
     out: Console,
     plan: Plan,
     winner: Candidate,
+    profile: StepProfile,
     words: Callable[[Reason], str],
     speed: Callable[[Plan, Candidate], str],
 ) -> None:
@@ -124,7 +130,7 @@ def print_recommended(
 
     `words` tells of the tokens of a step, and `speed` how fast it is.
     """
-    problem, profile = plan.problem, plan.profile(winner)
+    problem = plan.problem
     paragraph(out, f"Recommended: {planned_words(plan, winner.strategy)}", "bold green")
     for reason in plan.why:
         if is_batch(reason):

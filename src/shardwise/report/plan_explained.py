@@ -46,7 +46,8 @@ def print_explained(plan: Plan, start: Start, top: int) -> None:
         paragraph(out, f"{plan.considered:,} configurations priced." + _rejected(plan))
         print_changes(out, plan, plan.ways)
         return
-    print_recommended(out, plan, plan.winner, reason_words, step_words)
+    profile = plan.profile(plan.winner)
+    print_recommended(out, plan, plan.winner, profile, reason_words, step_words)
     heading(out, "Why this layout")
     for reason in (*plan.why, *plan.limits_why):
         if not is_batch(reason):

@@ -321,6 +321,11 @@ class ModelUnits:
     # of it, of which each device then takes its part.
     whole_table: int = 0
 
+    @cached_property
+    def size_of_degree(self) -> dict[tuple[object, ...], float]:
+        """Sizes of units by degree of sharding, kept here for all programs of these units."""
+        return {}
+
     @property
     def numel(self) -> int:
         """Parameters that one device computes with."""

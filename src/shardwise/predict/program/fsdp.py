@@ -489,9 +489,11 @@ class Fsdp(Placement):
 
     def _new_gradients(self, m: MicroBatch, unit: Unit, made: float) -> Floats:
         """Bytes of the gradients autograd has made of `unit` and not handed on."""
-        elsewhere = np.minimum(made, self.s.trained(unit))
-        in_place = min(unit.largest_gradient, made)
-        return np.where(self._added_in_place(m), in_place, elsewhere) * self.c.param_bytes
+        fresh = np.minimum(made, self.s.trained(unit))
+        if not m.first:
+            in_place = min(unit.largest_gradient, made)
+            fresh = np.where(self._added_in_place(m), in_place, fresh)
+        return fresh * self.c.param_bytes
 
     def _head_gradients(self, m: MicroBatch) -> Floats:
         """The root's first gradients, whole until everything else is reduced.

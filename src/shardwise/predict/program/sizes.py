@@ -88,13 +88,15 @@ class Sizes:
 
     def _of(self, unit: Unit, size: str, *of: str) -> Floats:
         """A size of a unit that depends on the degree of sharding, for each row's degree."""
-        key = (id(unit), size, *of)
+        key = (unit, size, *of)
         if key not in self._by_degree:
-            sizes = []
-            for degree in self._degrees:
-                shard, along_rows = divmod(int(degree), 2)
-                placed = unit.along_rows if along_rows else unit
-                sizes.append(float(getattr(placed, size)(shard, *of)))
+            sizes, known = [], self.units.size_of_degree
+            for degree in self._degrees.tolist():
+                if (degree, *key) not in known:
+                    shard, along_rows = divmod(degree, 2)
+                    placed = unit.along_rows if along_rows else unit
+                    known[degree, *key] = float(getattr(placed, size)(shard, *of))
+                sizes.append(known[degree, *key])
             self._by_degree[key] = np.asarray(sizes)[self._row]
         return self._by_degree[key]
 
