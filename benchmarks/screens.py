@@ -47,7 +47,7 @@ PLANS = {
     "moe": "--model mixtral-8x7b --cluster 8xA100-40GB",
     "money": "--model llama-3-8b --cluster 8x8xH100-SXM@100Gbps --objective money --tokens 1T "
     "--price 2.5",
-    "v100": "--model llama-3.2-1b --cluster 8xV100-SXM-32GB --precision fp16",
+    "v100": "--model llama-3.2-1b --cluster 8xV100-SXM2-32GB --precision fp16",
     "wrong": "--model llama-3-9b --cluster 8xH100-SXM",
 }
 OTHERS = {
