@@ -118,7 +118,7 @@ def load_pickle(data: bytes, is_allowed: Callable[[str, str], bool] = _allow_not
 
 def _read(data: bytes, is_allowed: Callable[[str, str], bool]) -> Any:
     # Buffered: the reader looks ahead, and does not ask for every instruction.
-    file = io.BufferedReader(io.BytesIO(data))  # type: ignore[arg-type]
+    file = io.BufferedReader(io.BytesIO(data))
     # Everything lives until the end: garbage collection in between would double the time.
     was_enabled = gc.isenabled()
     gc.disable()

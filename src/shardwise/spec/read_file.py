@@ -22,6 +22,8 @@ from shardwise.spec.unique_keys import KeyTwiceError, unique_keys
 LARGEST_BYTES, LARGEST_TOML_BYTES = 2**22, 2**20
 # Code that reads a value may call itself for each level.
 DEEPEST = 100
+# In a line of TOML: a key of a hundred thousand parts would be parsed for minutes.
+MOST_DOTS = 10_000
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -84,6 +86,8 @@ def parse_json(data: bytes | str, where: str, *, twice: bool = False, nan: bool 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """The table of a TOML file."""
     data = read_bytes(path, what, LARGEST_TOML_BYTES)
+    if max(line.count(b".") for line in data.split(b"\n")) > MOST_DOTS:
+        raise SpecError(f"{what}: {path} has a line of more than {MOST_DOTS:,} dots; shorten it")
     try:
         table = tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -1,0 +1,1 @@
+"""Hostile calls of every command."""
