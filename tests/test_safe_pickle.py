@@ -8,6 +8,7 @@ import os
 import pickle
 import resource
 import struct
+import subprocess
 import sys
 from collections import OrderedDict
 from pathlib import Path
@@ -178,6 +179,17 @@ def test_what_would_take_all_memory_or_crash_is_refused(data: bytes) -> None:
 def test_what_would_never_end_is_refused(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardwise.safe_pickle.LEAST_SECONDS", 1)
     refused(data)
+
+
+def test_a_lower_limit_of_whoever_started_it_lifts_none() -> None:
+    """A hard limit of processor time below the child's own must not cost the limit of memory."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_CPU, (9, 9))\n"
+        "from shardwise.safe_pickle import load_pickle\n"
+        "load_pickle(b'\\x80\\x04](' + b'\\x8f' * 10_000_000 + b'e.')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "needs more than 768 MiB" in done.stderr
 
 
 def test_files_are_read_by_size_where_memory_cannot_be_limited(

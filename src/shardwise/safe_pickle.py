@@ -204,13 +204,19 @@ def _limit(memory: int, seconds: int) -> bool:
     """Limit this process; whether its memory is limited."""
     try:
         import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    except (ImportError, ValueError, OSError):  # Windows has none, macOS may refuse one
+    except ImportError:  # Windows
         return False
-    return sys.platform == "linux"  # elsewhere the limit is accepted and ignored
+    limited = False
+    for kind, wanted in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, seconds),
+                        (resource.RLIMIT_AS, memory)):  # fmt: skip
+        most = resource.getrlimit(kind)[1]  # that of whoever started this may be lower
+        value = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        try:
+            resource.setrlimit(kind, (value, value))
+            limited = kind == resource.RLIMIT_AS
+        except (ValueError, OSError):  # macOS may refuse one
+            continue
+    return limited and sys.platform == "linux"  # elsewhere the limit is accepted and ignored
 
 
 def _main() -> None:
