@@ -196,8 +196,8 @@ def test_files_are_read_by_size_where_memory_cannot_be_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on Windows: no module `resource`."""
-    python = [sys.executable, "-c", "import sys; sys.stdin.buffer.read(); sys.exit(13)"]
-    monkeypatch.setattr("shardwise.safe_pickle._command", lambda *_: python)
+    python = ["-c", "import sys; sys.stdin.buffer.read(); sys.exit(13)"]
+    monkeypatch.setattr("shardwise.safe_pickle._words", lambda *_: python)
     assert load_pickle(pickle.dumps(DATA)) == DATA
     monkeypatch.setattr("shardwise.safe_pickle.UNLIMITED_BYTES", 10)
     assert "cannot limit" in str(refused(pickle.dumps(DATA)))

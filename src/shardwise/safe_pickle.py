@@ -140,36 +140,39 @@ def _try_in_child(data: bytes) -> None:
     """Raise UnsafePickleError if reading `data` fails within the limits."""
     memory = max(LEAST_MEMORY, MEMORY_PER_BYTE * len(data))
     seconds = int(LEAST_SECONDS + SECONDS_PER_BYTE * len(data))
+    # Here, because the child runs this file without any package.
+    from shardwise.child import start_python
+
     try:
-        done = subprocess.run(
-            _command(memory, seconds),
-            input=data,
-            capture_output=True,
-            timeout=20 * seconds,
-            check=False,
-        )
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        words = _words(memory, seconds)
+        with start_python(*words, stdin=subprocess.PIPE, **quiet) as child:
+            try:
+                child.communicate(data, timeout=20 * seconds)
+            finally:
+                child.kill()
     except OSError:
         raise UnsafePickleError("cannot be read: no process can be started to try it") from None
     except subprocess.TimeoutExpired:
         raise UnsafePickleError("takes too long to read") from None
-    if done.returncode == _NO_LIMIT and len(data) <= UNLIMITED_BYTES:
+    if child.returncode == _NO_LIMIT and len(data) <= UNLIMITED_BYTES:
         return
     reasons = {
-        _INVALID: done.stdout.decode("utf-8", "replace"),
+        _INVALID: "is not a valid pickle",
         _TOO_LARGE: f"needs more than {memory >> 20:,} MiB to be read",
         _NESTED: "nests tuples too deeply",
         _NO_LIMIT: f"has more than {UNLIMITED_BYTES >> 20} MiB, and this system cannot limit the "
         "memory of a process; read it on Linux",
     }
-    if done.returncode:
+    if child.returncode:
         raise UnsafePickleError(
-            reasons.get(done.returncode, "crashes or does not end where it is read")
+            reasons.get(child.returncode, "crashes or does not end where it is read")
         )
 
 
-def _command(memory: int, seconds: int) -> list[str]:
-    # Isolated and without site packages: nothing but the standard library is imported.
-    return [sys.executable, "-I", "-S", __file__, str(memory), str(seconds)]
+def _words(memory: int, seconds: int) -> list[str]:
+    """Of a Python that imports nothing but the standard library, and runs this file."""
+    return ["-I", "-S", __file__, str(memory), str(seconds)]
 
 
 def _nests_tuples() -> bool:
@@ -192,8 +195,7 @@ def _read_within_limits(memory: int, seconds: int) -> int:
     try:
         value = _read(data, _allow_everything)  # noqa: F841 (alive while tuples are looked at)
         nested = _nests_tuples()
-    except UnsafePickleError as error:
-        sys.stdout.write(str(error))
+    except UnsafePickleError:
         return _INVALID
     except MemoryError:
         return _TOO_LARGE
@@ -229,7 +231,6 @@ def _main() -> None:
     )
     reader.start()
     reader.join()
-    sys.stdout.flush()
     # The value is not freed: that would take as long as reading it.
     os._exit(codes[0] if codes else _TOO_LARGE)
 
