@@ -6,6 +6,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from shardwise.spec.foreign_text import echo
+
 NAME = "examples"
 
 
@@ -22,7 +24,7 @@ def main() -> None:
         shutil.copytree(examples_folder(), NAME)
     except FileExistsError:
         sys.exit(f"error: the folder {NAME} exists; remove it, or use what is there")
-    print(f"Written to {NAME}")  # noqa: T201
+    echo(f"Written to {NAME}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shardwise.spec.catalogue import with_memory_here
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.lookup import find_cluster, write_cluster
 from shardwise.spec.record import SpecError
@@ -98,7 +99,7 @@ def test_a_run_keeps_what_was_calibrated_for_its_kind_of_device() -> None:
 
     found = fit([observed(*each) for each in FEW[:2]])
     alone = run_of("ddp", 1)
-    here = find_cluster("1x1xCPU").but(calibration=found.calibration)
+    here = with_memory_here(find_cluster("1x1xCPU")).but(calibration=found.calibration)
     strategy = Strategy(kind="single", param_dtype="fp32")
     run = alone._replace(cluster=here, strategy=strategy)
     kept = on_this_world(run, torch.device("cpu")).cluster

@@ -48,7 +48,7 @@ def test_a_faster_network_can_mean_less_recomputation() -> None:
     """The mechanism: a slow network asks for a larger micro-batch to hide behind, which takes the
     memory of activations, which have to be recomputed.
     """
-    slow, fast = study(problem("llama-2-7b", "64x8xA100-40GB@25Gbps"), "network", ["25", "50"])
+    slow, fast = study(problem("llama-2-7b", "64x8xA100-40GB@50Gbps"), "network", ["50", "100"])
     change = difference(slow, fast)
     assert change is not None
     assert change.recompute == "less"

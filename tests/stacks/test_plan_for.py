@@ -197,7 +197,7 @@ def test_an_adapter_is_proposed_only_where_the_stack_trains_one(
 def test_smaller_states_are_proposed_only_where_the_stack_has_them(
     stack: str, has_it: bool
 ) -> None:
-    found, _ = plan_run("llama-3-8b", "8xRTX-4090", for_stack=stack)
+    found, _ = plan_run("llama-2-13b", "8xRTX-4090", for_stack=stack)
     assert found.winner is None
     offered = {tip.change for tip in found.tips if isinstance(tip, Alternative)}
     assert ("optimizer" in offered) == has_it

@@ -60,7 +60,6 @@ def limits_of(
     cluster: ClusterSpec,
     found: Found,
     winner: Candidate,
-    *,
     plan_again: bool = True,
 ) -> Limits:
     """Relax each constraint in turn.

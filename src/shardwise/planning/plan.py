@@ -240,43 +240,28 @@ def make_plan(
 ) -> Plan:
     """Search, choose by the objective, and give the reasons.
 
-    Not `in_full`, the plans for other networks are left out: they take a third of the time.
-
     For `sequence` and `money` the answer has a sequence length or a cluster of its own.
+    Not `in_full`, the plans for other networks are left out: they take a third of the time.
     """
     check(problem)
-    aim: Reason | None = None
-    size_choice: SizeChoice | None = None
     budget = budget or Budget()
     budget.price_of(problem.cluster.device.name)
-    if objective == "sequence":
-        aim = longest(problem, space)
-        if aim is not None:
-            problem = problem._replace(job=problem.job.but(seq_len=aim.tokens))
-    elif objective == "money":
-        size_choice = choose_size(by_size(problem, space), budget, problem.cluster.devices)
-        if size_choice.chosen is not None:
-            problem = problem._replace(cluster=size_choice.chosen.cluster)
+    problem, aim, size_choice = _aimed(problem, objective, space, budget)
     search, found, warnings = _searched(problem, space or Space())
-    problem = search.problem
+    problem, units = search.problem, search.units
     if problem.base.devices != problem.cluster.devices:
         current = None
     winner = found.best()
     if objective == "memory" and winner is not None:
         winner, aim = _least_memory(found)
-    units = search.units
     if size_choice is not None and size_choice.chosen is not None and winner is not None:
         size_choice = _with_winner(size_choice, winner, budget)
     lacking = left_out(problem, units, search.space, winner)
-    if lacking is not None:
-        warnings.insert(0, lacking)
     withheld = lacking is not None and not lacking.recommended
     if withheld:
         winner = None
-    warnings += warnings_of(problem, found, winner)
-    limits = None
-    if winner is not None:
-        limits = limits_of(search, problem.cluster, found, winner, plan_again=in_full)
+    warnings = [*filter(None, [lacking]), *warnings, *warnings_of(problem, found, winner)]
+    limits = limits_of(search, problem.cluster, found, winner, in_full) if winner else None
     return Plan(
         problem=problem,
         units=units,
@@ -311,6 +296,23 @@ def _with_winner(choice: SizeChoice, winner: Candidate, budget: Budget) -> SizeC
     assert chosen is not None, "checked by the caller"
     sizes = [Sized(s.cluster, winner) if s is chosen else s for s in choice.sizes]
     return choose_size(sizes, budget, choice.all_devices, chosen.cluster.devices)
+
+
+def _aimed(
+    problem: Problem, objective: Objective, space: Space | None, budget: Budget
+) -> tuple[Problem, Reason | None, SizeChoice | None]:
+    """The problem with the sequence length or the cluster that an objective asks for; and why."""
+    aim: Reason | None = None
+    size_choice: SizeChoice | None = None
+    if objective == "sequence":
+        aim = longest(problem, space)
+        if aim is not None:
+            problem = problem._replace(job=problem.job.but(seq_len=aim.tokens))
+    elif objective == "money":
+        size_choice = choose_size(by_size(problem, space), budget, problem.cluster.devices)
+        if size_choice.chosen is not None:
+            problem = problem._replace(cluster=size_choice.chosen.cluster)
+    return problem, aim, size_choice
 
 
 def _searched(problem: Problem, space: Space) -> tuple[Search, Found, list[Reason]]:

@@ -181,7 +181,7 @@ def _losses(path: Path) -> list[tuple[int, float]]:
 
 def _file(path: Path) -> list[Subject]:
     if path.suffix == ".toml":
-        return [_planned(describe_run(run=path), path.stem, str(path))]
+        return [_planned({"run": path}, path.stem, str(path))]
     if path.suffix not in (".json", ".jsonl"):
         raise SpecError(f"{path}: is not a run folder, a run.toml, a trace or the output of --json")
     if path.suffix == ".jsonl":
@@ -220,8 +220,8 @@ def _told(told: Any, name: str, path: Path) -> Iterator[Subject]:
         # The page needs the whole plan; planning again takes half a second.
         job = told["job"] if isinstance(told["job"], Mapping) else {}
         settings = {k: job.get(k) for k in ("seq_len", "global_batch", "optimizer")}
-        run = describe_run(str(told["model"]), str(told["cluster"]), **settings)  # type: ignore[arg-type]
-        yield _planned(run, name, str(path), chosen=True)
+        asked = {"model": str(told["model"]), "cluster": str(told["cluster"]), **settings}
+        yield _planned(asked, name, str(path), chosen=True)
     else:
         raise SpecError(
             f"{path}: is not the --json output of estimate, plan or train; pass such a file, a "
@@ -234,9 +234,13 @@ def _short(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
 
 
-def _planned(run: RunSpec, name: str, origin: str, chosen: bool = False) -> Subject:
-    """A run.toml or plan; with `chosen`, the plan's strategy replaces that of the run."""
-    plan, notes = plan_of(run)
+def _planned(asked: dict[str, Any], name: str, origin: str, chosen: bool = False) -> Subject:
+    """A run.toml or plan; with `chosen`, the plan's strategy replaces that of the run.
+
+    `asked` is what describes the run, and no more: what is filled in counts as nobody's choice.
+    """
+    run = describe_run(**asked)
+    plan, notes = plan_of(run, asked)
     if chosen and plan is not None and plan.winner is not None:
         run = run._replace(strategy=plan.winner.strategy, job=plan.problem.job)
     simulated, more = _simulated(run)
@@ -252,12 +256,12 @@ def _planned(run: RunSpec, name: str, origin: str, chosen: bool = False) -> Subj
     )
 
 
-def plan_of(run: RunSpec) -> tuple[Plan | None, tuple[str, ...]]:
-    """Plan the run again; where that is not possible, return a sentence that says why."""
+def plan_of(run: RunSpec, asked: dict[str, Any]) -> tuple[Plan | None, tuple[str, ...]]:
+    """Plan what was asked; where that is not possible, return a sentence that says why."""
     if isinstance(run.model, ModuleRef):
         return None, ("No plan for a model of your own here; run 'shardwise plan'.",)
     try:
-        return plan_run(run=run)[0], ()
+        return plan_run(**asked)[0], ()
     except SpecError as error:
         return None, tuple(f"No plan: {problem}." for problem in error.problems)
 
