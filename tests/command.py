@@ -14,9 +14,11 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = (sys.executable, "-m", "shardwise")
@@ -81,13 +83,23 @@ def _run_in_child(
     streams: tuple[int, int],
 ) -> None:
     """Do what `python -m shardwise` does, and never return."""
+    signal.alarm(int(timeout))
+    connect(*streams)
+    os.chdir(folder or ".")
+    run_and_exit(words, variables)
+
+
+def connect(stdout: int, stderr: int) -> None:
+    """Let this process, a fork, print to these streams."""
+    for number, (stream, name) in enumerate(((stdout, "stdout"), (stderr, "stderr")), start=1):
+        os.dup2(stream, number)
+        setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+def run_and_exit(words: Sequence[str], variables: dict[str, str]) -> NoReturn:
+    """Be the command, in this process, which has an environment of these variables only."""
+    code = 0
     try:
-        signal.alarm(int(timeout))
-        for stream, name in zip(streams, ("stdout", "stderr"), strict=True):
-            number = 1 if name == "stdout" else 2
-            os.dup2(stream, number)
-            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
-        os.chdir(folder or ".")
         os.environ.clear()
         os.environ.update(variables)
         # As an interpreter starts, whatever a test has asked for.
@@ -100,15 +112,14 @@ def _run_in_child(
         sys.argv = ["shardwise", *words]
         runpy.run_module("shardwise", run_name="__main__", alter_sys=True)
     except SystemExit as end:
-        sys.stdout.flush()
-        os._exit(end.code if isinstance(end.code, int) else 0)
+        code = end.code if isinstance(end.code, int) else 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
-        os._exit(1)
+        code = 1
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(code)
 
 
 def refusal(*words: str) -> list[str]:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
-import importlib
 import os
 import pickle
 import pkgutil
-import signal
-import sys
-import traceback
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from shardwise import cli, observe, planning, predict, report, runs, spec
-from shardwise.report import page
+from shardwise import cli, observe, planning, predict, runs, spec
 from shardwise.stacks import read
 from tests.cli.test_foreign_text import OBEYED, harmless
+from tests.forks import Forks
+from tests.hostile.files import zipped
 
-# The limits of a call: seconds of CPU time, and bytes of memory.
-CPU_S, MEMORY_KIB = 60, 2**20
+# The memory of a call.
+MAX_BYTES = 1 << 30
 # FILE is the file, FOLDER the folder that holds nothing else.
 COMMANDS = """
 plan FILE.toml
@@ -60,57 +57,21 @@ CONTENTS: dict[str, bytes] = {
     "names": f'{{"{KEY}": {{"{KEY}": "{KEY}"}}, "traceEvents": [1]}}'.encode(),
     "null": b'{"model": null, "traceEvents": null, "schema": null, "cluster": null}',
     "nan": b'{"traceEvents": [{"ph": "X", "ts": NaN, "dur": 1e999, "name": null}]}',
-    "bomb": gzip.compress(b"[" + b" " * 2**28),
+    "bomb": zipped(b"[", b" ", 268),
     "yaml": b"a: &a [x]\nb: !!python/object/apply:os.system ['touch ran']\nc: *a\n",
     "factory": b'cluster = "8xH100-SXM"\n[model]\nfactory = "os.system(\'touch ran\'):x"\n',
 }
 SPECIAL = ("pipe", "device", "folder", "sparse")
 
 
-class Ended(NamedTuple):
-    """How a call ended: its exit code, what it printed, and its memory."""
-
-    code: int
-    printed: str
-    memory_kib: int
-
-
-@pytest.fixture(scope="module", autouse=True)
-def imported() -> None:
-    """What calls import, before they are forked: an import takes longer than most of them."""
-    for room in (cli, spec, planning, predict, report, page, runs, observe, read):
-        for found in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
-            importlib.import_module(found.name)
-
-
-def call(words: list[str], folder: Path) -> Ended:
-    """Run the command in a fork of this process, which has imported what it needs."""
-    output = folder.parent / "printed"
-    child = os.fork()
-    if not child:
-        try:
-            handle = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-            for stream in (1, 2):
-                os.dup2(handle, stream)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
-            os.chdir(folder)
-            signal.setitimer(signal.ITIMER_PROF, CPU_S)
-            sys.argv = ["shardwise", *words]
-            from shardwise.cli.main import run
-
-            run()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0
-        except BaseException:
-            traceback.print_exc()
-            code = 70
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    _, status, used = os.wait4(child, 0)
-    printed = output.read_text(encoding="utf-8", errors="surrogateescape")
-    return Ended(os.waitstatus_to_exitcode(status), printed, used.ru_maxrss)
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    """Forks of a process that has imported what calls import, which takes longer than most."""
+    rooms = (cli, spec, planning, predict, runs, observe, read)
+    modules = [found.name for room in rooms
+               for found in pkgutil.iter_modules(room.__path__, f"{room.__name__}.")]  # fmt: skip
+    with Forks(*modules) as small:
+        yield small
 
 
 def plant(kind: str, file: Path) -> None:
@@ -129,7 +90,7 @@ def plant(kind: str, file: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_file_does_harm(command: str, tmp_path: Path) -> None:
+def test_no_file_does_harm(command: str, tmp_path: Path, forks: Forks) -> None:
     suffix = next((w[4:] for w in command.split() if w.startswith("FILE")), "/config.json")
     problems = []
     for kind in (*CONTENTS, *SPECIAL):
@@ -141,15 +102,15 @@ def test_no_file_does_harm(command: str, tmp_path: Path) -> None:
             str(file) if word.startswith("FILE") else str(folder) if word == "FOLDER" else word
             for word in command.split()
         ]
-        ended = call(words, folder)
-        outside = {one.name for one in folder.parent.iterdir()} - {"here", "printed"}
+        ended = forks.command(*words, folder=folder)
+        outside = {one.name for one in folder.parent.iterdir()} - {"here"}
         wrong = [
             ended.code not in (0, 1, 2) and f"exit code {ended.code}",
-            any(word in ended.printed for word in ("Traceback", "unexpected")) and "not caught",
+            any(word in ended.text for word in ("Traceback", "unexpected")) and "not caught",
             (folder / "ran").exists() and "code was run",
             outside and f"wrote {outside}",
-            ended.memory_kib > MEMORY_KIB and f"{ended.memory_kib:,} KiB",
-            not harmless(ended.printed) and "printed what a terminal obeys",
+            ended.peak_bytes > MAX_BYTES and f"{ended.peak_bytes >> 20} MiB",
+            not harmless(ended.text) and "printed what a terminal obeys",
         ]
-        problems += [f"{kind}: {one}: {ended.printed[-300:]}" for one in wrong if one]
+        problems += [f"{kind}: {one}: {ended.text[-300:]}" for one in wrong if one]
     assert not problems, "\n".join(problems)

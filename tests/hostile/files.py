@@ -7,7 +7,9 @@ import json
 import os
 import pickle
 import struct
+import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,21 @@ class _Evil:
         return os.system, (TOUCH,)
 
 
-def _zipped(head: bytes, piece: bytes, megabytes: int) -> bytes:
-    return gzip.compress(head + piece * (megabytes * 1_000_000 // len(piece)), 6)
+def zipped(head: bytes, piece: bytes, megabytes: int) -> bytes:
+    """A gzip file of `head`, and of so many megabytes of `piece`.
+
+    One megabyte is compressed, so that it refers to nothing before it, and repeated as it is.
+    """
+    block = piece * (1_000_000 // len(piece))
+    packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+    first, packed = (
+        packer.compress(one) + packer.flush(zlib.Z_FULL_FLUSH) for one in (head, block)
+    )
+    checksum = zlib.crc32(head)
+    for _ in range(megabytes):
+        checksum = zlib.crc32(block, checksum)
+    tail = struct.pack("<II", checksum, len(head) + megabytes * len(block))
+    return b"\x1f\x8b\x08" + bytes(7) + first + packed * megabytes + packer.flush() + tail
 
 
 def _event(**more: Any) -> dict[str, Any]:
@@ -35,25 +50,15 @@ def _trace(*events: Any, **more: Any) -> bytes:
 
 
 _RUN = 'model = "gpt2"\ncluster = "8xH100-SXM"\nstrategy = "zero3"\n'
-CONTENTS: dict[str, bytes] = {
+_SMALL: dict[str, bytes] = {
     "empty": b"",
-    "zeros": bytes(100_000),
-    "random": bytes(n * 7919 % 251 for n in range(100_000)),
-    "surrogates": b"\xed\xa0\x80" * 1000,
     "escape": b"\x1b]0;x\x07\x1b[2J\xe2\x80\xae" * 100,
-    "one line": b"a" * 5_000_000,
-    "deep list": b"[" * 200_000,
-    "deep dict": b'{"a":' * 200_000,
-    "digits": b'{"a": ' + b"9" * 100_000 + b"}",
-    "digits in toml": b"steps = " + b"9" * 100_000,
     "NaN": b'{"a": NaN, "b": Infinity, "traceEvents": NaN}',
     "null": b"null",
     "number": b"1e999",
     "list": b"[[[], {}, null, 1e308]]",
     "duplicate": b'{"a": 1, "a": 2}',
-    "deep toml": b"a = " + b"[" * 100_000,
-    "long key": b"a" * 5_000_000 + b" = 1",
-    "dotted": b".".join([b"a"] * 100_000) + b" = 1",
+    "run": _RUN.encode(),
     "factory": b'model = "evil:make"\ncluster = "8xH100-SXM"\n',
     "source": _RUN.encode() + b'[data]\nsource = "evil:make"\n',
     "control names": b'model = "\\u001b[2J\\u202e"\ncluster = "\\n\\r"\n',
@@ -72,20 +77,39 @@ CONTENTS: dict[str, bytes] = {
     + TOUCH.encode()
     + b"iposix\nsystem\n.",
     "pickle memo": b"\x80\x02]r\xff\xff\xff\x7f.",
-    "pickle sets": b"\x80\x04](" + b"\x8f" * 10_000_000 + b"e.",
-    "pickle nested": b"\x80\x02)" + b"\x85" * 1_000_000 + b".",
     "pickle digits": pickle.dumps({"segments": [{"address": 10**6000}]}),
     "pickle cut": pickle.dumps({"segments": list(range(1000))})[:-500],
-    "gzip cut": gzip.compress(_trace(*[_event()] * 1000))[:60],
-    "gzip zeros": _zipped(b"", b"\0" * 1000, 400),
-    "gzip name": _zipped(b'{"traceEvents":[{"ph":"X","name":"', b"a" * 1000, 400),
-    "gzip events": _zipped(b'{"traceEvents":[', b'{"ph":"X","ts":1,"dur":1},', 200),
-    "gzip separators": _zipped(b'{"traceEvents":[', b"},{", 60),
-    "gzip lists": _zipped(b"[", b"[],", 100),
     "trace names": _trace(_event(name="\x1b[2J\u202e\ud800"), _event(name="<script>")),
     "trace times": _trace(_event(ts=1e308), _event(ts=-1, dur=None), _event(dur=1e18)),
     "trace args": _trace(_event(args={"device": 1e99, "stream": [], "Group size": "9" * 9999})),
 }
+# Made when they are written: whoever only collects tests pays for none.
+_LARGE: dict[str, Callable[[], bytes]] = {
+    "zeros": lambda: bytes(100_000),
+    "random": lambda: bytes(n * 7919 % 251 for n in range(100_000)),
+    "surrogates": lambda: b"\xed\xa0\x80" * 1000,
+    "one line": lambda: b"a" * 5_000_000,
+    "deep list": lambda: b"[" * 200_000,
+    "deep dict": lambda: b'{"a":' * 200_000,
+    "digits": lambda: b'{"a": ' + b"9" * 100_000 + b"}",
+    "digits in toml": lambda: b"steps = " + b"9" * 100_000,
+    "deep toml": lambda: b"a = " + b"[" * 100_000,
+    "long key": lambda: b"a" * 5_000_000 + b" = 1",
+    "dotted": lambda: b".".join([b"a"] * 100_000) + b" = 1",
+    "pickle sets": lambda: b"\x80\x04](" + b"\x8f" * 10_000_000 + b"e.",
+    "pickle nested": lambda: b"\x80\x02)" + b"\x85" * 1_000_000 + b".",
+    "gzip cut": lambda: gzip.compress(_trace(*[_event()] * 1000))[:60],
+    "gzip zeros": lambda: zipped(b"", b"\0" * 1000, 400),
+    "gzip name": lambda: zipped(b'{"traceEvents":[{"ph":"X","name":"', b"a" * 1000, 400),
+    "gzip events": lambda: zipped(b'{"traceEvents":[', b'{"ph":"X","ts":1,"dur":1},', 200),
+    "gzip separators": lambda: zipped(b'{"traceEvents":[', b"},{", 60),
+    "gzip lists": lambda: zipped(b"[", b"[],", 100),
+}
+
+
+@cache
+def _large(kind: str) -> bytes:
+    return _LARGE[kind]()
 
 
 def _sparse(path: Path) -> None:
@@ -102,7 +126,7 @@ _SPECIAL: dict[str, Callable[[Path], None]] = {
     "private": lambda path: path.symlink_to("/proc/self/mem"),
     "sparse": _sparse,
 }
-KINDS = (*CONTENTS, *_SPECIAL)
+KINDS = (*_SMALL, *_LARGE, *_SPECIAL)
 
 
 def write(kind: str, path: Path) -> None:
@@ -111,4 +135,4 @@ def write(kind: str, path: Path) -> None:
     if kind in _SPECIAL:
         _SPECIAL[kind](path)
     else:
-        path.write_bytes(CONTENTS[kind])
+        path.write_bytes(_SMALL[kind] if kind in _SMALL else _large(kind))

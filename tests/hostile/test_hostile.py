@@ -1,58 +1,53 @@
 """Hostile calls end in a sentence: no code runs, nothing is written outside, memory is bounded.
 
-Each call is a fork of the process of the tests, in a folder of its own.
+Each call is a fork of a small process, in a folder of its own.
 """
 
 from __future__ import annotations
 
-import os
-import resource
 import signal
-import tempfile
-from importlib import import_module
-from keyword import iskeyword
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from tests.command import _run_in_child, environment
-from tests.hostile.calls import CALLS, SAMPLE, Call
+from shardwise.cli.main import COMMANDS
+from tests.command import PATIENCE_S
+from tests.forks import Forks
+from tests.hostile.calls import CALLS, SAMPLE, SERVES_S, Call
 from tests.hostile.files import CANARY, write
 
 MAX_BYTES = 1 << 30
-CPU_SECONDS = 120
+# What most calls import.
+COMMON = ("shardwise.cli.main", "shardwise.spec.run", "shardwise.report.screen")
+NEED_TORCH = ("train", "doctor", "profile", "compare", "tune", "calibrate", "accept",
+              "export-weights")  # fmt: skip
 
 
-class Outcome(NamedTuple):
-    code: int
-    text: str
-    peak_bytes: int
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with Forks(*COMMON) as small:
+        yield small
 
 
-def run(call: Call, folder: Path) -> Outcome:
-    """Run a call in `folder`, in a fork that may take so much processor time."""
-    words = tuple(call.name if word == "FILE" else word for word in call.words)
-    if call.kind is not None:
-        write(call.kind, folder / call.name)
-    import_module(f"shardwise.cli.{words[0]}{'_' * iskeyword(words[0])}")
-    with tempfile.TemporaryFile() as stream:
-        child = os.fork()
-        if child == 0:
-            resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-            streams = (stream.fileno(), stream.fileno())
-            _run_in_child(words, folder, environment(), 20 * CPU_SECONDS, streams)
-        _, status, usage = os.wait4(child, 0)
-        stream.seek(0)
-        text = stream.read().decode("utf-8", "surrogateescape")
-    return Outcome(os.waitstatus_to_exitcode(status), text, usage.ru_maxrss << 10)
+@pytest.fixture(scope="module")
+def forks_with_torch() -> Iterator[Forks]:
+    pytest.importorskip("torch")
+    with Forks(*COMMON, "torch", "shardwise.train.launch") as small:
+        yield small
 
 
-def problems_of(call: Call, parent: Path) -> list[str]:
+def problems_of(call: Call, parent: Path, forks: Forks) -> list[str]:
     """What a call did that it must not; `parent` is empty."""
     folder = parent / "inside"
     folder.mkdir()
-    code, text, peak_bytes = run(call, folder)
+    if call.kind is not None:
+        write(call.kind, folder / call.name)
+    named = {"FILE": call.name}
+    words = [named.get(word, word) for word in call.words]
+    variables = {name: named.get(value, value) for name, value in call.variables}
+    seconds = SERVES_S if call.serves else PATIENCE_S
+    code, text, peak_bytes = forks.command(*words, folder=folder, seconds=seconds, **variables)
     outside = sorted(path.name for path in parent.iterdir() if path != folder)
     found = {
         f"ran the file's code: {CANARY}": CANARY in outside,
@@ -68,19 +63,26 @@ def problems_of(call: Call, parent: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("call", SAMPLE, ids=lambda call: call.label)
-def test_a_hostile_call_ends_in_a_sentence(call: Call, tmp_path: Path) -> None:
-    assert problems_of(call, tmp_path) == []
+def test_a_hostile_call_ends_in_a_sentence(call: Call, tmp_path: Path, forks: Forks) -> None:
+    assert problems_of(call, tmp_path, forks) == []
+
+
+def test_hostile_calls_are_of_every_command() -> None:
+    assert len(CALLS) >= 400
+    assert {call.words[0] for call in CALLS} == {*COMMANDS}
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("part", range(8))
-def test_all_hostile_calls_end_in_a_sentence(part: int, tmp_path: Path) -> None:
-    assert len(CALLS) >= 400
+@pytest.mark.parametrize("part", range(16))
+def test_all_hostile_calls_end_in_a_sentence(
+    part: int, tmp_path: Path, forks: Forks, forks_with_torch: Forks
+) -> None:
     found = {}
-    for number, call in enumerate(CALLS[part::8]):
+    for number, call in enumerate(CALLS[part::16]):
         parent = tmp_path / str(number)
         parent.mkdir()
-        problems = problems_of(call, parent)
+        chosen = forks_with_torch if call.words[0] in NEED_TORCH else forks
+        problems = problems_of(call, parent, chosen)
         if problems:
             found[call.label] = problems
     assert found == {}

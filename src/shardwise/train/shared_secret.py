@@ -19,6 +19,7 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
+from shardwise.spec.read_file import open_regular
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import SECRET_VARIABLE
 
@@ -113,13 +114,10 @@ def _secret(text: str, setting: str) -> Secret:
 
 def _read_private(path: Path) -> str:
     try:
-        with path.open(encoding="ascii") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise SpecError(f"{FILE}: {path} is not a file")
-            if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise SpecError(f"{FILE}: others can read {path}; run chmod 600 {path}")
-            return file.read(_LONGEST + 1)
+            return file.read(_LONGEST + 1).decode("ascii")
     except (OSError, ValueError) as error:
         if isinstance(error, SpecError):
             raise
