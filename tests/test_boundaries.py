@@ -213,27 +213,67 @@ UNPICKLE_FUNCTIONS = {
 }  # fmt: skip
 
 
-def unpicklers(tree: ast.AST) -> Iterator[str]:
-    """Imports, names and calls by which bytes from elsewhere could run code."""
+# Functions that unpickle unless they are called with the one argument that forbids it, or do if
+# they are called with the one that allows it. Passed on, they may be called with any.
+LOADERS = {"torch.load": "weights_only", "torch.serialization.load": "weights_only",
+           "numpy.load": "allow_pickle"}  # fmt: skip
+
+
+def imported_names(tree: ast.AST) -> dict[str, str]:
+    """The full name of each name that an import of the file binds."""
+    names: dict[str, str] = {}
     for node in ast.walk(tree):
         match node:
-            case ast.Import(names=names):
-                yield from (one.name for one in names if one.name in UNPICKLE_MODULES)
-            case ast.ImportFrom(module=str(module), names=names):
-                inner = {f"{module}.{one.name}" for one in names}
+            case ast.Import(names=found):
+                names |= {one.asname: one.name for one in found if one.asname}
+            case ast.ImportFrom(module=str(module), names=found):
+                names |= {one.asname or one.name: f"{module}.{one.name}" for one in found}
+    return names
+
+
+def full_name(node: ast.expr, names: dict[str, str]) -> str:
+    """What `a.b.c` stands for, given the imports of its file; nothing for other expressions."""
+    match node:
+        case ast.Name(id=name):
+            return names.get(name, name)
+        case ast.Attribute(value=inner, attr=name) if owner := full_name(inner, names):
+            return f"{owner}.{name}"
+    return ""
+
+
+def is_safe(call: ast.Call, setting: str) -> bool:
+    """Whether this call of one of LOADERS unpickles nothing."""
+    given = {one.arg: ast.unparse(one.value) for one in call.keywords}
+    safe = {"weights_only": ("True",), "allow_pickle": ("False", "")}[setting]
+    return None not in given and given.get(setting, "") in safe
+
+
+def unpicklers(tree: ast.AST) -> Iterator[str]:
+    """Imports, names and calls by which bytes from elsewhere could run code."""
+    names = imported_names(tree)
+    safe = {
+        id(node.func)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        if (setting := LOADERS.get(full_name(node.func, names))) and is_safe(node, setting)
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=found):
+                yield from (one.name for one in found if one.name in UNPICKLE_MODULES)
+            case ast.ImportFrom(module=str(module), names=found):
+                inner = {f"{module}.{one.name}" for one in found}
                 yield from UNPICKLE_MODULES & {module, *inner}
-                yield from (one.name for one in names if one.name in UNPICKLE_FUNCTIONS)
-            case ast.Attribute(value=ast.Name(id=name), attr=attribute):
-                if f"{name}.{attribute}" in UNPICKLE_MODULES or attribute in UNPICKLE_FUNCTIONS:
-                    yield f"{name}.{attribute}"
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(id=owner), attr="load"), keywords=given
-            ):
-                safe = {one.arg for one in given if ast.unparse(one.value) == "True"}
-                if owner == "torch" and "weights_only" not in safe:
-                    yield "torch.load"
-                if owner in ("np", "numpy") and "allow_pickle" in safe:
-                    yield "numpy.load"
+                yield from (one.name for one in found if one.name in UNPICKLE_FUNCTIONS)
+            case ast.Attribute(attr=attribute):
+                full = full_name(node, names)
+                if full in UNPICKLE_MODULES or attribute in UNPICKLE_FUNCTIONS:
+                    yield ast.unparse(node)
+                if full in LOADERS and id(node) not in safe:
+                    yield full
+            case ast.Name() if id(node) not in safe:
+                full = full_name(node, names)
+                yield from {full} & LOADERS.keys()
 
 
 def test_nothing_unpickles_the_bytes_of_others() -> None:
@@ -242,28 +282,33 @@ def test_nothing_unpickles_the_bytes_of_others() -> None:
     assert found == ["safe_pickle.py: pickle"]
 
 
-def test_unpicklers_are_detected() -> None:
-    source = """
-import pickle
-from multiprocessing import connection
-from torch.distributed import gather_object
-dist.broadcast_object_list(values)
-torch.load(file)
-torch.load(file, weights_only=False)
-torch.load(file, weights_only=True)
-np.load(file, allow_pickle=True)
-np.load(file)
-json.load(file)
-"""
-    assert sorted(unpicklers(ast.parse(source))) == [
-        "dist.broadcast_object_list",
-        "gather_object",
-        "multiprocessing.connection",
-        "numpy.load",
-        "pickle",
-        "torch.load",
-        "torch.load",
-    ]
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import pickle", ["pickle"]),
+        ("from multiprocessing import connection", ["multiprocessing.connection"]),
+        ("multiprocessing.connection.Client(x)", ["multiprocessing.connection"]),
+        ("from torch.distributed import gather_object", ["gather_object"]),
+        ("dist.broadcast_object_list(values)", ["dist.broadcast_object_list"]),
+        ("torch.distributed.gather_object(x)", ["torch.distributed.gather_object"]),
+        ("torch.load(file)", ["torch.load"]),
+        ("torch.load(file, weights_only=False)", ["torch.load"]),
+        ("torch.load(file, weights_only=True, **more)", ["torch.load"]),
+        ("torch.load(file, weights_only=True)", []),
+        ("torch.serialization.load(file)", ["torch.serialization.load"]),
+        ("from torch import load\nload(file)", ["torch.load"]),
+        ("from torch import load as read\nread(file, weights_only=True)", []),
+        ("import torch as t\nt.load(file)", ["torch.load"]),
+        ("f = torch.load", ["torch.load"]),
+        ("partial(torch.load, weights_only=True)", ["torch.load"]),
+        ("import numpy as np\nnp.load(file, allow_pickle=True)", ["numpy.load"]),
+        ("import numpy as np\nnp.load(file, allow_pickle=False)\nnp.load(file)", []),
+        ("from numpy import load\nf = load", ["numpy.load"]),
+        ("json.load(file)", []),
+    ],
+)
+def test_unpicklers_are_detected(source: str, found: list[str]) -> None:
+    assert list(unpicklers(ast.parse(source))) == found
 
 
 # ---- imports -------------------------------------------------------------------------------------

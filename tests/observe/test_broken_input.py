@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from shardwise.observe.diagnosis.verdicts import verdicts_of
-from shardwise.observe.file.stream import read_chunks
+from shardwise.observe.file.stream import CHUNK, read_chunks
 from shardwise.observe.file.trace import read_trace
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary, summarise
@@ -108,6 +108,8 @@ def test_what_would_fill_the_memory_is_read_up_to_a_limit(
         assert 4 <= len(trace) <= 5
         assert trace.problems
     assert trace.problems == ["an event is too long or malformed; only the part before it was read"]
+    # All of it is read, in chunks that a reader holds one at a time.
+    assert max(map(len, read_chunks(path, []))) <= 4 * CHUNK
     monkeypatch.setattr("shardwise.observe.file.stream.ALWAYS_BYTES", 1 << 22)
     problems: list[str] = []
     assert sum(map(len, read_chunks(path, problems))) <= 100 * path.stat().st_size + (1 << 22)

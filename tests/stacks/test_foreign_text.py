@@ -25,6 +25,8 @@ STACKS = {
     "megatron-bridge": lambda **more: tiny(cluster="1x2xH100-SXM", **more),
     "accelerate": tiny,
     "trainer": tiny,
+    # Of another template.
+    "trainer with adapter": lambda **more: tiny(adapter={"rank": 4}, **more),
     "deepspeed": tiny,
     "trl": tiny,
     "axolotl": tiny,
@@ -64,12 +66,13 @@ def _without_texts(value: Any) -> Any:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_only_texts_differ_where_only_texts_do(stack: str) -> None:
+    target_stack = stack.partition(" ")[0]
     # torchtitan imports the file as a module.
     taken = stack != "torchtitan"
-    plain = export_run(run_with(stack, "name", "words"), stack, Target(file="a.py"))
+    plain = export_run(run_with(stack, "name", "words"), target_stack, Target(file="a.py"))
     for text in (HOSTILE, ENDS):
         target = Target(file=f"{text}.py" if taken else "a.py")
-        written = export_run(run_with(stack, HOSTILE_NAME, text), stack, target)
+        written = export_run(run_with(stack, HOSTILE_NAME, text), target_stack, target)
         assert structure(written.name, written.text) == structure(plain.name, plain.text)
 
 

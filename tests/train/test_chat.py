@@ -287,3 +287,12 @@ def test_a_template_that_refuses_names_the_line(tmp_path: Path) -> None:
     write(tmp_path, {"messages": ASKED})
     with pytest.raises(SpecError, match="line 1 of .*roles must alternate"):
         Sequences(settings(tmp_path, tokenizer=str(folder)), 8)
+
+
+@pytest.mark.parametrize("line", [f'{{"messages": {"9" * 5_000}}}', "[" * 100_000])
+def test_a_line_that_no_parser_takes_is_named(tmp_path: Path, line: str) -> None:
+    file = write(tmp_path, {"messages": ASKED})
+    file.write_text(file.read_text() + line)
+    layout = Layout(rank=0, world=1, micro_batch=1, accumulate=1, seq_len=32)
+    with pytest.raises(SpecError, match=r"data\.path: line 2 of .*chat.jsonl"):
+        make_batches(settings(tmp_path), layout, 256, seed=0)

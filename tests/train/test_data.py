@@ -128,6 +128,19 @@ def test_synthetic_sequences_can_be_learned() -> None:
         ("a.csv", "x", {}, "data.path", "a.csv"),
         ("a.jsonl", '{"body": "x"}\n', {}, "data.path", "line 1 of .*a.jsonl.*'text'"),
         ("a.jsonl", "not json\n", {}, "data.path", "line 1 of .*a.jsonl"),
+        pytest.param(
+            "a.jsonl",
+            f'{{"text": {"9" * 5_000}}}\n',
+            {},
+            "data.path",
+            "line 1 of .*a.jsonl",
+            id="digits",
+        ),
+        pytest.param(
+            "a.jsonl", f"{'[' * 100_000}\n", {}, "data.path", "line 1 of .*a.jsonl", id="brackets"
+        ),
+        ("a.jsonl", f'{{"text": {"9" * 5_000}}}\n', {}, "data.path", "line 1 of .*a.jsonl"),
+        ("a.jsonl", f"{'[' * 100_000}\n", {}, "data.path", "line 1 of .*a.jsonl"),
         ("a.parquet", "not parquet", {}, "data.path", "a.parquet"),
         ("a.txt", "short", {}, "data.path", "5 tokens.* 64"),
         ("a.txt", TEXT, {"tokenizer": "nowhere"}, "data.tokenizer", "nowhere"),
