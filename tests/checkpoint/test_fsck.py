@@ -17,7 +17,7 @@ from shardwise.checkpoint.format.folder import find_folder
 from shardwise.checkpoint.format.manifest import read_manifest, write_manifest
 from shardwise.checkpoint.format.paths import UntrustedError
 from shardwise.checkpoint.format.pieces import Piece, Tensor
-from shardwise.checkpoint.format.place import LocalPlace, name_of
+from shardwise.checkpoint.format.place import LocalPlace, find_place, name_of
 from shardwise.checkpoint.verify import scan
 from shardwise.checkpoint.verify.fsck import Checked, check, find_checkpoints
 from shardwise.checkpoint.verify.opened import open_checkpoint
@@ -358,13 +358,16 @@ def test_a_linked_step_is_refused_and_what_it_points_to_stays(tmp_path: Path) ->
     assert fsck(elsewhere).intact
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_save_is_complete_without_a_pointer_to_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    scheme: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "latest").mkdir()
-    place = LocalPlace(tmp_path)
+    place = find_place(f"{scheme}{tmp_path}")
     for step in (10, 20):
         place.begin(step)
+        if scheme:  # an object store has no folders to make
+            (tmp_path / name_of(step)).mkdir()
         place.commit(step, b"{}")
     assert place.steps() == [10, 20]
     assert "latest" in caplog.text

@@ -100,3 +100,14 @@ def test_a_name_is_no_path(name: str, tmp_path: Path) -> None:
     (sentence,) = refusal("train", str(file), "--name", name)
     assert "train.folder" in sentence
     assert os.listdir(tmp_path) == ["run.toml"]
+
+
+def test_the_id_of_a_rendezvous_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run on several hosts that has no name, it is part of the folder's."""
+    monkeypatch.setenv("PET_NNODES", "2")
+    monkeypatch.setenv("PET_RDZV_ID", "../../x")
+    file = tmp_path / "run.toml"
+    file.write_text(write_run(tiny(train={"folder": str(tmp_path / "deep" / "runs")})))
+    (sentence,) = refusal("train", str(file))
+    assert "train.folder" in sentence
+    assert os.listdir(tmp_path) == ["run.toml"]

@@ -133,6 +133,8 @@ def launch_or_join(
 
     if name is not None:
         check_name(name)
+    elif launch.host_range().most > 1:
+        check_name(_name_on_all_hosts(file))
     secret = take_secret(os.environ)  # before any code of the user runs
     joined = adopt_slurm(os.environ) or launch.is_worker(os.environ)
     cluster = described.cluster
@@ -273,9 +275,7 @@ def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = Fal
     if (group := replica_group(described)) is not None:
         return _group_folder(described, parent, name, group.number, resume)
     if launch.host_range().most > 1:
-        # The same folder on every machine and in every attempt.
-        same = f"{file.stem}-{os.environ.get('PET_RDZV_ID', 'run')}"
-        folder = parent / (name or check_name(same))
+        folder = parent / (name or check_name(_name_on_all_hosts(file)))
         folder.mkdir(parents=True, exist_ok=True)
         to = (described.train or TrainSettings()).checkpoint.to
         if not resume and place_in(folder, to).steps():
@@ -284,6 +284,11 @@ def _folder(described: RunSpec, file: Path, name: str | None, resume: bool = Fal
     if resume and name is not None and (parent / name).is_dir():
         return parent / name
     return make_folder(parent, name or default_name(file))
+
+
+def _name_on_all_hosts(file: Path) -> str:
+    """The name of the run's folder, the same on every host and in every attempt."""
+    return f"{file.stem}-{os.environ.get('PET_RDZV_ID', 'run')}"
 
 
 def _group_folder(

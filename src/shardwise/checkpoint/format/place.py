@@ -131,8 +131,7 @@ class LocalPlace:
             write_synced(part, f"{name_of(step)}\n".encode())
             part.replace(self._path / LATEST)
         except OSError as error:
-            why = error.strerror or error
-            log.warning("%s is complete, but %s/%s: %s", name_of(step), self.url, LATEST, why)
+            _warn_of_pointer(self.url, step, error)
 
     def discard(self, step: int) -> None:
         shutil.rmtree(self._unfinished(step), ignore_errors=True)
@@ -152,6 +151,11 @@ class LocalPlace:
 
     def _unfinished(self, step: int) -> Path:
         return self._path / f"{name_of(step)}{UNFINISHED}"
+
+
+def _warn_of_pointer(url: str, step: int, error: Exception) -> None:
+    why = getattr(error, "strerror", None) or error
+    log.warning("%s is complete, but %s/%s: %s", name_of(step), url, LATEST, why)
 
 
 def _delete(path: Path) -> None:
@@ -194,8 +198,15 @@ class RemotePlace:
 
     def commit(self, step: int, data: bytes) -> None:
         self._store.pipe_file(f"{self._prefix}/{name_of(step)}/{manifest.NAME}", data)
-        self._store.pipe_file(f"{self._prefix}/{LATEST}", f"{name_of(step)}\n".encode())
+        self._point_to(step)
         self._store.invalidate_cache()
+
+    def _point_to(self, step: int) -> None:
+        """Name the last checkpoint to people and other tools; it is complete without that."""
+        try:
+            self._store.pipe_file(f"{self._prefix}/{LATEST}", f"{name_of(step)}\n".encode())
+        except Exception as error:  # each store has errors of its own
+            _warn_of_pointer(self.url, step, error)
 
     def discard(self, step: int) -> None:
         if step not in self.steps():
