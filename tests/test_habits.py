@@ -55,17 +55,50 @@ def test_a_release_runs_the_gate_on_the_tagged_commit_before_it_publishes() -> N
     assert not any("run" in step for step in jobs["publish"]["steps"])
 
 
-def test_only_torch_may_come_from_a_second_index() -> None:
+SECOND_INDEX = "PIP_EXTRA_INDEX_URL"
+INSTALL = re.compile(r"\bpip install\b(.*)")
+TORCH_ALONE = re.compile(r"( --[\w-]+)* --no-deps( --[\w-]+)* \"?torch==[\d.]+\"?\s*")
+SCRIPTS = sorted(path for path in (ROOT / ".ci").iterdir() if path.read_text().startswith("#!"))
+
+
+def installs_from_two(script: str) -> list[str]:
+    """The lines of a script that ask both indexes for more than torch."""
+    found = []
+    for line in script.splitlines():
+        if line.startswith((f"unset {SECOND_INDEX}", "source .ci/install")):
+            break
+        asked = INSTALL.search(line.partition("# ")[0])
+        if asked and not TORCH_ALONE.fullmatch(asked[1]):
+            found.append(line.strip())
+    return found
+
+
+def test_installs_from_two_indexes_are_seen() -> None:
+    alone = 'pip install --quiet --no-deps "torch==2.13.0"'
+    assert installs_from_two(alone) == []
+    for line in ("pip install .", 'pip install "torch==2.13.0"', f"{alone} numpy",
+                 "uv pip install --no-deps torch", 'pip install --no-deps numpy "torch==2.13.0"',
+                 f"{alone} && pip install numpy"):  # fmt: skip
+        assert installs_from_two(line) == [line]
+        assert installs_from_two(f"unset {SECOND_INDEX} UV_INDEX\n{line}") == []
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_takes_torch_alone_from_a_second_index(path: Path) -> None:
     """Elsewhere a package of that index could take over a name."""
-    asked = re.compile(r"pip install\b.*")
-    for path in [*WORKFLOWS, *(ROOT / ".ci" / name for name in ("install", "minimum", "nightly"))]:
-        shut = False
-        lines = path.read_text().splitlines()
-        for number, line in enumerate(lines):
-            shut |= "unset PIP_EXTRA_INDEX_URL" in line or "source .ci/install" in line
-            found = asked.search(line)
-            if found and not shut and '"torch==' not in line and "release" not in path.name:
-                assert 'PIP_EXTRA_INDEX_URL: ""' in "".join(lines[number : number + 3]), line
+    assert installs_from_two(path.read_text()) == []
+
+
+@each_workflow
+def test_a_workflow_takes_torch_alone_from_a_second_index(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    for job in workflow["jobs"].values():
+        for step in job.get("steps", []):
+            scopes = [one.get("env") or {} for one in (workflow, job, step)]
+            # The variable of the innermost scope counts; nothing in it is no index.
+            index = [scope[SECOND_INDEX] for scope in scopes if SECOND_INDEX in scope]
+            if index and index[-1]:
+                assert installs_from_two(step.get("run", "")) == []
 
 
 @pytest.mark.nightly
