@@ -376,6 +376,8 @@ WRITERS = {
     "print": "spec/foreign_text.py",
     "typer.echo": "",
     "typer.secho": "",
+    "traceback.print_exc": "",
+    "traceback.print_exception": "",
     "sys.stdout.write": "",
     "sys.stderr.write": "progress.py",
     "Console": "report/screen.py",

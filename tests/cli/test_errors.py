@@ -8,6 +8,7 @@ import pytest
 
 from shardwise.cli.main import is_bad_input, sentences
 from shardwise.spec.record import SpecError
+from tests.cli.test_foreign_text import OBEYED, harmless
 from tests.command import shardwise
 
 BAD = ("plan", "--model", "no-such-model", "--cluster", "8xH100-SXM")
@@ -31,6 +32,13 @@ def test_debug_shows_the_traceback_wherever_it_stands(words: tuple[str, ...]) ->
 def test_the_environment_asks_for_tracebacks_too() -> None:
     assert "Traceback" in shardwise(*BAD, SHARDWISE_DEBUG="1").stderr
     assert "Traceback" not in shardwise(*BAD, SHARDWISE_DEBUG="0").stderr
+
+
+def test_a_traceback_shows_no_character_that_a_terminal_obeys() -> None:
+    done = shardwise("estimate", f"{OBEYED[:-1]}.toml", SHARDWISE_DEBUG="1")
+    assert "Traceback" in done.stderr
+    assert "owned" in done.stderr
+    assert harmless(done.stderr)
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -7,11 +7,10 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from shardwise.spec.foreign_text import echo, one_line
+from shardwise.spec.foreign_text import echo, echo_traceback, one_line
 from shardwise.spec.record import SpecError
 
 DEBUG = "SHARDWISE_DEBUG"
@@ -73,7 +72,7 @@ def speak_for_all(
         if os.environ.get("RANK", "0") != "0":
             time.sleep(2)
         if wants_traceback():
-            traceback.print_exc()
+            echo_traceback(error)
         problems = error.problems if isinstance(error, SpecError) else [str(error)]
         for problem in problems:
             echo(f"error: {one_line(problem)}", err=True)

@@ -19,7 +19,7 @@ from shardwise.cli.long import DEBUG, wants_traceback
 from shardwise.cli.usage import UsageError, usage_problem
 from shardwise.progress import stages
 from shardwise.spec.file_errors import is_wrong_name
-from shardwise.spec.foreign_text import echo, one_line
+from shardwise.spec.foreign_text import echo, echo_traceback, one_line
 from shardwise.spec.record import SpecError, SpecWarning
 from shardwise.version import __version__
 
@@ -155,7 +155,8 @@ def run() -> None:
         sys.exit(2)
     except Exception as error:
         if wants_traceback():
-            raise
+            echo_traceback(error)
+            sys.exit(1)
         for sentence in sentences(error):
             echo(f"error: {one_line(sentence)}", err=True)
         sys.exit(2 if is_bad_input(error) else 1)

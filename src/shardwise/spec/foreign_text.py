@@ -49,5 +49,12 @@ def echo(text: str = "", *, err: bool = False, end: str = "\n") -> None:
     print(visible(text), end=end, file=sys.stderr if err else sys.stdout, flush=True)
 
 
+def echo_traceback(error: BaseException) -> None:
+    """Print the traceback of an error, whose message may quote a file of others."""
+    import traceback
+
+    echo("".join(traceback.format_exception(error)), err=True, end="")
+
+
 def _is_obeyed(character: str) -> bool:
     return character not in "\n\t" and unicodedata.category(character) in _OBEYED

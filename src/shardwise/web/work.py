@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, BinaryIO, NamedTuple
 
+from shardwise.spec.foreign_text import echo_traceback
 from shardwise.spec.record import SpecError
 
 # Bytes of the length before a message.
@@ -43,7 +43,7 @@ def reply_to(task: dict[str, Any]) -> Reply:
         return _report(Path(task["folder"]), task["run"])
     except Exception as error:
         if os.environ.get("SHARDWISE_DEBUG") not in (None, "", "0"):
-            traceback.print_exc()
+            echo_traceback(error)
         what = "question" if "question" in task else "run"
         kind = type(error).__name__
         return Reply(500, f"The planner failed on this {what}: {kind}. This is a bug; report it.")
