@@ -97,8 +97,8 @@ def _node(ranks: int) -> dict[str, float]:
 
 def _hosts(count: int) -> dict[str, float]:
     """CPU time of the rendezvous server per message of a host, while all of them train."""
+    from shardwise.engine.channel import Secret
     from shardwise.train.membership import TRAINING, Membership, Post
-    from shardwise.train.shared_secret import Secret
 
     secret = Secret("of a benchmark")
     host, server = (secret.channel(b"", b"", serves=serves) for serves in (False, True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -17,7 +18,8 @@ import torch
 
 from shardwise.checkpoint.dcp import transport
 from shardwise.checkpoint.dcp.transport import TensorTransport, TransferError
-from shardwise.checkpoint.format.checksum import BLOCK
+from shardwise.checkpoint.format.checksum import BLOCK, crc32
+from shardwise.engine.channel import CHALLENGE_BYTES
 
 PATIENCE = timedelta(seconds=20)
 LOOPBACK = "127.0.0.1"
@@ -98,11 +100,14 @@ def test_tensors_of_another_model_are_refused(
 
 
 class Relay:
-    """A connection between two processes in which one byte changes."""
+    """A connection between two processes in which one byte changes, or the list of tensors."""
 
-    def __init__(self, sender: TensorTransport, flip_at: int) -> None:
+    def __init__(
+        self, sender: TensorTransport, flip_at: int | None = None, forged: bytes = b""
+    ) -> None:
         self._to = json.loads(sender.metadata())
-        self._flip_at = flip_at
+        self._flip_at, self._forged = flip_at, forged
+        self.request = b""
         self._listener = socket.create_server((LOOPBACK, 0))
         threading.Thread(target=self._relay, daemon=True).start()
 
@@ -112,16 +117,20 @@ class Relay:
     def _relay(self) -> None:
         near, _ = self._listener.accept()
         with near, socket.create_connection((self._to["host"], self._to["port"])) as far:
-            far.sendall(near.recv(4096, socket.MSG_WAITALL))
+            near.sendall(far.recv(CHALLENGE_BYTES, socket.MSG_WAITALL))
+            self.request = near.recv(4096, socket.MSG_WAITALL)
+            far.sendall(self.request)
             data = bytearray()
             while part := far.recv(2**20):
                 data += part
-            data[self._flip_at] ^= 1
+            if self._flip_at is not None:
+                data[self._flip_at] ^= 1
+            data = bytearray(self._forged) or data
             with suppress(OSError):  # the receiver does not read on
                 near.sendall(data)
 
 
-@pytest.mark.parametrize("flip_at", [9, 450, BLOCK // 2, -6])
+@pytest.mark.parametrize("flip_at", [9, 80, 520, BLOCK // 2, -6])
 def test_a_flipped_bit_is_found(sender: TensorTransport, flip_at: int) -> None:
     """In the list of tensors, in a small tensor, in the first and the last block of a long one."""
     sender.send_checkpoint([1], 12, offered(tensors()), PATIENCE)
@@ -131,13 +140,48 @@ def test_a_flipped_bit_is_found(sender: TensorTransport, flip_at: int) -> None:
         receiver.recv_checkpoint(0, relay.metadata(), 12, PATIENCE)
 
 
-@pytest.mark.parametrize("secret", ["0" * 32, "é", "\u202e"])
-def test_a_request_without_the_secret_gets_nothing(sender: TensorTransport, secret: str) -> None:
-    sender.send_checkpoint([1], 12, offered(tensors()), PATIENCE)
+def answer_to(request: bytes, sender: TensorTransport) -> bytes:
+    """What a stranger gets, after the random bytes that everybody gets."""
     at = json.loads(sender.metadata())
     with socket.create_connection((at["host"], at["port"])) as connection:
-        connection.sendall(json.dumps({"secret": secret, "step": 12}).encode().ljust(4096))
-        assert connection.recv(1) == b""
+        assert len(connection.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)) == CHALLENGE_BYTES
+        connection.sendall(request.ljust(4096))
+        return connection.recv(1)
+
+
+BODY = json.dumps({"step": 12, "challenge": "0" * 32}).encode()
+
+
+@pytest.mark.parametrize(
+    "request_line", [b"", BODY, b"0" * 64 + b" " + BODY + b"\n", b"\xff" * 4096]
+)
+def test_a_request_without_the_secret_gets_nothing(
+    sender: TensorTransport, request_line: bytes
+) -> None:
+    sender.send_checkpoint([1], 12, offered(tensors()), PATIENCE)
+    assert answer_to(request_line, sender) == b""
+
+
+def test_whoever_listens_learns_no_secret_and_can_repeat_no_request(
+    sender: TensorTransport,
+) -> None:
+    sender.send_checkpoint([1], 12, offered(tensors()), PATIENCE)
+    relay = Relay(sender)
+    receiver = TensorTransport(LOOPBACK, lambda _: tensors(1))
+    receiver.recv_checkpoint(0, relay.metadata(), 12, PATIENCE)
+    assert BODY[:5] in relay.request
+    assert json.loads(sender.metadata())["secret"].encode() not in relay.request
+    assert answer_to(relay.request, sender) == b""
+
+
+def test_a_list_of_tensors_without_the_secret_is_refused(sender: TensorTransport) -> None:
+    """Made by somebody between the two, with a checksum that is right."""
+    sender.send_checkpoint([1], 12, offered(tensors()), PATIENCE)
+    head = b"0" * 64 + b' {"counters":{"step":12},"tensors":[]}\n'
+    forged = struct.pack(">II", len(head), crc32(head)) + head
+    receiver = TensorTransport(LOOPBACK, lambda _: {})
+    with pytest.raises(TransferError, match="not of the other replica group"):
+        receiver.recv_checkpoint(0, Relay(sender, forged=forged).metadata(), 12, PATIENCE)
 
 
 def test_a_crowd_of_strangers_delays_a_request_only(

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
+from shardwise.engine.channel import Secret
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import RestartSettings
 from shardwise.train.membership import LEFT, TRAINING, Post
 from shardwise.train.rendezvous_address import bind_address, own_address, parse_endpoint
 from shardwise.train.rendezvous_client import RendezvousClient
 from shardwise.train.rendezvous_server import RendezvousServer, serve_if_local
-from shardwise.train.shared_secret import Secret, secret_for
+from shardwise.train.shared_secret import secret_for
 from tests.command import COMMAND, PATIENCE_S, environment
 
 SECRET = Secret("known to the launchers of these tests")

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shardwise.engine.channel import Channel, ForgedError, Secret
 from shardwise.spec.record import SpecError
 from shardwise.train import rendezvous_server
 from shardwise.train.membership import (
@@ -37,9 +38,6 @@ from shardwise.train.rendezvous_server import GREETING, RendezvousServer
 from shardwise.train.shared_secret import (
     FILE,
     VARIABLE,
-    Channel,
-    ForgedError,
-    Secret,
     secret_for,
     take_secret,
 )

@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from shardwise.engine.channel import Secret
 from shardwise.engine.store import new_store
 from shardwise.spec.train import RestartSettings
 from shardwise.train.membership import (
@@ -38,7 +39,7 @@ from shardwise.train.rendezvous_address import bind_address, endpoint, own_addre
 from shardwise.train.rendezvous_client import Contact, RendezvousClient
 from shardwise.train.rendezvous_server import serve_if_local
 from shardwise.train.say import say
-from shardwise.train.shared_secret import Secret, secret_for
+from shardwise.train.shared_secret import secret_for
 
 # Seconds from one message about waiting to the next.
 _SAY_EVERY_S = 30.0

@@ -23,9 +23,9 @@ from shardwise.spec.train import RestartSettings
 from shardwise.train.heartbeat import FOLDER as HEARTBEATS
 
 if TYPE_CHECKING:
+    from shardwise.engine.channel import Secret
     from shardwise.train.host_rendezvous import HostRendezvous
     from shardwise.train.membership import State
-    from shardwise.train.shared_secret import Secret
     from shardwise.train.supervisor import Supervisor
 
 FOLDER, PARENT = "SHARDWISE_RUN_FOLDER", "SHARDWISE_PARENT"

@@ -14,10 +14,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
+from shardwise.engine.channel import CHALLENGE_BYTES, Channel, Secret
 from shardwise.engine.connections import limit_silence
 from shardwise.train.membership import TRAINING, Post, View
 from shardwise.train.rendezvous_server import GREETING, LONGEST_LINE, WELCOME, Hello
-from shardwise.train.shared_secret import CHALLENGE_BYTES, VARIABLE, Channel, Secret
+from shardwise.train.shared_secret import VARIABLE
 
 # Seconds between posts while the ranks train, while hosts wait, and after a failure.
 _TRAINING_S, _WAITING_S, _RETRY_S = 1.0, 0.2, 1.0

@@ -24,18 +24,12 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from shardwise.engine.channel import CHALLENGE_BYTES, Channel, ForgedError, Secret, body_of
 from shardwise.engine.connections import limit_silence
 from shardwise.train.membership import Membership, Post, WrongPostError
 from shardwise.train.refusals import Reason, Refusals
 from shardwise.train.rendezvous_address import bind_address
 from shardwise.train.say import say
-from shardwise.train.shared_secret import (
-    CHALLENGE_BYTES,
-    Channel,
-    ForgedError,
-    Secret,
-    body_of,
-)
 
 # What the server says first, before random bytes.
 GREETING = b"shardwise-rendezvous 1 "

@@ -1,13 +1,14 @@
 """The state of a training, sent from one process to another that is behind.
 
-Bytes of tensors travel as they are, with a checksum for each 16 MiB. Nothing is unpickled. The
-receiver allocates only what its own model needs, and returns nothing before all of it is verified.
+Who asks proves that it knows the sender's secret, and so does the sender, in an answer to random
+bytes of both. Bytes of tensors travel as they are, with a checksum for each 16 MiB. Nothing is
+unpickled. The receiver allocates only what its own model needs, and returns nothing before all of
+it is verified.
 The methods are those of torchft's CheckpointTransport, which calls them.
 """
 
 from __future__ import annotations
 
-import hmac
 import math
 import secrets
 import socket
@@ -25,6 +26,7 @@ import torch
 from shardwise.checkpoint.dcp.raw import bytes_of
 from shardwise.checkpoint.format.checksum import blocks, crc32
 from shardwise.checkpoint.format.pieces import Tensor
+from shardwise.engine.channel import CHALLENGE_BYTES, Channel, ForgedError, Secret, body_of
 from shardwise.engine.store import listen
 from shardwise.engine.torch_private import local_tensor
 from shardwise.spec.foreign_text import one_line
@@ -42,7 +44,7 @@ class TransferError(RuntimeError):
 
 
 class _Address(msgspec.Struct, frozen=True):
-    """Where a process offers its state, and the secret that a request must name."""
+    """Where a process offers its state, and the secret that who asks must know."""
 
     host: str
     port: int
@@ -50,8 +52,10 @@ class _Address(msgspec.Struct, frozen=True):
 
 
 class _Request(msgspec.Struct, frozen=True):
-    secret: str
+    """The step that is asked for, and random bytes of who asks, in hexadecimal digits."""
+
     step: int
+    challenge: str
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -134,10 +138,7 @@ class TensorTransport:
             address = msgspec.json.decode(metadata, type=_Address)
             seconds = timeout.total_seconds()
             with socket.create_connection((address.host, address.port), seconds) as connection:
-                connection.sendall(
-                    msgspec.json.encode(_Request(address.secret, step)).ljust(_LONGEST_REQUEST)
-                )
-                return self._receive(connection)
+                return self._receive(connection, _ask(connection, address.secret, step))
         except Exception as error:
             # torchft only notes that there was an error.
             self.failure = error
@@ -164,23 +165,28 @@ class TensorTransport:
 
     def _answer(self, connection: socket.socket) -> None:
         # A receiver that is gone gets nothing; it says so itself.
-        with connection, suppress(OSError, msgspec.MsgspecError, UnicodeError, TransferError):
+        with connection, suppress(OSError, msgspec.MsgspecError, TransferError, ForgedError):
             connection.settimeout(min(_REQUEST_S, self._timeout_s))
-            request = msgspec.json.decode(
-                _read(connection, _LONGEST_REQUEST, time.monotonic() + _REQUEST_S), type=_Request
-            )
-            if not hmac.compare_digest(request.secret.encode(), self._secret.encode()):
-                return
+            request, channel = self._request(connection)
             connection.settimeout(self._timeout_s)
             offer = self._begin_sending(request.step)
             if offer is None:
                 return
             try:
-                _send(connection, offer)
+                _send(connection, offer, channel)
             finally:
                 with self._changed:
                     self._sending -= 1
                     self._changed.notify_all()
+
+    def _request(self, connection: socket.socket) -> tuple[_Request, Channel]:
+        """What a holder of the secret asks for; raises ForgedError for others."""
+        challenge = secrets.token_bytes(CHALLENGE_BYTES)
+        connection.sendall(challenge)
+        padded = _read(connection, _LONGEST_REQUEST, time.monotonic() + _REQUEST_S)
+        line = bytes(padded).rstrip(b" ")
+        channel = Secret(self._secret).channel(challenge, body_of(line), serves=True)
+        return msgspec.json.decode(channel.open(line), type=_Request), channel
 
     def _begin_sending(self, step: int) -> _Offer | None:
         """The offer of a step, which may be made only after it is asked for."""
@@ -197,14 +203,17 @@ class TensorTransport:
 
     # ---- receiving -------------------------------------------------------------------------------
 
-    def _receive(self, connection: socket.socket) -> dict[str, Any]:
+    def _receive(self, connection: socket.socket, channel: Channel) -> dict[str, Any]:
         length, checksum = _HEAD.unpack(_read(connection, _HEAD.size))
         if length > _LONGEST_HEADER:
             raise TransferError(f"a header of {length:,} bytes is longer than that of any model")
         head = _read(connection, length)
         if crc32(head) != checksum:
             raise TransferError("the list of tensors was damaged on the way")
-        header = msgspec.json.decode(head, type=_Header)
+        try:
+            header = msgspec.json.decode(channel.open(bytes(head)), type=_Header)
+        except ForgedError:
+            raise TransferError("the list of tensors is not of the other replica group") from None
         offered = {one.name: Tensor(one.name, one.dtype, one.shape) for one in header.tensors}
         own = self._allocate(offered)
         _check_same(own, header.tensors)
@@ -213,6 +222,15 @@ class TensorTransport:
             for entry in header.tensors
         }
         return {"user": {"default": received}, "torchft": header.counters}
+
+
+def _ask(connection: socket.socket, secret: str, step: int) -> Channel:
+    """Ask for the state of a step; return the channel on which it is answered."""
+    challenge = bytes(_read(connection, CHALLENGE_BYTES))
+    body = msgspec.json.encode(_Request(step, secrets.token_hex(CHALLENGE_BYTES)))
+    channel = Secret(secret).channel(challenge, body, serves=False)
+    connection.sendall(channel.seal(body).ljust(_LONGEST_REQUEST))
+    return channel
 
 
 def _check_same(own: Mapping[str, torch.Tensor], offered: list[_Entry]) -> None:
@@ -230,8 +248,9 @@ def _check_same(own: Mapping[str, torch.Tensor], offered: list[_Entry]) -> None:
             )
 
 
-def _send(connection: socket.socket, offer: _Offer) -> None:
-    connection.sendall(_HEAD.pack(len(offer.header), crc32(offer.header)) + offer.header)
+def _send(connection: socket.socket, offer: _Offer, channel: Channel) -> None:
+    head = channel.seal(offer.header)
+    connection.sendall(_HEAD.pack(len(head), crc32(head)) + head)
     for tensor in offer.tensors.values():
         data = bytes_of(local_tensor(tensor))
         for begin, end in blocks(len(data)):
