@@ -265,6 +265,7 @@ def _within_stack(run: RunSpec, stack: str, space: Space) -> tuple[Strategy, Spa
         allowed=limits.allowed,
         applied=limits.applied,
         has_optimizer=limits.has_optimizer,
+        trains=limits.trains,
         leaves_out=LEAVES_OUT.get(stack, ()),
         adapted=lambda adapter: _adapted_within_stack(run, stack, space, adapter),
     )

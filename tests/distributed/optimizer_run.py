@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -11,11 +12,25 @@ from shardwise.engine.loss import loss_of
 from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
 from shardwise.spec import ModelSpec, Strategy
+from shardwise.spec.record import SpecError
 from shardwise.spec.train import TrainSettings
 from shardwise.train.optimizer import clear_gradients, make_optimizer
 from tests.units.reduced import build
 
 BATCH, SEQ_LEN = 4, 32
+
+
+def optimizers_made(case: dict[str, Any]) -> list[str]:
+    """Those of the case's optimizers that the trainer makes for one strategy."""
+    spec = ModelSpec.model_validate(case["model"])
+    strategy = Strategy.model_validate(case["strategy"])
+    model = parallelize(build(spec, device="cpu", attention="sdpa"), strategy)
+    made = []
+    for optimizer in case["optimizers"]:
+        with contextlib.suppress(SpecError):
+            make_optimizer(model, optimizer, TrainSettings())
+            made.append(optimizer)
+    return made
 
 
 def losses_of(case: dict[str, Any]) -> list[float]:

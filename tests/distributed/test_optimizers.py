@@ -6,6 +6,7 @@ number of shards quantises in other blocks, and agrees only within the rounding 
 
 from __future__ import annotations
 
+import contextlib
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,15 @@ import pytest
 
 from shardwise.checkpoint.format.place import find_place
 from shardwise.spec import ModelSpec
-from shardwise.spec.optimizer import LOW_BIT, Optimizer
+from shardwise.spec.optimizer import LOW_BIT, OPTIMIZERS, Optimizer
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import parse_strategy
+from shardwise.stacks.write.exports import export_run
 from tests.distributed.runs import losses, write
 from tests.distributed.workers import Workers
 from tests.gate import in_gate
 from tests.predict.toy import resolve
+from tests.stacks.runs import tiny
 from tests.units.reduced import reduced
 
 pytest.importorskip("torch")
@@ -27,7 +32,7 @@ pytest.importorskip("torchao")
 from shardwise.checkpoint.format.sharding import whole
 from shardwise.checkpoint.verify.opened import open_checkpoint
 from tests.distributed.agreement import assert_agrees
-from tests.distributed.optimizer_run import losses_of
+from tests.distributed.optimizer_run import losses_of, optimizers_made
 from tests.distributed.train_run import run_toml
 
 # Keys and values have 64 x 128 elements, below 4,096 in four shards; queries are just large enough.
@@ -169,8 +174,29 @@ def test_quantised_states_resume_only_as_they_were_saved(workers: Workers, tmp_p
     )
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "muon"])
-def test_sharded_matrices_are_refused(workers: Workers, tmp_path: Path, optimizer: str) -> None:
-    file = write(tmp_path, kind="zero3", job=f'optimizer = "{optimizer}"')
-    [ranks] = workers.run(run_toml, 2, [{"file": str(file)}])
-    assert "use strategy ddp" in ranks[0]["refused"]
+@pytest.mark.parametrize("kind", ["ddp", "zero2", "zero3", "ddp tp2", "zero3 tp2"])
+def test_a_job_is_written_exactly_if_its_optimizer_can_be_made(workers: Workers, kind: str) -> None:
+    """On two real ranks, against the exports that start the trainer."""
+    strategy = resolve(kind, 2, param_dtype="fp32").model_dump(mode="json")
+    case = {
+        "model": MODEL.model_dump(mode="json"),
+        "strategy": strategy,
+        "optimizers": OPTIMIZERS,
+    }
+    [ranks] = workers.run(optimizers_made, 2, [case])
+    fields = {**parse_strategy(kind), "micro_batch": 2}
+    assert ranks[0] == ranks[1]
+    assert "adamw" in ranks[0]
+    for stack in ("slurm", "kubernetes"):
+        assert _written(stack, fields) == ranks[0]
+
+
+def _written(stack: str, strategy: dict[str, Any]) -> list[str]:
+    """The optimizers with which a strategy is written for a stack."""
+    written: list[str] = []
+    for optimizer in OPTIMIZERS:
+        run = tiny(strategy=strategy, job={"optimizer": optimizer})
+        with contextlib.suppress(SpecError):
+            export_run(run, stack)
+            written.append(optimizer)
+    return written

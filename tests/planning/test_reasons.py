@@ -37,6 +37,7 @@ from shardwise.planning.reasons import (
     NetworkCrossover,
     NoPeerToPeer,
     NoRecompute,
+    OnlyReplicated,
     OtherParallelism,
     Padding,
     Reason,
@@ -338,6 +339,9 @@ def check_warning(plan: Plan, winner: Candidate, reason: Reason) -> bool:
             assert free == plan.limit_bytes - winner.needed_bytes
             assert headroom == pytest.approx(free / plan.limit_bytes)
             assert headroom < wanted
+        case OnlyReplicated(optimizer=optimizer):
+            assert optimizer == plan.problem.job.optimizer
+            assert not any(c.strategy.sharded for c in plan.layouts)
         case NoPeerToPeer():
             assert not device.p2p
         case FewerDevices(devices=devices, of_devices=all_devices):

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.api import estimate_run, plan_run
-from shardwise.planning.reasons import Alternative
+from shardwise.planning.problem import Problem
+from shardwise.planning.reasons import Alternative, OnlyReplicated
+from shardwise.planning.search import Search
+from shardwise.planning.space import Space
+from shardwise.spec.job import Job
+from shardwise.spec.lookup import find_cluster, find_model
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
@@ -155,6 +160,40 @@ def test_smaller_clusters_are_tried_as_the_stack_runs_them(stack: str) -> None:
     assert run is not None
     assert run.strategy.devices == run.cluster.devices
     assert changed_fields(run.strategy, export_run(run, stack).applied) == {}
+
+
+@pytest.mark.parametrize("stack", [None, "slurm", "kubernetes", "axolotl"])
+def test_what_the_trainer_does_not_shard_is_not_sharded(stack: str | None) -> None:
+    """Stacks of others shard the states of Muon as they do."""
+    found, run = plan_run(
+        "llama-3.2-1b", "4xA100-40GB", seq_len=2048, optimizer="muon", for_stack=stack
+    )
+    own = stack != "axolotl"
+    assert {c.strategy.kind for c in found.layouts} == {"ddp"} if own else {"zero2", "zero3"}
+    assert any(isinstance(one, OnlyReplicated) for one in found.warnings) == own
+    assert run is not None
+    assert "job.optimizer" not in export_run(run, stack or "slurm").changed
+
+
+def test_no_change_leads_to_what_the_trainer_does_not_shard() -> None:
+    """Where an optimizer is replicated and too large, and where its states are in few bits."""
+    found, run = plan_run("llama-3-8b", "4xA100-40GB", seq_len=2048, optimizer="adafactor")
+    assert run is None
+    assert all(not miss.strategy.sharded for miss in found.rejected)
+    assert not any("--strategy" in way.options or "offload" in way.options for way in found.ways)
+    assert all(
+        one.change == "adapter" and not one.strategy.sharded
+        for one in found.tips
+        if isinstance(one, Alternative)
+    )
+    divided = Space(tensor=(4,))
+    for optimizer, most in (("adamw", 4), ("adamw-8bit", 1)):
+        job = Job.read({"seq_len": 2048, "optimizer": optimizer})
+        problem = Problem(
+            find_model("llama-3-8b"), find_cluster("8xRTX-4090"), job, Strategy(kind="zero3")
+        )
+        searched = Search(problem, divided).run()
+        assert max(c.strategy.tensor for c in searched.layouts()) == most
 
 
 def test_values_are_narrowed_to_those_of_the_stack() -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
-from shardwise.engine.local_parts import is_divided
 from shardwise.engine.low_bit import is_cancelled
-from shardwise.spec.optimizer import Optimizer
-from shardwise.spec.record import SpecError
 
 
 class Adafactor(torch.optim.Adafactor):
@@ -42,16 +37,3 @@ class MuonWithAdamW(torch.optim.Optimizer):
         if not is_cancelled(self.found_inf):
             for part in self._parts:
                 part.step()  # type: ignore[no-untyped-call]
-
-
-def check_replicated(kind: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
-    """Raise SpecError for sharded or divided parameters.
-
-    torch 2.13's Adafactor fails on DTensors. Its Muon runs on them, with more than ten collectives
-    for every matrix and step.
-    """
-    if any(isinstance(p, DTensor) or is_divided(p) for p in parameters):
-        raise SpecError(
-            f"job.optimizer: {kind} needs whole matrices, and this strategy divides them; use "
-            "strategy ddp, or adamw-8bit, whose states are small too"
-        )

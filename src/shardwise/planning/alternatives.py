@@ -48,6 +48,8 @@ def same_with_smaller_states(
     optimizer = _smaller(problem, space)
     if optimizer is None or _largest_term(problem, units, winner) != "optimizer":
         return
+    if not space.trains(optimizer, winner.strategy):
+        return
     other = problem._replace(job=problem.job.but(optimizer=optimizer))
     best = price_one(other, units, winner.strategy)
     if winner.needed_bytes - best.needed_bytes > MIN_SAVED * winner.needed_bytes:

@@ -249,18 +249,19 @@ def make_plan(
     problem, aim, size_choice = _aimed(problem, objective, space, budget)
     search, found, warnings = _searched(problem, space or Space())
     problem, units = search.problem, search.units
-    if problem.base.devices != problem.cluster.devices:
-        current = None
     winner = found.best()
     if objective == "memory" and winner is not None:
         winner, aim = _least_memory(found)
-    if size_choice is not None and size_choice.chosen is not None and winner is not None:
-        size_choice = _with_winner(size_choice, winner, budget)
+    size_choice = _with_winner(size_choice, winner, budget)
     lacking = left_out(problem, units, search.space, winner)
     withheld = lacking is not None and not lacking.recommended
     if withheld:
         winner = None
-    warnings = [*filter(None, [lacking]), *warnings, *warnings_of(problem, found, winner)]
+    warnings = [
+        *filter(None, [lacking]),
+        *warnings,
+        *warnings_of(problem, search.space, found, winner),
+    ]
     limits = limits_of(search, problem.cluster, found, winner, in_full) if winner else None
     return Plan(
         problem=problem,
@@ -290,10 +291,13 @@ def make_plan(
     )
 
 
-def _with_winner(choice: SizeChoice, winner: Candidate, budget: Budget) -> SizeChoice:
-    """The choice with what a whole search found on the chosen size."""
+def _with_winner(
+    choice: SizeChoice | None, winner: Candidate | None, budget: Budget
+) -> SizeChoice | None:
+    """The choice with what a whole search found on the chosen size, if it chose and found one."""
+    if choice is None or choice.chosen is None or winner is None:
+        return choice
     chosen = choice.chosen
-    assert chosen is not None, "checked by the caller"
     sizes = [Sized(s.cluster, winner) if s is chosen else s for s in choice.sizes]
     return choose_size(sizes, budget, choice.all_devices, chosen.cluster.devices)
 
@@ -368,7 +372,8 @@ def _baselines(
         shown = best or nearest
         judged = "fits" if best else nearest.verdict(device)
         baselines.append(Baseline("ddp", shown.strategy, shown.needed_bytes, judged, best))
-    if current is not None:
+    # A strategy of another number of devices is none of these.
+    if current is not None and problem.base.devices == problem.cluster.devices:
         priced = price_one(problem, units, current)
         judged = Nearest(current, priced.peak_bytes, priced.needed_bytes).verdict(device)
         fits = priced if judged == "fits" else None
@@ -508,5 +513,6 @@ def _ways(search: Search, found: Found) -> list[Change]:
         problem.job,
         base=problem.base,
         applied=search.space.applied if search.space.for_stack else None,
+        trains=search.space.trains,
         chunked=units.can_chunk,
     )

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from shardwise.planning.layout import Layout
 from shardwise.predict.fit import Parallelism
+from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.strategy import Strategy
 from shardwise.step import Bottleneck, Verdict
 
@@ -421,6 +422,15 @@ class FewerDevices(Reason):
     asked: int
     # Batches next to it that divide over all devices, in tokens.
     neighbours: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlyReplicated(Reason):
+    """The trainer does not shard the parameters of this optimizer: no sharded layout is tried."""
+
+    optimizer: Optimizer
+    # One with small states that is sharded.
+    instead: Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)

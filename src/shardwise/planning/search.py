@@ -165,6 +165,7 @@ class Search:
         chosen = placements(
             groups, problem.base, accumulates, space, split_root=split, degrees=pair
         )
+        chosen = [s for s in chosen if space.trains(problem.job.optimizer, s)]
         if space.offload:
             chosen = [s.but(offload=True) for s in chosen if s.sharded]
         if not chosen:

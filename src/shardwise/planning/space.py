@@ -11,6 +11,7 @@ from shardwise.predict.fit import Parallelism
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.optimizer import Optimizer
+from shardwise.spec.optimizer_sharding import is_trained_with
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Loss, Strategy
 
@@ -49,6 +50,9 @@ class Space(NamedTuple):
     applied: Callable[[Strategy], Strategy] = _unchanged
     # Whether the stack has an optimizer. None allows all.
     has_optimizer: Callable[[Optimizer], bool] | None = None
+    # Whether an optimizer runs with a strategy, however its settings vary; by default in the
+    # trainer.
+    trains: Callable[[Optimizer, Strategy], bool] = is_trained_with
     # The base strategy and the space of the same search with an adapter; None where the stack
     # cannot express it. Without a function both stay as they are.
     adapted: Callable[[Adapter], tuple[Strategy, Space] | None] | None = None

@@ -17,6 +17,7 @@ from shardwise.planning.reasons import (
     FewerDevices,
     Fragile,
     NoPeerToPeer,
+    OnlyReplicated,
     Reason,
     StackLeavesOut,
     UnfittedDevice,
@@ -29,7 +30,9 @@ from shardwise.predict.fit import other_parallelism
 from shardwise.predict.rates import is_fitted
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.model import ModelSpec
+from shardwise.spec.optimizer_sharding import INSTEAD
 from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
 
 # A step that waits longer than it works is no recommendation where a stack has what would help.
 MOST_WAITING = 0.5
@@ -53,9 +56,13 @@ def left_out(
     )
 
 
-def warnings_of(problem: Problem, found: Found, winner: Candidate | None) -> Iterator[Reason]:
-    """All else to know, the least certain first."""
-    device, model = problem.cluster.device, problem.model
+def warnings_of(
+    problem: Problem, space: Space, found: Found, winner: Candidate | None
+) -> Iterator[Reason]:
+    """All else to know: what was not tried, then the least certain first."""
+    device, model, optimizer = problem.cluster.device, problem.model, problem.job.optimizer
+    if problem.cluster.devices > 1 and not space.trains(optimizer, Strategy(kind="zero3")):
+        yield OnlyReplicated(optimizer=optimizer, instead=INSTEAD)
     experts = getattr(model, "experts", None)
     if not is_fitted(problem.cluster):
         yield UnfittedDevice(device=device.name)

@@ -12,7 +12,8 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.families import DIVISIBLE
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import Model
-from shardwise.spec.optimizer import SMALLER
+from shardwise.spec.optimizer import SMALLER, Optimizer
+from shardwise.spec.optimizer_sharding import is_trained_with
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.step import StepProfile, Verdict
@@ -93,20 +94,20 @@ def ways_to_fit(
     *,
     base: Strategy | None = None,
     applied: Callable[[Strategy], Strategy] | None = None,
+    trains: Callable[[Optimizer, Strategy], bool] = is_trained_with,
     chunked: bool = False,
 ) -> list[Change]:
     """The smallest changes of settings, then of the number of devices, after which it fits.
 
     Options are complete: added to a command whose strategy is `base` (`strategy` itself where none
-    is given), they give the needed bytes that are stated. `applied` gives a strategy as the stack
-    that trains it runs it. `units_of` gives the model's units, one block each. `chunked` says that
-    the loss can run in chunks.
+    is given), they give the needed bytes that are stated. `units_of` gives the model's units, one
+    block each, `applied` a strategy as the stack that trains it runs it, `trains` whether an
+    optimizer runs with it. With `chunked` the loss can run in chunks.
 
-    Where none fits within the usable memory, what is at risk is offered, unless that is what
-    the strategy itself already is.
+    Where none fits safely, what is at risk is offered, unless the strategy itself already is.
     """
     command = base or strategy
-    runs = applied or (lambda typed: typed)
+    runs, trained = applied or (lambda typed: typed), trains(job.optimizer, strategy)
 
     def tried(changed: Iterable[Strategy], where: ClusterSpec) -> Iterator[_Tried]:
         for wanted in changed:
@@ -115,7 +116,8 @@ def ways_to_fit(
                 yield from _as_run(typed, runs)
 
     def judged(wanted: Verdict, ways: Iterable[_Tried], of: Job = job) -> list[Change]:
-        return _those_that_are(wanted, units_of, ways, cluster, of)
+        kept = [way for way in ways if not trained or trains(of.optimizer, way.strategy)]
+        return _those_that_are(wanted, units_of, kept, cluster, of)
 
     own = _resolved(strategy, {}, cluster, job)
     unfit = own is not None and judged("does not fit", [_Tried("", runs(own))])
@@ -137,9 +139,8 @@ def ways_to_fit(
             for recompute in dict.fromkeys((strategy.recompute, "full")):
                 more = _on_more_devices(strategy.but(**unset, recompute=recompute), cluster, job)
                 larger = [way for where, s in more for way in tried([s], where)]
-                found = judged(wanted, larger)[:1]
-                ways += found
-                if found:
+                if found := judged(wanted, larger):
+                    ways.append(found[0])
                     break
         if ways:
             return ways

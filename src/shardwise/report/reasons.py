@@ -32,6 +32,7 @@ from shardwise.planning.reasons import (
     NetworkCrossover,
     NoPeerToPeer,
     NoRecompute,
+    OnlyReplicated,
     OtherParallelism,
     Padding,
     Reason,
@@ -483,6 +484,14 @@ def _fewer_devices(reason: FewerDevices, blocks: int | None) -> str:
     )
 
 
+def _only_replicated(reason: OnlyReplicated, blocks: int | None) -> str:
+    return (
+        f"{reason.optimizer} updates whole matrices: the trainer runs it on one device or with "
+        f"DDP, and no sharded layout is searched. {reason.instead} can be sharded, and has small "
+        "states too."
+    )
+
+
 def _unfitted_device(reason: UnfittedDevice, blocks: int | None) -> str:
     return (
         f"No run on {reason.device} was fitted: times assume the efficiency of a related device. "
@@ -571,6 +580,7 @@ _WORDS: dict[type[Reason], Callable[[Any, int | None], str]] = {
     Alternative: _alternative,
     StackLeavesOut: _stack_leaves_out,
     FewerDevices: _fewer_devices,
+    OnlyReplicated: _only_replicated,
     UnfittedDevice: _unfitted_device,
     UnfittedExperts: _unfitted_experts,
     UnquantizedExperts: _unquantized_experts,

@@ -14,7 +14,7 @@ from shardwise.stacks.write.axes import as_run
 from shardwise.stacks.write.differences import changed_fields
 from shardwise.stacks.write.exported import Setting
 from shardwise.stacks.write.exports import applied_strategy, export_run, unknown_optimizer
-from shardwise.stacks.write.optimizers import optimizers_of
+from shardwise.stacks.write.optimizers import optimizers_of, trains
 
 Value = TypeVar("Value")
 
@@ -29,9 +29,18 @@ LEAVES_OUT: dict[str, tuple[Parallelism, ...]] = {
 def expresses(run: RunSpec, stack: str, setting: Setting) -> bool:
     """Whether a stack trains the run without changing a setting."""
     try:
-        return setting not in export_run(run, stack).changed
+        return setting not in export_run(_trained(run, stack), stack).changed
     except SpecError:
         return False
+
+
+def _trained(run: RunSpec, stack: str) -> RunSpec:
+    """The run, replicated where its optimizer does not run with its strategy."""
+    if trains(stack, run.job.optimizer, run.strategy):
+        return run
+    cluster, dtype = run.cluster, run.strategy.param_dtype
+    replicated = Strategy(kind="single" if cluster.devices == 1 else "ddp", param_dtype=dtype)
+    return run._replace(strategy=replicated.resolve(cluster.devices, cluster.devices_per_node))
 
 
 class StackLimits:
@@ -39,7 +48,7 @@ class StackLimits:
 
     def __init__(self, run: RunSpec, stack: str) -> None:
         """Raises SpecError where the stack cannot train the model, or not with its optimizer."""
-        exported = export_run(run, stack)
+        exported = export_run(_trained(run, stack), stack)
         if "job.optimizer" in exported.changed:
             raise SpecError(unknown_optimizer(run, stack))
         self.stack = stack
@@ -70,6 +79,10 @@ class StackLimits:
     def has_optimizer(self, optimizer: Optimizer) -> bool:
         """Whether the stack trains with this optimizer."""
         return optimizer in optimizers_of(self.stack)
+
+    def trains(self, optimizer: Optimizer, strategy: Strategy) -> bool:
+        """Whether the stack runs an optimizer that it has with this strategy."""
+        return trains(self.stack, optimizer, strategy)
 
     def choices(self, field: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
         """Those of the values of a field that the stack runs unchanged in a typical strategy."""

@@ -13,8 +13,9 @@ from torch.optim.sgd import sgd
 from shardwise.engine.local_parts import is_divided
 from shardwise.engine.low_bit import make_low_bit
 from shardwise.engine.parallelize import check_optimizer
-from shardwise.engine.whole_matrices import Adafactor, MuonWithAdamW, check_replicated
+from shardwise.engine.whole_matrices import Adafactor, MuonWithAdamW
 from shardwise.spec.optimizer import LOW_BIT, Optimizer, is_muon_matrix
+from shardwise.spec.optimizer_sharding import Sharding, check_sharding
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import TrainSettings
 from shardwise.units.blocks import find_blocks
@@ -29,6 +30,7 @@ def make_optimizer(
     Weight decay applies to matrices, not to norms and biases.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
+    check_sharding(kind, _sharding_of(trained))
     groups = _groups(trained, settings)
     rate = settings.learning_rate
     adaptive: dict[str, Any] = {
@@ -42,16 +44,13 @@ def make_optimizer(
     elif kind == "adam":
         optimizer = torch.optim.Adam(groups, **adaptive, fused=True)
     elif kind in LOW_BIT:
-        _check_undivided(kind, trained)
         optimizer = make_low_bit(kind, groups, **adaptive)
     elif kind in ("sgd", "momentum"):
         momentum = settings.momentum if kind == "momentum" else 0.0
         optimizer = _FusedSGD(groups, lr=rate, momentum=momentum)
     elif kind == "adafactor":
-        check_replicated(kind, trained)
         optimizer = Adafactor(groups, lr=rate)
     elif kind == "muon":
-        check_replicated(kind, trained)
         optimizer = _muon(model, trained, settings, adaptive)
     else:
         raise SpecError(f"job.optimizer: torch has no '{kind}' optimizer; use adamw")
@@ -59,12 +58,11 @@ def make_optimizer(
     return optimizer
 
 
-def _check_undivided(kind: Optimizer, parameters: list[nn.Parameter]) -> None:
-    if any(is_divided(parameter) for parameter in parameters):
-        raise SpecError(
-            f"job.optimizer: {kind} does not run with tensor parallelism, whose shards its blocks "
-            "do not fit; use adamw"
-        )
+def _sharding_of(parameters: list[nn.Parameter]) -> Sharding:
+    return Sharding(
+        sharded=any(isinstance(parameter, DTensor) for parameter in parameters),
+        tensor=any(is_divided(parameter) for parameter in parameters),
+    )
 
 
 def _groups(parameters: list[nn.Parameter], settings: TrainSettings) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from shardwise.spec.strategy import Strategy
 from shardwise.stacks.write.axes import check_axes
 from shardwise.stacks.write.chat_differences import left_to_script
 from shardwise.stacks.write.exported import USUAL, Exported, Target
-from shardwise.stacks.write.optimizers import optimizers_of
+from shardwise.stacks.write.optimizers import check_strategy, optimizers_of
 
 # Each is a module of its name, hyphens as underscores, with a function `export`. Those that cannot
 # run every strategy also have `applied`, which gives the strategy as they run it.
@@ -46,6 +46,7 @@ def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
     trains = run.job.optimizer in optimizers_of(stack)
     if not trains and stack in _ONLY_KNOWN_OPTIMIZERS:
         raise SpecError(unknown_optimizer(run, stack))
+    check_strategy(run, stack)
     exported: Exported = module.export(run, target)
     if not trains:
         exported = exported._replace(changed=(*exported.changed, "job.optimizer"))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from shardwise.spec.optimizer import OPTIMIZERS, TRAINED, Optimizer
+from shardwise.spec.optimizer_sharding import Sharding, check_sharding, is_trained_with
+from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy import Strategy
 from shardwise.stacks.read import deepspeed
 from shardwise.stacks.write import arguments, axolotl, torchtitan
 from shardwise.stacks.write.python import step
@@ -21,12 +24,24 @@ _OF: dict[str, Collection[str]] = {
     "megatron-bridge": ("adamw",),
     "lightning": step.OPTIMIZERS,
     "python": step.OPTIMIZERS,
-    # Both start `shardwise train`.
     "slurm": TRAINED,
     "kubernetes": TRAINED,
 }
+# They start `shardwise train`. The others shard the states of their optimizers as they do.
+_OWN_TRAINER = ("slurm", "kubernetes")
 
 
 def optimizers_of(stack: str) -> tuple[Optimizer, ...]:
     """The optimizers of a run that a stack trains with unchanged."""
     return tuple(name for name in OPTIMIZERS if name in _OF[stack])
+
+
+def trains(stack: str, optimizer: Optimizer, strategy: Strategy) -> bool:
+    """Whether a stack runs an optimizer that it has with this strategy."""
+    return stack not in _OWN_TRAINER or is_trained_with(optimizer, strategy)
+
+
+def check_strategy(run: RunSpec, stack: str) -> None:
+    """Raise SpecError where a stack does not run the optimizer of a run with its strategy."""
+    if stack in _OWN_TRAINER:
+        check_sharding(run.job.optimizer, Sharding.of(run.strategy))
