@@ -245,7 +245,6 @@ def make_plan(
     """
     check(problem)
     budget = budget or Budget()
-    budget.price_of(problem.cluster.device.name)
     problem, aim, size_choice = _aimed(problem, objective, space, budget)
     search, found, warnings = _searched(problem, space or Space())
     problem, units = search.problem, search.units
@@ -305,7 +304,11 @@ def _with_winner(
 def _aimed(
     problem: Problem, objective: Objective, space: Space | None, budget: Budget
 ) -> tuple[Problem, Reason | None, SizeChoice | None]:
-    """The problem with the sequence length or the cluster that an objective asks for; and why."""
+    """The problem with the sequence length or the cluster that an objective asks for; and why.
+
+    Raises SpecError where prices are given but not for this device.
+    """
+    budget.price_of(problem.cluster.device.name)
     aim: Reason | None = None
     size_choice: SizeChoice | None = None
     if objective == "sequence":
