@@ -28,7 +28,6 @@ from shardwise.step import StepProfile, TimeProfile, read_profile, read_profile_
 # Larger JSON is a trace, or a mistake.
 _MOST_BYTES = 64 * 2**20
 _LONGEST_NAME = 80
-_UNPROFILED = "No profiled steps"
 
 
 def read_subjects(paths: Sequence[Path]) -> list[Subject]:
@@ -91,9 +90,8 @@ def _many(folder: Path, runs: list[Path]) -> list[Subject]:
     subjects = []
     # One run says that nothing was profiled; many need not repeat it.
     for name, group in groupby(runs, key=lambda run: _contender(folder, run)):
-        rounds = [_run_folder(run, name) for run in group]
-        one = rounds[0] if len(rounds) == 1 else _rounds(rounds)
-        subjects.append(one._replace(notes=[n for n in one.notes if not n.startswith(_UNPROFILED)]))
+        rounds = [_run_folder(run, name, alone=False) for run in group]
+        subjects.append(rounds[0] if len(rounds) == 1 else _rounds(rounds))
     return subjects
 
 
@@ -134,15 +132,16 @@ def one_step(profile: StepProfile) -> float:
     return profile.time.step_s
 
 
-def _run_folder(folder: Path, name: str) -> Subject:
+def _run_folder(folder: Path, name: str, *, alone: bool = True) -> Subject:
+    """Read what a run folder holds; only a run that is `alone` says how to profile it."""
     run = read_run(folder / "run.toml").resolved()
     predicted = _kept(folder / "prediction.json")
     measured = _kept(folder / "measurement.json")
     windows = profiled_windows(folder / TRACES)
     traced = _traced(traces_in(windows[-1]), run.cluster) if windows else None
     simulated, notes = _simulated(run)
-    if traced is None:
-        notes += (f"{_UNPROFILED}. To profile: shardwise profile {folder / 'run.toml'}",)
+    if traced is None and alone:
+        notes += (f"No profiled steps. To profile: shardwise profile {folder / 'run.toml'}",)
     return Subject(
         name=name,
         origin=str(folder),

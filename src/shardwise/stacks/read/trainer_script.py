@@ -122,11 +122,10 @@ def _loaded(script: Script) -> str | None:
 
 
 def _lora(call: Call, reading: Reading) -> None:
-    dropped: list[str] = []
-    values = {key: _value(key, value, dropped) for key, value in call.keywords.items()}
-    table = {key: value for key, value in values.items() if value is not _MISSING}
     # What the task is called changes nothing.
-    reading.unsupported += [text for text in dropped if not text.startswith("task_type")]
+    given = {key: value for key, value in call.keywords.items() if key != "task_type"}
+    values = {key: _value(key, value, reading.unsupported) for key, value in given.items()}
+    table = {key: value for key, value in values.items() if value is not _MISSING}
     if call.more:
         reading.drop("Some settings of LoraConfig come from a dictionary made at run time.")
     if table.get("bias") not in (None, "none"):

@@ -22,14 +22,12 @@ from shardwise.stacks.write.python.settings import (
     train_of,
 )
 from shardwise.stacks.write.python.step import changes_rate, step_pieces
-from shardwise.stacks.write.python.unsupported import unsupported_by_script
+from shardwise.stacks.write.python.unsupported import unsupported_by_step
 from shardwise.stacks.write.torchrun import script_command
 from shardwise.stacks.write.trackers import trackers_of
 
 NAME = "lightning_run.py"
 _PRECISION = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"}
-# Settings that a script of plain torch does not support and Lightning does, or differently.
-_NOT_OF_PLAIN_TORCH = ("train.checkpoint", "train.trackers", "train.restart", "A signal")
 _LOGGERS = {
     "tensorboard": "TensorBoardLogger",
     "wandb": "WandbLogger",
@@ -256,11 +254,7 @@ def _main(run: RunSpec) -> Piece:
 
 def _unsupported(run: RunSpec, written: bool) -> tuple[str, ...]:
     strategy, train = run.strategy, train_of(run)
-    found = [
-        sentence
-        for sentence in unsupported_by_script(run, written)
-        if not sentence.startswith(_NOT_OF_PLAIN_TORCH)
-    ]
+    found = list(unsupported_by_step(run, written))
     if strategy.kind == "ddp" and strategy.accumulate > 1 and strategy.grad_sync == "every":
         found.append("grad_sync = every: Lightning reduces in the last micro-batch only.")
     if strategy.kind == "ddp" and strategy.param_dtype == "fp16":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shardwise.spec.chat import holds_chat
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec
@@ -13,6 +15,11 @@ from shardwise.stacks.write.python.settings import data_of, on_cpu, train_of
 
 def unsupported_by_script(run: RunSpec, written: bool) -> tuple[str, ...]:
     """One sentence for each setting of the run that the script does not support."""
+    return (*unsupported_by_step(run, written), *_of_loop(run))
+
+
+def unsupported_by_step(run: RunSpec, written: bool) -> tuple[str, ...]:
+    """Those of model, data, step and measurement, whichever loop runs the step."""
     train = train_of(run)
     found = [*_model(run, written), *_data(run)]
     if run.strategy.split_root:
@@ -21,27 +28,32 @@ def unsupported_by_script(run: RunSpec, written: bool) -> tuple[str, ...]:
         found.append("context_method = ring: the script exchanges heads for tokens (Ulysses).")
     if train.device == "auto" and not on_cpu(run):
         found.append('train.device = "auto": the script uses CUDA and does not fall back to CPUs.')
-    if train.checkpoint.save:
-        when = f"every {train.checkpoint.every} steps and" if train.checkpoint.every else "only"
-        found.append(
-            f"train.checkpoint: the script saves {when} at the end, in the foreground, without "
-            "checksums, deletes nothing, and always starts at step 0."
-        )
-    if train.restart.attempts:
-        found.append(
-            "train.restart: hanging ranks are not detected and failures not restarted; torchrun "
-            "--max-restarts restarts from step 0."
-        )
     if train.profile is not None:
         found.append("train.profile: no step is profiled.")
     if train.measure:
         found.append("train.measure: memory and traffic of a step are not measured.")
-    if train.trackers != ():
-        found.append("train.trackers: metrics go to metrics.jsonl and the terminal only.")
     if train.metrics is not None:
         found.append("train.metrics: nothing is given to Prometheus.")
-    found.append("A signal ends the script at once, without saving.")
     return tuple(found)
+
+
+def _of_loop(run: RunSpec) -> Iterator[str]:
+    """Those of a loop in plain torch: what is saved, restarted and logged."""
+    train = train_of(run)
+    if train.checkpoint.save:
+        when = f"every {train.checkpoint.every} steps and" if train.checkpoint.every else "only"
+        yield (
+            f"train.checkpoint: the script saves {when} at the end, in the foreground, without "
+            "checksums, deletes nothing, and always starts at step 0."
+        )
+    if train.restart.attempts:
+        yield (
+            "train.restart: hanging ranks are not detected and failures not restarted; torchrun "
+            "--max-restarts restarts from step 0."
+        )
+    if train.trackers != ():
+        yield "train.trackers: metrics go to metrics.jsonl and the terminal only."
+    yield "A signal ends the script at once, without saving."
 
 
 def _model(run: RunSpec, written: bool) -> list[str]:
