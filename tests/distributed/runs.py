@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,15 @@ def write(folder: Path, text: str = RUN, **fields: Any) -> Path:
     return file
 
 
+# Of libraries that a run imports: torchao's kernels, torch's trees, bars of progress.
+NOT_OURS = re.compile(r"torchao|pytree|\d+%\|", re.IGNORECASE)
+
+
 def train(file: Path, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Train in processes of its own, whose libraries must say nothing."""
     done = shardwise("train", str(file), "--name", "it", *options, folder=file.parent)
     assert done.returncode == code, done.stdout + done.stderr
+    assert not NOT_OURS.search(done.stderr), done.stderr
     return done
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.command import COMMAND, PATIENCE_S, environment, shardwise
-from tests.distributed.runs import losses, train, write
+from tests.distributed.runs import NOT_OURS, losses, train, write
 from tests.distributed.workers import Workers
 from tests.gate import first_in_gate
 
@@ -151,6 +151,7 @@ def trained(folder: Path, workers: Workers, adapter: str, dtype: str = "fp32") -
 def export(folder: Path, *options: str, code: int = 0) -> str:
     done = shardwise("export-weights", "runs/it", *options, folder=folder)
     assert done.returncode == code, done.stdout + done.stderr
+    assert not NOT_OURS.search(done.stderr), done.stderr
     return done.stdout + done.stderr
 
 

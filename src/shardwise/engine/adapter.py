@@ -17,9 +17,10 @@ from shardwise.engine.torch_private import plain_tensors
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.units.adapted import NAME, adapter_of, quiet_imports, without_adapters
+from shardwise.units.adapted import NAME, adapter_of, without_adapters
 from shardwise.units.blocks import find_blocks
 from shardwise.units.module import TORCH_DTYPES
+from shardwise.units.quiet_libraries import quiet_imports
 
 log = logging.getLogger("shardwise")
 _MARK = "_shardwise_base"

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 from shardwise.engine.torch_private import local_tensor
 from shardwise.spec.optimizer import LOW_BIT, LowBit, Optimizer
 from shardwise.spec.record import SpecError
+from shardwise.units.quiet_libraries import quiet_imports
 
 _TORCHAO = {"adamw-8bit": "AdamW8bit", "adamw-4bit": "AdamW4bit", "adamw-fp8": "AdamWFp8"}
 # Inner tensors of a quantised state that are saved; its table of values is always the same.
@@ -28,7 +29,8 @@ def make_low_bit(
 ) -> torch.optim.Optimizer:
     """torchao's AdamW of this kind, on plain tensors or DTensors."""
     try:
-        from torchao import optim
+        with quiet_imports():
+            from torchao import optim
     except ImportError:
         raise SpecError(
             f"job.optimizer: {kind} needs torchao; install it with "

@@ -19,6 +19,7 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.train import DataSettings
 from shardwise.train.chat import ANSWERS, Conversation, Message
 from shardwise.train.tokenize import Tokenizer, load_tokenizer
+from shardwise.units.quiet_libraries import quiet_imports, silence_transformers
 
 TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json")
 
@@ -87,10 +88,12 @@ class TokenizerTemplate:
                 "data.tokenizer: its chat template needs transformers; install it with "
                 "'pip install shardwise[hf]'"
             ) from None
+        silence_transformers()
         try:
-            self._library: Any = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
+            with quiet_imports():
+                self._library: Any = AutoTokenizer.from_pretrained(
+                    folder, local_files_only=True, trust_remote_code=False
+                )
         except Exception as error:
             if _settings(folder, "auto_map"):
                 raise SpecError(

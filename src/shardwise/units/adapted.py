@@ -6,7 +6,6 @@ peft layer that holds the linear layer as `base_layer`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -17,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.units.quiet_libraries import quiet_imports
 
 # The name that peft gives adapters, and with which it loads exported ones.
 NAME = "default"
@@ -123,17 +123,6 @@ def _inject(module: nn.Module, adapter: Adapter) -> None:
         # to one dtype anyway; under autocast the cast would keep an fp32 copy of every adapted
         # input alive until the backward pass.
         layer.cast_input_dtype_enabled = False  # type: ignore[assignment]
-
-
-@contextmanager
-def quiet_imports() -> Iterator[None]:
-    """Hide what torchao says about kernels it lacks when it is imported, which peft does."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _linear_layers(module: nn.Module) -> dict[str, nn.Module]:

@@ -15,6 +15,7 @@ from shardwise.spec.huggingface import config_table, to_config
 from shardwise.spec.lookup import Model, ModuleRef, config_folder
 from shardwise.spec.record import SpecError
 from shardwise.units.adapted import adapt
+from shardwise.units.quiet_libraries import quiet_imports, silence_transformers
 
 
 def build_module(model: Model) -> nn.Module:
@@ -34,7 +35,8 @@ def find_function(reference: str, what: str) -> Any:
     # no name from what is installed, such as a library that is imported when it is needed.
     sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
     try:
-        return getattr(importlib.import_module(module_name), function)
+        with quiet_imports():
+            return getattr(importlib.import_module(module_name), function)
     except (ImportError, AttributeError) as error:
         raise SpecError(f"{what}: cannot import {reference}: {error}") from None
     finally:
@@ -45,7 +47,8 @@ def find_function(reference: str, what: str) -> Any:
 def _from_factory(factory: str) -> nn.Module:
     make = find_function(factory, "model")
     try:
-        module = make()
+        with quiet_imports():
+            module = make()
     except Exception as error:
         raise SpecError(f"model: {factory} failed: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
@@ -57,13 +60,13 @@ def _from_transformers(model: Any) -> nn.Module:
     # Never download: a run.toml names all files that a run needs.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
-        from transformers import AutoConfig, AutoModelForCausalLM, logging
+        from transformers import AutoConfig, AutoModelForCausalLM
     except ModuleNotFoundError:
         raise SpecError(
             f"model: building {model.name} needs transformers; install it with "
             "'pip install shardwise[hf]'"
         ) from None
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    silence_transformers()
     try:
         if model.config is None:
             config = AutoConfig.for_model(**to_config(model))  # type: ignore[arg-type]
@@ -72,9 +75,11 @@ def _from_transformers(model: Any) -> nn.Module:
             config = AutoConfig.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-        module: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
-        )
+        # Only now are the modules of the model imported.
+        with quiet_imports():
+            module: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
+            )
     except (ValueError, KeyError, OSError, ImportError) as error:
         if model.config is not None and "auto_map" in config_table(Path(model.config)):
             raise SpecError(

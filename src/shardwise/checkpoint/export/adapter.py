@@ -28,6 +28,7 @@ from shardwise.units.adapted import (
     lora_config,
 )
 from shardwise.units.build import build_module
+from shardwise.units.quiet_libraries import quiet_imports, silence_transformers
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # The names that peft gives the parameters of a wrapped model.
@@ -45,7 +46,8 @@ def write_adapter(
     dtype: torch.dtype | None,
 ) -> dict[str, torch.Tensor]:
     """Write adapter_model.safetensors and adapter_config.json; return the tensors written."""
-    from peft import get_peft_model_state_dict
+    with quiet_imports():
+        from peft import get_peft_model_state_dict
     from safetensors.torch import save
 
     # Only names and shapes are needed.
@@ -127,6 +129,7 @@ def write_merged(folder: Path, module: nn.Module, dtype: torch.dtype, shard_size
         module.config.use_cache = True  # type: ignore[union-attr]
         # peft's mark: transformers would save adapters only.
         vars(module).pop("peft_config", None)
+        silence_transformers()
         cast(Any, module).save_pretrained(folder, max_shard_size=shard_size)
     else:
         from safetensors.torch import save_model
