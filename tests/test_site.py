@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html.parser
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from shardwise.web.site import page_files
+from tests.extras import write_site
 from tests.test_docs import BLOCK, DOCS, PAGES, ROOT
 
 pytest.importorskip("material")
@@ -43,10 +45,18 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
+    """The site, built with nothing but what `pip install .[docs]` installs."""
+    folder, only = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("only-docs")
+    write_site(only, "docs")
+    paths = os.pathsep.join([str(only), *filter(None, [os.environ.get("PYTHONPATH")])])
     words = ["mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     # The planner's page, which is built apart; what it downloads is not needed here.
