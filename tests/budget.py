@@ -1,8 +1,9 @@
 """What the gate costs: CPU time of each folder of tests, beside a budget that a change must keep.
 
 Seconds of one machine mean nothing on another, so CPU time is counted in units: the CPU time of a
-fixed piece of work, timed many times during the same run. `pytest --cpu FOLDER` writes what each
-worker has used, its children included once they have ended.
+fixed piece of work, timed many times during the same run. `pytest -n 2 --cpu FOLDER` writes what
+each worker has used, with all the processes that its tests have started: those that it has waited
+for, those that still run, and those whose parent ended first, which tests/reaper.py waits for.
 
     python -m tests.budget check FOLDER    a table; fails above 1.5 times a budget
     python -m tests.budget set FOLDER      writes .ci/budget.toml anew, with room of 20 %
@@ -12,19 +13,23 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = ROOT / ".ci" / "budget.toml"
+REAPER = ROOT / "tests" / "reaper.py"
 FAILS_ABOVE = 1.5
 ROOM = 1.2
 # A folder below this many units is all noise: it is allowed as much.
@@ -36,17 +41,34 @@ NAMED_ABOVE_S = 2.0
 STARTED = "starting and collecting"
 
 
+def own_seconds() -> float:
+    """CPU time of this process and of those that it has waited for."""
+    return sum(os.times()[:4])
+
+
+def used_by(process: psutil.Process) -> float:
+    """CPU time of a process that may have ended, and of those that it has waited for."""
+    with suppress(psutil.NoSuchProcess):
+        return sum(process.cpu_times()[:4])
+    return 0.0
+
+
 def cpu_seconds() -> float:
-    """CPU time of this process and of its children that have ended."""
-    used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
+    """CPU time of this worker and of every process that its tests have started so far."""
+    reaper = psutil.Process(os.getppid())
+    before, waited_for = None, used_by(reaper)
+    while waited_for != before:  # else a process has passed from the living to the reaper
+        living = [one for one in reaper.children(recursive=True) if one.pid != os.getpid()]
+        seconds = own_seconds() + waited_for + sum(map(used_by, living))
+        before, waited_for = waited_for, used_by(reaper)
+    return seconds
 
 
 def piece_of_work() -> float:
     """CPU seconds of what tests are made of: starting a process, Python objects, and numpy."""
     import numpy as np
 
-    start = cpu_seconds()
+    start = own_seconds()
     subprocess.run([sys.executable, "-I", "-c", "import json, numpy"], check=True)
     words = [f"{number * 7919 % 10007:05d}" for number in range(40_000)]
     counted = Counter(word[:3] for word in sorted(words))
@@ -54,32 +76,67 @@ def piece_of_work() -> float:
     square = np.arange(160_000, dtype=np.float64).reshape(400, 400) / 160_000
     for _ in range(20):
         square = np.sqrt(square * square + 1.0)
-    return cpu_seconds() - start
+    return own_seconds() - start
+
+
+def write_usage(folder: Path, pieces: list[float], tests: dict[str, float]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {"pieces": pieces, "tests": tests}
+    (folder / f"{os.getpid()}.json").write_text(json.dumps(written))
+
+
+class Reapers:
+    """A plugin of the process that starts the workers: makes each the child of a reaper."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_setupnodes(self, specs: Sequence[Any]) -> None:
+        for spec in specs:
+            spec.python = shlex.join([sys.executable, str(REAPER), sys.executable])
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        used = os.times()
+        write_usage(self.folder, [], {STARTED: used.user + used.system})
 
 
 class Recorder:
-    """A plugin of pytest: CPU seconds of each test, written to a folder when the session ends."""
+    """A plugin of a worker: CPU seconds of each test, written to a folder when the session ends."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tests: dict[str, float] = {}
         self.pieces = [piece_of_work()]
+        self.counted: float | None = None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        start = cpu_seconds()
+        # What lies between two tests belongs to the second: reading it twice would cost more.
+        start = cpu_seconds() if self.counted is None else self.counted
         done = yield
-        self.tests[item.nodeid] = cpu_seconds() - start
+        self.counted = cpu_seconds()
+        self.tests[item.nodeid] = self.counted - start
         if sum(self.tests.values()) > len(self.pieces) * TIMED_EVERY_S:
             self.pieces.append(piece_of_work())
+            self.counted += self.pieces[-1]
         return done
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
         rest = cpu_seconds() - sum(self.tests.values()) - sum(self.pieces)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        written = {"pieces": self.pieces, "tests": {**self.tests, STARTED: rest}}
-        (self.folder / f"{os.getpid()}.json").write_text(json.dumps(written))
+        write_usage(self.folder, self.pieces, {**self.tests, STARTED: rest})
+
+
+def record(config: pytest.Config, folder: Path) -> None:
+    """Have pytest write CPU times to the folder."""
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder(folder))
+    elif config.getoption("numprocesses", None):
+        config.pluginmanager.register(Reapers(folder))
+    else:
+        raise pytest.UsageError("--cpu counts the CPU time of workers: add --numprocesses 1")
 
 
 class Usage(NamedTuple):

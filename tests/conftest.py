@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.budget import Recorder
+from tests.budget import record
 from tests.examples import BY_DAY, BY_NIGHT
 from tests.parts import PARTS, part_of_item
 from tests.screens import UPDATE
@@ -41,8 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--update-golden"):
         os.environ[UPDATE] = "1"  # reaches the workers of pytest-xdist too
     folder = config.getoption("--cpu")
-    if folder and not config.getoption("numprocesses", None):
-        config.pluginmanager.register(Recorder(Path(folder).absolute()))
+    if folder:
+        record(config, Path(folder).absolute())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

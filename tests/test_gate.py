@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -117,27 +118,65 @@ def test_a_finished_run_becomes_the_budget(tmp_path: Path, budgets: Path) -> Non
     assert budgets.read_text().startswith("# Why.\n")
 
 
-def test_children_and_theirs_are_counted(tmp_path: Path) -> None:
-    """A child that starts a child which works: the same test in two files, one counts nothing."""
-    work = "sum(number * number for number in range(6_000_000))"
-    inner = f"[sys.executable, '-c', {work!r}]"
-    (tmp_path / "test_works.py").write_text(
-        "import subprocess, sys\n"
-        "def test_it():\n"
-        f"    code = \"import subprocess, sys; subprocess.run({inner}, check=True)\"\n"
-        "    subprocess.run([sys.executable, '-c', code], check=True)\n"
-    )  # fmt: skip
-    start = budget.cpu_seconds()
-    subprocess.run([sys.executable, "-c", work], check=True)
-    least = budget.cpu_seconds() - start
-    out = tmp_path / "cpu"
-    words = ["-q", "-p", "tests.conftest", "--rootdir", str(tmp_path), "--cpu", str(out)]
-    subprocess.run(
-        [sys.executable, "-m", "pytest", *words, str(tmp_path / "test_works.py")],
+# The same work in a child's child, in a fork server's child, and in a child that still runs.
+WORKS = """
+import subprocess, sys
+from multiprocessing import get_context
+
+def work():
+    sum(number * number for number in range(6_000_000))
+
+def start(*words):
+    return subprocess.Popen([sys.executable, __file__, *words], stdin=-1, stdout=-1, text=True)
+
+def test_that_waits():
+    start("child").communicate()
+
+def test_that_leaves_a_fork_server():
+    start("fork server").communicate()
+
+def test_that_leaves_a_child():
+    global left
+    left = start("that stays")
+    assert left.stdout.readline() == "worked\\n"
+
+def test_that_is_idle():
+    left.communicate()
+
+if __name__ == "__main__":
+    if sys.argv[1] == "child":
+        subprocess.run([sys.executable, __file__, "child's child"])
+    elif sys.argv[1] == "fork server":
+        process = get_context("forkserver").Process(target=work)
+        process.start()
+        process.join()
+    else:
+        work()
+        print("worked", flush=True)
+        sys.stdin.read()
+"""
+
+
+def test_every_process_that_a_test_starts_is_counted(tmp_path: Path) -> None:
+    file = tmp_path / "test_works.py"
+    file.write_text(WORKS)
+    start = budget.own_seconds()
+    subprocess.run([sys.executable, str(file), "here"], check=True, stdin=subprocess.DEVNULL)
+    least = budget.own_seconds() - start
+    words = ["-q", "-p", "xdist", "-p", "tests.conftest", "--rootdir", str(tmp_path), str(file)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, "-n", "1", "--cpu", str(tmp_path / "cpu")],
         cwd=ROOT,
-        check=True,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
+        text=True,
+        check=False,
     )
-    usage = budget.read_usage(out)
-    assert usage.tests["test_works.py::test_it"] > 0.7 * least
+    assert done.returncode == 0, done.stdout + done.stderr
+    usage = budget.read_usage(tmp_path / "cpu")
+    seconds = {name.partition("::")[2]: used for name, used in usage.tests.items()}
+    assert seconds["test_that_waits"] > 0.7 * least
+    assert seconds["test_that_leaves_a_fork_server"] > 0.7 * least
+    assert seconds["test_that_leaves_a_child"] > 0.7 * least
+    assert seconds["test_that_is_idle"] < 0.3 * least
     assert usage.piece > 0
