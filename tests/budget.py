@@ -6,7 +6,8 @@ each worker has used, with all the processes that its tests have started: those 
 for, those that still run, and those whose parent ended first, which tests/reaper.py waits for.
 
     python -m tests.budget check FOLDER    a table; fails above 1.5 times a budget
-    python -m tests.budget set FOLDER      writes .ci/budget.toml anew, with room of 20 %
+    python -m tests.budget set FOLDER      writes .ci/budget.toml anew, with room of 20 %; what the
+                                           run did not have keeps its budget
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Generator, Sequence
 from contextlib import suppress
+from math import ceil, inf
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -32,12 +34,10 @@ BUDGETS = ROOT / ".ci" / "budget.toml"
 REAPER = ROOT / "tests" / "reaper.py"
 FAILS_ABOVE = 1.5
 ROOM = 1.2
-# A folder below this many units is all noise: it is allowed as much.
+# Below this many units all is noise: no budget is smaller.
 SMALLEST = 5
 # The piece of work is timed once for as much CPU time of tests.
 TIMED_EVERY_S = 30.0
-# Tests that are named one by one use more CPU time than this.
-NAMED_ABOVE_S = 2.0
 STARTED = "starting and collecting"
 
 
@@ -139,6 +139,11 @@ def record(config: pytest.Config, folder: Path) -> None:
         raise pytest.UsageError("--cpu counts the CPU time of workers: add --numprocesses 1")
 
 
+def folder_of(test: str) -> str:
+    """The folder whose budget pays for a test; a file beside the folders counts as one."""
+    return "/".join(test.partition("::")[0].split("/")[:2])
+
+
 class Usage(NamedTuple):
     """What a run has used: CPU seconds of each test, and of one piece of work."""
 
@@ -146,11 +151,10 @@ class Usage(NamedTuple):
     piece: float
 
     def folders(self) -> dict[str, float]:
-        """Units of each folder of tests; a file beside the folders counts as one."""
+        """Units of each folder of tests."""
         units: defaultdict[str, float] = defaultdict(float)
         for name, seconds in self.tests.items():
-            path = name.partition("::")[0].split("/")
-            units["/".join(path[:2])] += seconds / self.piece
+            units[folder_of(name)] += seconds / self.piece
         return dict(units)
 
 
@@ -180,7 +184,9 @@ class Verdict(NamedTuple):
 
 
 def judge(used: dict[str, float], budgets: dict[str, float]) -> Verdict:
-    shares = {name: units / budgets.get(name, SMALLEST) for name, units in used.items()}
+    """Compare with the budgets; a folder that has none fails."""
+    shares = {name: units / budgets[name] if name in budgets else inf
+              for name, units in used.items()}  # fmt: skip
     above = [name for name, share in shares.items() if share > 1]
     return Verdict(above, [name for name in above if shares[name] > FAILS_ABOVE])
 
@@ -190,18 +196,18 @@ def table(usage: Usage, budgets: dict[str, float]) -> str:
     fails = judge(used, budgets).fails
     lines = [f"{'folder':<28}{'units':>8}{'budget':>8}{'CPU s':>8}"]
     for name, units in sorted(used.items(), key=lambda item: -item[1]):
-        budget = budgets.get(name, SMALLEST)
+        budget = budgets.get(name, 0)
         mark = "  FAILS" if name in fails else "  above" if units > budget else ""
         lines.append(f"{name:<28}{units:>8.0f}{budget:>8.0f}{units * usage.piece:>8.0f}{mark}")
     total = sum(used.values())
-    budget = sum(budgets.get(name, SMALLEST) for name in used)
+    budget = sum(budgets.get(name, 0) for name in used)
     lines.append(f"{'all':<28}{total:>8.0f}{budget:>8.0f}{total * usage.piece:>8.0f}")
     lines.append(f"One unit took {usage.piece:.3f} CPU seconds in this run.")
     return "\n".join(lines)
 
 
 def check(folder: Path) -> int:
-    """Print the table; 1 where a folder is far above its budget."""
+    """Print the table; 1 where a folder is far above its budget or has none."""
     usage, budgets = read_usage(folder), read_budgets()
     verdict = judge(usage.folders(), budgets)
     print(table(usage, budgets))
@@ -209,13 +215,13 @@ def check(folder: Path) -> int:
         longest = sorted(
             (seconds / usage.piece, test)
             for test, seconds in usage.tests.items()
-            if test.startswith(name) and seconds > NAMED_ABOVE_S
+            if folder_of(test) == name
         )
         print(f"{name} is above its budget. Its longest tests, in units:")
         print("\n".join(f"  {units:6.0f}  {test}" for units, test in longest[:-6:-1]))
     if verdict.fails:
         print(
-            f"Failed: {', '.join(verdict.fails)} took more than {FAILS_ABOVE} times the budget. "
+            f"Failed: {', '.join(verdict.fails)}: more than {FAILS_ABOVE} times the budget. "
             "Make the tests cheaper or mark long ones nightly; where their cost is worth it, "
             f"raise the budget in {BUDGETS.relative_to(ROOT)} and say why in the commit."
         )
@@ -223,10 +229,11 @@ def check(folder: Path) -> int:
 
 
 def write(folder: Path) -> int:
-    """Write the budget file anew from a finished run."""
+    """Write the budget file anew from a finished run; what it did not run keeps its budget."""
     used = read_usage(folder).folders()
-    lines = [f'"{name}" = {units * ROOM:.0f}' for name, units in sorted(used.items())
-             if units * ROOM > SMALLEST]  # fmt: skip
+    budgets = {name: units for name, units in read_budgets().items() if (ROOT / name).exists()}
+    budgets |= {name: max(SMALLEST, ceil(units * ROOM)) for name, units in used.items()}
+    lines = [f'"{name}" = {units:.0f}' for name, units in sorted(budgets.items())]
     head = BUDGETS.read_text().partition("[units]")[0]
     BUDGETS.write_text("\n".join([f"{head}[units]", *lines, ""]))
     print(f"{BUDGETS.relative_to(ROOT)}: {len(lines)} folders")

@@ -103,10 +103,12 @@ def test_a_folder_above_its_budget_is_named_and_far_above_it_fails(
     assert used == {"tests/a": pytest.approx(100), "tests/b": pytest.approx(slow)}
 
 
-def test_a_folder_without_a_budget_may_be_small_only(tmp_path: Path, budgets: Path) -> None:
+def test_a_folder_without_a_budget_fails(
+    tmp_path: Path, budgets: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     budgets.write_text('[units]\n"tests/a" = 100\n')
-    assert budget.check(a_run(tmp_path / "small", 3)) == 0
-    assert budget.check(a_run(tmp_path / "large", 10)) == 1
+    assert budget.check(a_run(tmp_path / "cpu", 1)) == 1
+    assert "test_z[1]" in capsys.readouterr().out
 
 
 def test_a_finished_run_becomes_the_budget(tmp_path: Path, budgets: Path) -> None:
@@ -116,6 +118,28 @@ def test_a_finished_run_becomes_the_budget(tmp_path: Path, budgets: Path) -> Non
     assert budget.check(folder) == 0
     assert budget.read_budgets() == {"tests/a": 120, "tests/b": 600}
     assert budgets.read_text().startswith("# Why.\n")
+
+
+def test_what_a_run_did_not_have_keeps_its_budget_while_it_exists(
+    tmp_path: Path, budgets: Path
+) -> None:
+    (tmp_path / "tests" / "c").mkdir(parents=True)
+    with budgets.open("a") as file:
+        file.write('"tests/c" = 7\n"tests/gone" = 8\n')
+    budget.write(a_run(tmp_path / "cpu", 1))
+    assert budget.read_budgets() == {"tests/a": 120, "tests/b": budget.SMALLEST, "tests/c": 7}
+
+
+def test_every_folder_of_the_gate_has_a_budget(request: pytest.FixtureRequest) -> None:
+    """Of those that this session has collected: all, in the gate."""
+    in_gate = {
+        budget.folder_of(item.nodeid)
+        for item in request.session.items
+        if not item.get_closest_marker("nightly") and not item.get_closest_marker("cuda")
+    }
+    budgets = budget.read_budgets()
+    assert in_gate <= set(budgets)
+    assert all((ROOT / name).exists() for name in budgets if name != budget.STARTED)
 
 
 # The same work in a child's child, in a fork server's child, and in a child that still runs.
