@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests import budget
 from tests.parts import FILES, PARTS, part_of, part_of_item
@@ -53,6 +54,12 @@ def test_the_longest_name_decides_and_markers_before_it() -> None:
         part_of("tests/unheard_of/test_new.py", {"nightly"})
     starts = [start for part in FILES.values() for start in part]
     assert len(starts) == len(set(starts))
+
+
+def test_the_nightly_workflow_runs_every_part() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())
+    matrix = workflow["jobs"]["nightly"]["strategy"]["matrix"]
+    assert sorted(matrix["part"]) == sorted(PARTS)
 
 
 @pytest.mark.nightly
