@@ -450,6 +450,8 @@ SCREENS = {
     "--explain",
     "plan-8b-memory": "--model llama-3-8b --cluster 8xH100-SXM --objective memory",
     "plan-70b-4096": "--model llama-3-70b --cluster 512x8xH100-SXM@400Gbps",
+    "plan-405b": "--model llama-3.1-405b --cluster 2048x8xH100-SXM@400Gbps --seq-len 8192 "
+    "--global-batch 16Mi",
     "plan-70b-nothing-fits": "--model llama-3-70b --cluster 8xH100-SXM",
     "plan-70b-explain-nothing-fits": "--model llama-3-70b --cluster 8xH100-SXM --explain",
     "plan-8b-consumer": "--model llama-3-8b --cluster 8xRTX-4090",

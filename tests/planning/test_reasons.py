@@ -216,7 +216,6 @@ def check_limited_by(plan: Plan, winner: Candidate, reason: LimitedBy) -> None:
 
 def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
     """What limits, what is left, and tips. False for reasons of another kind."""
-    devices = plan.problem.cluster.devices
     words = reason_words(reason, plan.units.blocks)
     match reason:
         case LimitedBy():
@@ -258,9 +257,8 @@ def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
                 assert reason.tokens_per_s == pytest.approx(other.tokens_per_s)
             assert strategy.offload == (change == "offload") == (reason.host_bytes is not None)
             assert value in words
-        case OtherParallelism(parallelism=kinds):
-            assert devices > 1
-            assert "expert" in kinds or winner.exposed_s >= 0.1 * winner.step_s
+        case OtherParallelism():
+            check_untried(plan, winner)
         case LowPrecisionReduce(dtype=dtype, gain=gain):
             low = again(plan, winner.strategy.but(reduce_dtype=dtype))
             assert gain == pytest.approx(low.tokens_per_s / winner.tokens_per_s - 1, abs=1e-9)
@@ -268,6 +266,21 @@ def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
         case _:
             return False
     return True
+
+
+def check_untried(plan: Plan, winner: Candidate | None) -> None:
+    """Other parallelism is named exactly where it may be better."""
+    named = [kind for tip in plan.tips if isinstance(tip, OtherParallelism)
+             for kind in tip.parallelism]  # fmt: skip
+    model, job = plan.problem.model, plan.problem.job
+    matters = winner is None
+    if winner is not None:
+        tokens = winner.tokens_per_s * winner.step_s
+        unasked = job.global_batch is None and round(tokens) > USUAL_BATCH
+        matters = unasked or winner.exposed_s / winner.step_s > plan.comparison_error
+    several = plan.problem.cluster.devices > 1
+    assert ("pipeline" in named) == (several and matters)
+    assert ("expert" in named) == (several and getattr(model, "experts", None) is not None)
 
 
 NO_FIT = (
@@ -361,6 +374,7 @@ def test_every_reason_agrees_with_the_table(seed: int, objective: str) -> None:
         plan = make_plan(problem, objective="memory" if objective == "memory" else "throughput")
     except SpecError:
         return
+    check_untried(plan, plan.winner)
     if plan.winner is None:
         for tip in plan.tips:
             assert isinstance(tip, NO_FIT)

@@ -112,11 +112,9 @@ def plan(
     """
     from shardwise.api import plan_run, read_budget
     from shardwise.planning.record import devices_in_time, plan_record
-    from shardwise.report.money import deadline_words
     from shardwise.report.plan import print_plan
     from shardwise.report.plan_explained import print_explained
     from shardwise.report.plan_table import plan_table
-    from shardwise.report.screen import screen
     from shardwise.spec.run import replace_run
 
     form = output_format(as_json, as_csv, as_markdown)
@@ -151,11 +149,9 @@ def plan(
     else:
         start = _start(found, chosen, lowered(for_stack), output)
         if explain:
-            print_explained(found, start, top)
+            print_explained(found, start, top, more)
         else:
-            print_plan(found, start)
-        if more is not None:
-            screen().print("\n" + deadline_words(more, found.problem, found.budget))
+            print_plan(found, start, more)
     _print_unsupported(current)
     if not found.succeeds:
         raise typer.Exit(1)

@@ -21,7 +21,6 @@ from shardwise.planning.reasons import (
     GradientsUnsharded,
     LeastMemory,
     LowPrecisionReduce,
-    OtherParallelism,
     Reason,
     RiskyAlternative,
     ShorterFits,
@@ -30,9 +29,10 @@ from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Search
 from shardwise.planning.sequence import longest
 from shardwise.planning.space import Space
+from shardwise.planning.untried import untried
 from shardwise.planning.warnings import fewer_devices, is_uneven, left_out, warnings_of
 from shardwise.predict.estimate import price
-from shardwise.predict.fit import Change, other_parallelism, ways_to_fit
+from shardwise.predict.fit import Change, ways_to_fit
 from shardwise.predict.rates import (
     coefficients_for,
     comparison_error,
@@ -51,8 +51,6 @@ Objective = Literal["throughput", "memory", "sequence", "money"]
 FAST_ENOUGH = 0.9
 # Reducing gradients in low precision is worth a tip from this gain on.
 MIN_REDUCE_GAIN = 0.01
-# Steps that wait for communication this share of their time may need other parallelism.
-MUCH_WAITING = 0.1
 # A gain from torch.compile below this is not worth a line.
 MIN_COMPILE_GAIN = 0.01
 
@@ -418,7 +416,7 @@ def _tips(
         gain = low.tokens_per_s / winner.tokens_per_s - 1
         if gain > MIN_REDUCE_GAIN:
             tips.append(LowPrecisionReduce(dtype=strategy.param_dtype, gain=gain))
-    return [*tips, *_compiled(problem, units, winner), *_other_parallelism(problem, winner)]
+    return [*tips, *_compiled(problem, units, winner), *untried(problem, winner)]
 
 
 def _compiled(problem: Problem, units: Units, winner: Candidate) -> Iterator[Reason]:
@@ -442,7 +440,7 @@ def _helps(search: Search, found: Found, objective: Objective) -> list[Reason]:
         *_gradients_unsharded(problem, search.units, found),
         *_why_nothing_fits(search, found, objective),
         *alternatives(problem, search.space, None),
-        *_other_parallelism(problem, None),
+        *untried(problem, None),
     ]
 
 
@@ -471,18 +469,6 @@ def _why_nothing_fits(search: Search, found: Found, objective: Objective) -> Ite
     shorter = longest(search.problem, search.space) if objective != "sequence" else None
     if shorter is not None and shorter.tokens < search.problem.job.seq_len:
         yield ShorterFits(tokens=shorter.tokens)
-
-
-def _other_parallelism(problem: Problem, winner: Candidate | None) -> list[Reason]:
-    """What shardwise does not run, where it may be better: for experts, for want of memory, and
-    where most devices wait for each other.
-    """
-    kinds = other_parallelism(problem.model)
-    if winner is not None and winner.exposed_s < MUCH_WAITING * winner.step_s:
-        kinds = tuple(kind for kind in kinds if kind == "expert")
-    if not kinds or problem.cluster.devices == 1:
-        return []
-    return [OtherParallelism(parallelism=kinds)]
 
 
 def _risky_alternative(

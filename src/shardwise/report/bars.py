@@ -34,23 +34,23 @@ class Part(NamedTuple):
     shown: str
 
 
-def print_memory(out: Console, memory: MemoryProfile) -> None:
+def print_memory(out: Console, memory: MemoryProfile, bar: bool = True) -> None:
     """What is needed of a device and what is usable, as a sentence and as a bar."""
     needed, usable, capacity = memory.needed_bytes, memory.usable_bytes, memory.capacity_bytes
     assert needed is not None
     assert usable is not None
     assert capacity is not None
-    out.print(
-        f"Memory: {show_memory(needed)} of {show_memory(capacity)} "
-        f"(usable {show_memory(usable)}, at {MARK})"
-    )
-    _print(out, memory_bar(memory, needed, usable, capacity))
+    limit = f"usable {show_memory(usable)}" + (f", at {MARK}" if bar else "")
+    out.print(f"Memory: {show_memory(needed)} of {show_memory(capacity)} ({limit})")
+    if bar:
+        _print(out, memory_bar(memory, needed, usable, capacity))
 
 
-def print_step(out: Console, sentence: str, time: TimeProfile) -> None:
+def print_step(out: Console, sentence: str, time: TimeProfile, bar: bool = True) -> None:
     """A sentence about a step, and the parts of its time as a bar."""
     paragraph(out, sentence)
-    _print(out, step_bar(time))
+    if bar:
+        _print(out, step_bar(time))
 
 
 def memory_bar(memory: MemoryProfile, needed: float, usable: float, capacity: float) -> list[Text]:

@@ -13,6 +13,7 @@ from shardwise.planning.reasons import (
     Divided,
     DoesNotFit,
     LimitedBy,
+    OtherParallelism,
     Reason,
     Recomputes,
     ShorterFits,
@@ -29,6 +30,7 @@ from shardwise.report.reasons import (
     speed_words,
 )
 from shardwise.report.strategy import layout_words
+from shardwise.report.words import parallelism_words
 from shardwise.spec.quantity import show_count
 
 # What says most about a layout comes first.
@@ -89,6 +91,10 @@ def _shorter_fits(reason: ShorterFits, blocks: int | None) -> str:
     return f"Sequences of up to {reason.tokens:,} tokens."
 
 
+def _other_parallelism(reason: OtherParallelism, blocks: int | None) -> str:
+    return f"Not considered: {parallelism_words(reason.parallelism)} (not run for this model)."
+
+
 def _limited_by(reason: LimitedBy, blocks: int | None) -> str:
     """Without the configurations that more memory or bandwidth would allow."""
     return reason_words(replace(reason, with_memory=None, with_network=None), blocks)
@@ -109,6 +115,7 @@ _BRIEF: dict[type[Reason], Callable[[Any, int | None], str]] = {
     Compared: _compared,
     DoesNotFit: _does_not_fit,
     LimitedBy: _limited_by,
+    OtherParallelism: _other_parallelism,
     Recomputes: _recomputes,
     StatesFit: _states_fit,
     StepBatch: _step_batch,

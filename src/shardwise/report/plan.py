@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
+from shardwise.planning.least import Least
 from shardwise.planning.money import SizeChoice, Sized
 from shardwise.planning.plan import Plan
 from shardwise.planning.reasons import (
@@ -32,7 +33,13 @@ from shardwise.report.bars import print_memory, print_step
 from shardwise.report.brief import brief_words, three_reasons
 from shardwise.report.estimate import print_ways
 from shardwise.report.memory_words import show_memory
-from shardwise.report.money import cost_words, size_words, sizes_table, tokens_words
+from shardwise.report.money import (
+    cost_words,
+    deadline_words,
+    size_words,
+    sizes_table,
+    tokens_words,
+)
 from shardwise.report.plan_table import layouts_table
 from shardwise.report.plan_words import alike_words, nearest_words, pace_words, planned_words
 from shardwise.report.reasons import asked_words, reason_words, share_words, speed_words
@@ -41,10 +48,29 @@ from shardwise.report.strategy import arithmetic_words, compile_words
 from shardwise.step import StepProfile
 
 LINES = 30
-# Rows of the table, and whether an option is named: they give way to warnings and long reasons.
-_ROOM = ((4, True), (3, True), (2, True), (2, False), (1, False))
+
+
+class Room(NamedTuple):
+    """What a screen has room for beside the answer."""
+
+    # Rows of a table, or where no configuration fits what would.
+    rows: int
+    reasons: int = 3
+    # Whether an option that would bring more is named.
+    option: bool = False
+    bars: bool = True
+
+
+# What gives way to warnings and long reasons, the first first.
+_ROOMS = (
+    *(Room(rows, option=True) for rows in (4, 3, 2)),
+    *(Room(rows) for rows in (2, 1)),
+    *(Room(1, reasons) for reasons in (2, 1)),
+    *(Room(rows, 1, bars=False) for rows in (1, 0)),
+)
 # Characters of a command that ends a sentence, and of a line of a longer one.
 _SHORT, _COMMAND = 40, 68
+_ALL_THAT_FITS = "--explain: all that would help"
 _EXPLAIN = "--explain: all reasons, settings of every row, lower-memory options"
 
 
@@ -60,13 +86,21 @@ class Start(NamedTuple):
     remark: str = ""
 
 
-def print_plan(plan: Plan, start: Start) -> None:
-    """Print the answer in at most 30 lines of 80 columns."""
+def print_plan(plan: Plan, start: Start, in_time: Least | None = None) -> None:
+    """Print the answer in at most 30 lines of 80 columns.
+
+    `in_time` is with how many devices a deadline would be met that the plan misses.
+    """
     out = screen()
     profile = plan.profile(plan.winner) if plan.winner else None
-    for rows, option in _ROOM:
+    for room in _ROOMS:
         with out.capture() as captured:
-            _print_answer(out, plan, profile, start, rows, option)
+            print_question(out, plan)
+            if plan.winner is None or profile is None:
+                _print_nothing_fits(out, plan, room)
+            else:
+                _print_answer(out, plan, plan.winner, profile, room)
+                _print_next(out, plan, start, in_time, room)
         answer = captured.get()
         if answer.count("\n") <= LINES:
             break
@@ -74,27 +108,34 @@ def print_plan(plan: Plan, start: Start) -> None:
 
 
 def _print_answer(
-    out: Console, plan: Plan, profile: StepProfile | None, start: Start, rows: int, option: bool
+    out: Console, plan: Plan, winner: Candidate, profile: StepProfile, room: Room
 ) -> None:
-    print_question(out, plan)
-    if plan.winner is None or profile is None:
-        _print_nothing_fits(out, plan)
-        return
-    print_recommended(out, plan, plan.winner, profile, brief_words, pace_words)
+    print_recommended(out, plan, winner, profile, brief_words, pace_words, room.bars)
     heading(out, "Why this layout")
-    for reason in three_reasons(plan):
+    for reason in three_reasons(plan)[: room.reasons]:
         bullet(out, brief_words(reason, plan.units.blocks))
+    for tip in plan.tips:
+        if isinstance(tip, OtherParallelism):
+            bullet(out, brief_words(tip))
+    if not room.rows:
+        return
     if plan.size_choice is not None and plan.size_choice.sizes:
-        print_sizes(out, plan, some_sizes(plan.size_choice, rows + 2))
-    else:
-        out.print()
-        out.print(terminal_table(layouts_table(plan, rows, mark=False)))
-        alike = plan.too_close_to_call()
-        if alike:
-            paragraph(out, alike_words(alike))
+        print_sizes(out, plan, some_sizes(plan.size_choice, room.rows + 2))
+        return
     out.print()
+    out.print(terminal_table(layouts_table(plan, room.rows, mark=False)))
+    alike = plan.too_close_to_call()
+    if alike:
+        paragraph(out, alike_words(alike))
+
+
+def _print_next(out: Console, plan: Plan, start: Start, in_time: Least | None, room: Room) -> None:
+    """How to meet a deadline, how to start it, and what else to try."""
+    out.print()
+    if in_time is not None:
+        paragraph(out, deadline_words(in_time, plan.problem, plan.budget))
     first, others = "Next: ", " " * len("Next: ")
-    for line in (*start_words(start), *(_option(plan) if option else ()), _EXPLAIN):
+    for line in (*start_words(start), *(_option(plan) if room.option else ()), _EXPLAIN):
         out.print(f"{first}{line}", soft_wrap=True)
         first = others
 
@@ -125,8 +166,9 @@ def print_recommended(
     profile: StepProfile,
     words: Callable[[Reason], str],
     speed: Callable[[Plan, Candidate], str],
+    bars: bool = True,
 ) -> None:
-    """The configuration, what to know about it, and its two bars.
+    """The configuration, what to know about it, its time and its memory, with `bars` or without.
 
     `words` tells of the tokens of a step, and `speed` how fast it is.
     """
@@ -144,8 +186,8 @@ def print_recommended(
         if note:
             paragraph(out, note)
     assert profile.time is not None
-    print_step(out, f"Step: {speed(plan, winner)}", profile.time)
-    print_memory(out, profile.known_memory)
+    print_step(out, f"Step: {speed(plan, winner)}", profile.time, bars)
+    print_memory(out, profile.known_memory, bars)
 
 
 def is_batch(reason: Reason) -> bool:
@@ -208,25 +250,24 @@ def _option(plan: Plan) -> Iterator[str]:
             yield f"--allow-low-precision-reduce: {faster}"
 
 
-def _print_nothing_fits(out: Console, plan: Plan) -> None:
-    print_shortfall(out, plan)
+def _print_nothing_fits(out: Console, plan: Plan, room: Room) -> None:
+    print_shortfall(out, plan, room.bars)
     if plan.withheld:
         return
-    helpful = [tip for tip in plan.tips if not _in_vain(tip)]
-    if helpful:
+    helpful = [tip for tip in plan.tips if not isinstance(tip, OtherParallelism)]
+    # The first screen has room for all.
+    shown = helpful if room is _ROOMS[0] else helpful[: room.rows]
+    if shown:
         heading(out, "What would fit")
-        for tip in helpful:
+        for tip in shown:
             bullet(out, brief_words(tip, plan.units.blocks))
     # The last of the ways is more devices, which no alternative is.
-    print_changes(out, plan, plan.ways[-1:] if helpful else plan.ways)
+    print_changes(out, plan, plan.ways[-1:] if helpful else plan.ways, brief_words)
+    if len(shown) < len(helpful):
+        paragraph(out, _ALL_THAT_FITS)
 
 
-def _in_vain(tip: Reason) -> bool:
-    """Whether a tip does not say what would fit."""
-    return isinstance(tip, OtherParallelism)
-
-
-def print_shortfall(out: Console, plan: Plan) -> None:
+def print_shortfall(out: Console, plan: Plan, bars: bool = True) -> None:
     """That no configuration fits, and by how much; or that what fits is not recommended."""
     if plan.withheld:
         out.print(Text("No recommendation.", style="bold red"))
@@ -237,13 +278,15 @@ def print_shortfall(out: Console, plan: Plan) -> None:
     if plan.rejected:
         nearest = plan.rejected[0]
         paragraph(out, nearest_words(plan))
-        print_memory(out, plan.profile(nearest).known_memory)
+        print_memory(out, plan.profile(nearest).known_memory, bars)
 
 
-def print_changes(out: Console, plan: Plan, ways: Sequence[Change]) -> None:
+def print_changes(
+    out: Console, plan: Plan, ways: Sequence[Change], words: Callable[[Reason], str]
+) -> None:
     """Settings with which it would fit, and parallelism that is not run here."""
     out.print()
     print_ways(out, ways, of="" if plan.for_stack else "shardwise estimate")
     for tip in plan.tips:
-        if plan.ways and isinstance(tip, OtherParallelism):
-            paragraph(out, reason_words(tip), "dim")
+        if isinstance(tip, OtherParallelism):
+            paragraph(out, words(tip), "dim")

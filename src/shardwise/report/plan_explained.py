@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from shardwise.planning.least import Least
 from shardwise.planning.plan import Plan
 from shardwise.planning.reasons import LeastMemory, OtherParallelism
 from shardwise.planning.rows import Candidate
 from shardwise.report.memory_words import show_memory
+from shardwise.report.money import deadline_words
 from shardwise.report.plan import (
     Start,
     is_batch,
@@ -30,8 +32,11 @@ _LOWER_MEMORY = 3
 _NEVER_FIT = 4
 
 
-def print_explained(plan: Plan, start: Start, top: int) -> None:
-    """Print every reason, `top` layouts with their settings, tips and lower-memory options."""
+def print_explained(plan: Plan, start: Start, top: int, in_time: Least | None = None) -> None:
+    """Print every reason, `top` layouts with their settings, tips and lower-memory options.
+
+    `in_time` is with how many devices a deadline would be met that the plan misses.
+    """
     out = screen()
     print_question(out, plan)
     blocks = plan.units.blocks
@@ -44,7 +49,7 @@ def print_explained(plan: Plan, start: Start, top: int) -> None:
             if not isinstance(tip, OtherParallelism):
                 bullet(out, reason_words(tip, blocks))
         paragraph(out, f"{plan.considered:,} configurations priced." + _rejected(plan))
-        print_changes(out, plan, plan.ways)
+        print_changes(out, plan, plan.ways, reason_words)
         return
     profile = plan.profile(plan.winner)
     print_recommended(out, plan, plan.winner, profile, reason_words, step_words)
@@ -63,6 +68,8 @@ def print_explained(plan: Plan, start: Start, top: int) -> None:
             bullet(out, words)
     _print_lower_memory(out, plan, plan.winner)
     heading(out, "Next")
+    if in_time is not None:
+        option(out, deadline_words(in_time, plan.problem, plan.budget))
     for line in start_words(start):
         out.print(f"  {line}", soft_wrap=True)
 

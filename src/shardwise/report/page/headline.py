@@ -123,9 +123,10 @@ def _nothing_fits(plan: Plan) -> Headline:
     told += [reason_words(tip, plan.units.blocks) for tip in plan.tips if tip not in others]
     if plan.ways:
         told.append(f"{ways_title(plan.ways, '' if plan.for_stack else 'shardwise estimate')}:")
-        told += [*map(way_words, plan.ways), *map(reason_words, others)]
+        told += map(way_words, plan.ways)
     else:
         told.append(NO_WAY)
+    told += map(reason_words, others)
     return Headline(f"No configuration fits{' safely' if risky else ''}.", told, "bad")
 
 
