@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 import shardwise
-from shardwise.api import estimate_run, plan_run
+from shardwise.api import describe_run, estimate_run, plan_run
 from shardwise.planning.batches import LARGE_BATCH, USUAL_BATCH
 from shardwise.planning.layout import Layout
 from shardwise.planning.money import Budget
@@ -312,6 +312,30 @@ def test_the_run_it_writes_is_the_run_it_planned() -> None:
     assert again.time is not None
     assert again.time.step_s == pytest.approx(winner(found).step_s, rel=1e-9)
     assert again.known_memory.verdict == "fits"
+
+
+@pytest.mark.parametrize(
+    ("asked", "fits"),
+    [
+        ({"cluster": "8xH100-SXM", "seq_len": 8192, "strategy": "zero3"}, True),
+        ({"cluster": "8xRTX-4090", "strategy": "zero2"}, False),
+    ],
+)
+def test_a_plan_and_an_estimate_judge_a_configuration_alike(
+    asked: dict[str, Any], fits: bool
+) -> None:
+    run = describe_run(model="llama-3-8b", **asked)
+    found, _ = plan_run(run=run)
+    device = found.problem.cluster.device
+    judged = [
+        *((one.strategy, one.verdict) for one in (*reasons(found, DoesNotFit), *found.baselines)),
+        *((one.strategy, one.verdict(device)) for one in found.rejected),
+    ]
+    assert (found.winner is not None) == fits
+    assert "at risk" in {verdict for _, verdict in judged}
+    for strategy, verdict in judged:
+        assert estimate_run(run._replace(strategy=strategy)).known_memory.verdict == verdict
+    assert found.at_risk == (not fits)
 
 
 def test_a_current_configuration_is_compared_with() -> None:

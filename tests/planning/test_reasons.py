@@ -89,7 +89,7 @@ def check_layout(plan: Plan, winner: Candidate, reason: Reason) -> bool:
             assert reason.share_of_step == pytest.approx(
                 max(0.0, 1 - kept.step_s / winner.step_s), abs=1e-9
             )
-            assert ("does not fit" in words) == (kept.needed_bytes > plan.limit_bytes)
+            assert ("usable" in words) == (kept.needed_bytes > plan.limit_bytes)
         case NetworkCrossover(network=network, direction=direction):
             here = plan.problem.cluster.network
             assert here is not None

@@ -122,6 +122,13 @@ class Plan(NamedTuple):
         return self.winner is None and self.fitting > 0
 
     @property
+    def at_risk(self) -> bool:
+        """Whether none fits, and one would run if the allocator wasted little."""
+        device = self.problem.cluster.device
+        judged = (one.verdict(device) for one in self.rejected)
+        return not self.fitting and "at risk" in judged
+
+    @property
     def late(self) -> bool:
         """Whether the winner misses the deadline."""
         return self.winner is not None and not self.budget.in_time(self.winner.tokens_per_s)

@@ -25,6 +25,7 @@ from shardwise.report.memory_words import shortfall_words, show_memory
 from shardwise.report.reasons import (
     asked_words,
     decision_words,
+    not_fitting_words,
     reason_words,
     share_words,
     speed_words,
@@ -65,9 +66,7 @@ def _compared(reason: Compared, blocks: int | None) -> str:
 
 
 def _does_not_fit(reason: DoesNotFit, blocks: int | None) -> str:
-    short = shortfall_words(reason.needed_bytes, reason.usable_bytes)
-    judged = {"at risk": "is at risk"}.get(reason.verdict, reason.verdict)
-    return f"{layout_words(reason.strategy)} {judged}: {short}."
+    return f"{not_fitting_words(reason)}."
 
 
 def _recomputes(reason: Recomputes, blocks: int | None) -> str:

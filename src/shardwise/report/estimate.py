@@ -12,7 +12,7 @@ from rich.text import Text
 from shardwise.report.adapter import adapter_words
 from shardwise.report.bars import print_memory, print_step
 from shardwise.report.estimate_words import NO_WAY, not_compared, way_words, ways_title
-from shardwise.report.memory_words import shortfall_words, show_memory
+from shardwise.report.memory_words import AT_RISK, shortfall_words, show_memory
 from shardwise.report.screen import option, paragraph, plain_table, screen
 from shardwise.report.strategy import arithmetic_words, compile_words, run_words
 from shardwise.report.words import COLOURS, TERMS, VERDICTS, collective_names
@@ -111,7 +111,7 @@ def _headline(profile: StepProfile) -> Text:
     short = shortfall_words(memory.needed_bytes, memory.usable_bytes)
     head = Text(f"{memory.verdict.capitalize()}:", style=style) + Text(f" {short}.")
     if memory.verdict == "at risk":
-        head += Text(" It runs only if the allocator wastes little.")
+        head += Text(f" {AT_RISK}")
     return head
 
 

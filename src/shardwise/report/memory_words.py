@@ -17,6 +17,10 @@ def show_memory(size: float) -> str:
     return f"{size / factor:,.1f} {name}"
 
 
+# What "at risk" means, on every screen.
+AT_RISK = "It runs only if the allocator wastes little."
+
+
 def memory_words(*, tensors: float, needed: float, usable: float, capacity: float) -> str:
     """What is needed of a device, what is usable, and what the need is made of.
 

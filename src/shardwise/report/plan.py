@@ -23,7 +23,6 @@ from shardwise.planning.reasons import (
     LowPrecisionReduce,
     OtherParallelism,
     Reason,
-    RiskyAlternative,
     StepBatch,
 )
 from shardwise.planning.rows import Candidate
@@ -41,10 +40,17 @@ from shardwise.report.money import (
     tokens_words,
 )
 from shardwise.report.plan_table import layouts_table
-from shardwise.report.plan_words import alike_words, nearest_words, pace_words, planned_words
+from shardwise.report.plan_words import (
+    alike_words,
+    nearest_words,
+    none_fits_words,
+    pace_words,
+    planned_words,
+)
 from shardwise.report.reasons import asked_words, reason_words, share_words, speed_words
 from shardwise.report.screen import bullet, heading, paragraph, screen, terminal_table
 from shardwise.report.strategy import arithmetic_words, compile_words
+from shardwise.report.words import COLOURS, VERDICTS
 from shardwise.step import StepProfile
 
 LINES = 30
@@ -272,9 +278,8 @@ def print_shortfall(out: Console, plan: Plan, bars: bool = True) -> None:
     if plan.withheld:
         out.print(Text("No recommendation.", style="bold red"))
         return
-    risky = any(isinstance(tip, RiskyAlternative) for tip in plan.tips)
-    head = "No configuration fits safely." if risky else "No configuration fits."
-    out.print(Text(head, style="bold red"))
+    tone = VERDICTS["at risk" if plan.at_risk else "does not fit"].tone
+    out.print(Text(none_fits_words(plan), style=f"bold {COLOURS[tone]}"))
     if plan.rejected:
         nearest = plan.rejected[0]
         paragraph(out, nearest_words(plan))

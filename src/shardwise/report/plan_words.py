@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwise.planning.plan import Plan
 from shardwise.planning.rows import Candidate
 from shardwise.predict.rates import comparison_error
-from shardwise.report.memory_words import shortfall_words
+from shardwise.report.memory_words import AT_RISK, shortfall_words
 from shardwise.report.strategy import configuration_words
 from shardwise.report.words import percent, span
 from shardwise.spec.quantity import show_count, show_seconds
@@ -53,8 +53,16 @@ def alike_words(alike: int) -> str:
     )
 
 
+def none_fits_words(plan: Plan) -> str:
+    """That none fits; or only at risk, as an estimate would say of it."""
+    return f"No configuration fits{' safely' if plan.at_risk else ''}."
+
+
 def nearest_words(plan: Plan) -> str:
-    """The closest configurations if none fits."""
+    """The closest configuration where none fits, and what its verdict means."""
     nearest = plan.rejected[0]
     short = shortfall_words(nearest.needed_bytes, plan.limit_bytes)
-    return f"Closest: {planned_words(plan, nearest.strategy)} ({short})."
+    named = f"Closest: {planned_words(plan, nearest.strategy)}"
+    if nearest.verdict(plan.problem.cluster.device) == "at risk":
+        return f"{named}, at risk: {short}. {AT_RISK}"
+    return f"{named} ({short})."

@@ -49,7 +49,7 @@ from shardwise.planning.reasons import (
     UnfittedExperts,
     UnquantizedExperts,
 )
-from shardwise.report.memory_words import shortfall_words, show_memory
+from shardwise.report.memory_words import AT_RISK, shortfall_words, show_memory
 from shardwise.report.strategy import (
     KIND_NAMES,
     configuration_words,
@@ -57,7 +57,7 @@ from shardwise.report.strategy import (
     mesh_words,
     unusual_settings,
 )
-from shardwise.report.words import capital, parallelism_words, percent, signed_percent
+from shardwise.report.words import VERDICTS, capital, parallelism_words, percent, signed_percent
 from shardwise.spec.quantity import show_count, write_byte_rate, write_rate
 from shardwise.spec.strategy import Strategy, show_recompute
 
@@ -120,10 +120,17 @@ def _does_not_fit(reason: DoesNotFit, blocks: int | None) -> str:
         "zero2": "it keeps all parameters gathered",
         "zero1": "it keeps all parameters and gradients",
     }.get(reason.strategy.kind)
-    judged = {"at risk": "is at risk of running out of memory"}.get(reason.verdict, reason.verdict)
-    told = f"{layout_words(reason.strategy)} {judged}: "
-    told += shortfall_words(reason.needed_bytes, reason.usable_bytes)
+    told = not_fitting_words(reason)
+    if reason.verdict == "at risk":
+        return f"{told}. {AT_RISK}"
     return f"{told}; {why}." if why else f"{told}."
+
+
+def not_fitting_words(reason: DoesNotFit) -> str:
+    """A layout with its verdict and by how much it needs more than is usable, without an end."""
+    judged = VERDICTS[reason.verdict].words
+    short = shortfall_words(reason.needed_bytes, reason.usable_bytes)
+    return f"{layout_words(reason.strategy)} {judged}: {short}"
 
 
 def _compared(reason: Compared, blocks: int | None) -> str:
@@ -271,7 +278,7 @@ def _recomputes(reason: Recomputes, blocks: int | None) -> str:
     cost = f"recompute takes {share_words(reason.share_of_step)} of the step"
     if reason.needed_without_bytes > reason.usable_bytes:
         short = shortfall_words(reason.needed_without_bytes, reason.usable_bytes)
-        return f"Without recompute it does not fit ({short}); {cost}."
+        return f"Without recompute it {short}; {cost}."
     saved = reason.needed_without_bytes - reason.needed_bytes
     return f"Recompute saves {show_memory(saved)}; {cost}."
 

@@ -7,7 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from shardwise.planning.plan import Plan
-from shardwise.planning.reasons import OtherParallelism, RiskyAlternative, StepBatch
+from shardwise.planning.reasons import OtherParallelism, StepBatch
 from shardwise.predict.rates import comparison_error
 from shardwise.report.adapter import adapter_words
 from shardwise.report.estimate_words import NO_WAY, not_compared, way_words, ways_title
@@ -17,7 +17,7 @@ from shardwise.report.page.bars import badge
 from shardwise.report.page.markup import Markup, element
 from shardwise.report.page.subject import Subject
 from shardwise.report.page.sweeps import best_by_value
-from shardwise.report.plan_words import nearest_words, step_words
+from shardwise.report.plan_words import nearest_words, none_fits_words, step_words
 from shardwise.report.reasons import reason_words
 from shardwise.report.strategy import configuration_words, run_words
 from shardwise.report.verdicts import explain, health_words
@@ -115,7 +115,6 @@ def _batch_words(plan: Plan) -> list[str]:
 
 
 def _nothing_fits(plan: Plan) -> Headline:
-    risky = any(isinstance(tip, RiskyAlternative) for tip in plan.tips)
     if plan.withheld:
         return Headline("No recommendation.", [reason_words(one) for one in plan.warnings], "bad")
     told = [*_aim_words(plan), *([f"{nearest_words(plan)} (predicted)"] if plan.rejected else [])]
@@ -127,7 +126,7 @@ def _nothing_fits(plan: Plan) -> Headline:
     else:
         told.append(NO_WAY)
     told += map(reason_words, others)
-    return Headline(f"No configuration fits{' safely' if risky else ''}.", told, "bad")
+    return Headline(none_fits_words(plan), told, "fair" if plan.at_risk else "bad")
 
 
 def _predicted(one: Subject) -> Headline:
