@@ -112,7 +112,10 @@ def _plan() -> dict[str, tuple[Schema, str]]:
         "fitting": (WHOLE, "Of these, how many fit."),
         "limit_bytes": (WHOLE, "Usable memory per device."),
         "error_interval": (PAIR, "Relative error of tokens/s that nine of ten runs stay within."),
-        "comparison_interval": (PAIR, "The same of the ratio of two configurations."),
+        "comparison_interval": (
+            PAIR,
+            "Relative error of the ratio of two speeds, in four of five measured pairs.",
+        ),
         "fitted": (FLAG, "Whether step times of this device were fitted to measured runs."),
         "for_stack": (either(TEXT, NULL), "The stack of --for, whose limits the search kept to."),
         "deadline": (_ref("least"), "Devices that would meet --deadline; absent where it is met."),

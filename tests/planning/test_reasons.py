@@ -140,7 +140,8 @@ def check_compared(plan: Plan, winner: Candidate, reason: Reason) -> bool:
             ratio = row.tokens_per_s / winner.tokens_per_s - 1
             assert throughput == pytest.approx(ratio, abs=1e-9)
             assert rival.tokens_per_s / winner.tokens_per_s - 1 == pytest.approx(ratio, abs=1e-6)
-            assert speed_words(throughput) in words
+            assert reason.too_close == (abs(throughput) <= plan.comparison_error)
+            assert (speed_words(throughput) in words) == (not reason.too_close)
             assert (reason.decided_by is not None) == (throughput > 0.0005)
             for name in ("recompute", "micro_batch"):
                 differs = getattr(strategy, name) != getattr(winner.strategy, name)
@@ -268,6 +269,14 @@ def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
     return True
 
 
+def check_too_close(plan: Plan) -> None:
+    """The count of the screen, of layouts other than the winner's."""
+    best, error = plan.winner, plan.comparison_error
+    speeds = {c.layout: c.tokens_per_s / best.tokens_per_s for c in plan.layouts} if best else {}
+    near = {one for one, ratio in speeds.items() if 1 - error <= ratio <= 1 + error}
+    assert plan.too_close_to_call() == len(near - ({best.layout} if best else set()))
+
+
 def check_untried(plan: Plan, winner: Candidate | None) -> None:
     """Other parallelism is named exactly where it may be better."""
     named = [kind for tip in plan.tips if isinstance(tip, OtherParallelism)
@@ -375,6 +384,7 @@ def test_every_reason_agrees_with_the_table(seed: int, objective: str) -> None:
     except SpecError:
         return
     check_untried(plan, plan.winner)
+    check_too_close(plan)
     if plan.winner is None:
         for tip in plan.tips:
             assert isinstance(tip, NO_FIT)

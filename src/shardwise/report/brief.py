@@ -27,8 +27,8 @@ from shardwise.report.reasons import (
     decision_words,
     not_fitting_words,
     reason_words,
+    relative_words,
     share_words,
-    speed_words,
 )
 from shardwise.report.strategy import layout_words
 from shardwise.report.words import parallelism_words
@@ -61,7 +61,7 @@ def brief_words(reason: Reason, blocks: int | None = None) -> str:
 
 
 def _compared(reason: Compared, blocks: int | None) -> str:
-    speed = speed_words(reason.throughput)
+    speed = relative_words(reason.throughput, reason.too_close)
     return f"{layout_words(reason.strategy)} is {speed}{decision_words(reason)}."
 
 

@@ -41,13 +41,13 @@ from shardwise.report.money import (
 )
 from shardwise.report.plan_table import layouts_table
 from shardwise.report.plan_words import (
-    alike_words,
+    decided_words,
     nearest_words,
     none_fits_words,
     pace_words,
     planned_words,
 )
-from shardwise.report.reasons import asked_words, reason_words, share_words, speed_words
+from shardwise.report.reasons import asked_words, compared_words, reason_words, share_words
 from shardwise.report.screen import bullet, heading, paragraph, screen, terminal_table
 from shardwise.report.strategy import arithmetic_words, compile_words
 from shardwise.report.words import COLOURS, VERDICTS
@@ -127,12 +127,12 @@ def _print_answer(
         return
     if plan.size_choice is not None and plan.size_choice.sizes:
         print_sizes(out, plan, some_sizes(plan.size_choice, room.rows + 2))
-        return
-    out.print()
-    out.print(terminal_table(layouts_table(plan, room.rows, mark=False)))
-    alike = plan.too_close_to_call()
-    if alike:
-        paragraph(out, alike_words(alike))
+    else:
+        out.print()
+        out.print(terminal_table(layouts_table(plan, room.rows, mark=False)))
+    decided = decided_words(plan)
+    if decided:
+        paragraph(out, decided)
 
 
 def _print_next(out: Console, plan: Plan, start: Start, in_time: Least | None, room: Room) -> None:
@@ -250,7 +250,7 @@ def _option(plan: Plan) -> Iterator[str]:
             yield f"--compile: {share_words(gain)} faster (fitted on {runs} published runs)"
         case Alternative() as other:
             needed = show_memory(other.needed_bytes)
-            yield f"{asked_words(other)}: {speed_words(other.throughput or 0.0)}, needs {needed}"
+            yield f"{asked_words(other)}: {compared_words(other.throughput or 0.0)}, needs {needed}"
         case LowPrecisionReduce(dtype=dtype, gain=gain):
             faster = f"{share_words(gain)} faster; reduces gradients in {dtype}"
             yield f"--allow-low-precision-reduce: {faster}"

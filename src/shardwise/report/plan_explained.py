@@ -22,7 +22,7 @@ from shardwise.report.plan import (
 )
 from shardwise.report.plan_table import layouts_table, unusual_words
 from shardwise.report.plan_words import alike_words, step_words
-from shardwise.report.reasons import plan_tips, reason_words, rule_words, speed_words
+from shardwise.report.reasons import compared_words, plan_tips, reason_words, rule_words
 from shardwise.report.screen import bullet, heading, option, paragraph, screen, terminal_table
 from shardwise.report.strategy import configuration_words, shorthand
 from shardwise.report.words import percent
@@ -78,11 +78,10 @@ def _print_notes(out: Console, plan: Plan, top: int) -> None:
     """What the table leaves open: settings of rows, the rule of choice, what never fits."""
     now = next((b for b in plan.baselines if b.name == "now"), None)
     unchanged = now is not None and plan.winner is not None and now.strategy == plan.winner.strategy
-    alike = plan.too_close_to_call()
     for note in (
         unusual_words(plan, top),
         "Row 1 is the current configuration." if unchanged else "",
-        alike_words(alike) if alike else "",
+        alike_words(plan),
         rule_words(plan) if len(plan.layouts) > 1 and plan.objective != "memory" else "",
         f"{plan.considered:,} configurations priced, {plan.fitting:,} fit." + _rejected(plan),
     ):
@@ -112,6 +111,6 @@ def _print_lower_memory(out: Console, plan: Plan, winner: Candidate) -> None:
         fastest = aim.fastest_tokens_per_s
     heading(out, title)
     for candidate in plan.front[:_LOWER_MEMORY]:
-        speed = speed_words(candidate.tokens_per_s / fastest - 1)
+        speed = compared_words(candidate.tokens_per_s / fastest - 1)
         what = configuration_words(candidate.strategy, blocks=plan.units.blocks)
         option(out, f"{candidate.needed_bytes / GIB:5.1f} GiB, {speed}: {what}")

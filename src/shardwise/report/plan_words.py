@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from shardwise.planning.plan import Plan
 from shardwise.planning.rows import Candidate
-from shardwise.predict.rates import comparison_error
 from shardwise.report.memory_words import AT_RISK, shortfall_words
 from shardwise.report.strategy import configuration_words
-from shardwise.report.words import percent, span
+from shardwise.report.words import comparison_words, percent, span
 from shardwise.spec.quantity import show_count, show_seconds
 from shardwise.spec.strategy import Strategy
 
@@ -45,12 +44,31 @@ def ranked(plan: Plan, top: int) -> list[Candidate]:
     return [plan.winner, *others][:top]
 
 
-def alike_words(alike: int) -> str:
-    """How many layouts cannot be told apart from the recommended one."""
-    return (
-        f"{alike} other layout{'s are' if alike > 1 else ' is'} too close to call: within "
-        f"{percent(comparison_error())}, the error of comparison."
-    )
+def alike_words(plan: Plan) -> str:
+    """How many layouts are too close to call with the recommended one; empty for none."""
+    alike = plan.too_close_to_call()
+    if not alike:
+        return ""
+    within = comparison_words(plan.comparison_error)
+    return f"Too close to call ({within}): {_others(plan, alike, ' layout')}."
+
+
+def decided_words(plan: Plan) -> str:
+    """The same in a line, with what decides among equals."""
+    alike = plan.too_close_to_call()
+    if not alike:
+        return ""
+    told = f"Too close to call (within {percent(plan.comparison_error, 1)}): {_others(plan, alike)}"
+    # Where the least memory or money was asked for, that decided first.
+    first = plan.objective in ("memory", "money")
+    rule = "" if first else "; headroom decides, then simplicity"
+    return f"{told}{rule}."
+
+
+def _others(plan: Plan, count: int, of: str = "") -> str:
+    """So many others, on the size that was chosen where there were several."""
+    where = f" on {plan.problem.cluster.devices:,} devices" if plan.size_choice else ""
+    return f"{count:,} other{of}{'s' if count > 1 else ''}{where}"
 
 
 def none_fits_words(plan: Plan) -> str:

@@ -49,6 +49,7 @@ from shardwise.planning.reasons import (
     UnfittedExperts,
     UnquantizedExperts,
 )
+from shardwise.predict.rates import comparison_error
 from shardwise.report.memory_words import AT_RISK, shortfall_words, show_memory
 from shardwise.report.strategy import (
     KIND_NAMES,
@@ -57,7 +58,14 @@ from shardwise.report.strategy import (
     mesh_words,
     unusual_settings,
 )
-from shardwise.report.words import VERDICTS, capital, parallelism_words, percent, signed_percent
+from shardwise.report.words import (
+    VERDICTS,
+    capital,
+    comparison_words,
+    parallelism_words,
+    percent,
+    signed_percent,
+)
 from shardwise.spec.quantity import show_count, write_byte_rate, write_rate
 from shardwise.spec.strategy import Strategy, show_recompute
 
@@ -69,6 +77,8 @@ def plan_reasons(plan: Plan) -> list[str]:
 
 # Savings of memory below this are not worth a word.
 MIN_SAVED_BYTES = 2**30 // 10
+# Of a speed just beyond the error of comparison.
+_MOST_DIGITS = 3
 # Smaller shares of a step are not told.
 SEEN_SHARE = 0.01
 # A network that could be this many times slower does not matter; nobody has one that is slower.
@@ -97,7 +107,22 @@ def speed_words(throughput: float) -> str:
         return "as fast"
     if throughput < -0.5:
         return f"{1 / (1 + throughput):,.1f}x slower"
-    return f"{share_words(throughput)} {'slower' if throughput < 0 else 'faster'}"
+    size, error, digits = abs(throughput), comparison_error(), 0
+    # What is beyond the error of comparison must not read as if it were within.
+    while round(size, 2 + digits) <= error < size and digits < _MOST_DIGITS:
+        digits += 1
+    shown = percent(size, digits) if digits else share_words(size)
+    return f"{shown} {'slower' if throughput < 0 else 'faster'}"
+
+
+def relative_words(throughput: float, too_close: bool) -> str:
+    """The speed of one configuration against another: a figure only where it can be told."""
+    return "too close to call" if too_close else speed_words(throughput)
+
+
+def compared_words(throughput: float) -> str:
+    """The same, by the error of comparison."""
+    return relative_words(throughput, abs(throughput) <= comparison_error())
 
 
 # ---- the layout -----------------------------------------------------------------------------
@@ -135,11 +160,12 @@ def not_fitting_words(reason: DoesNotFit) -> str:
 
 def _compared(reason: Compared, blocks: int | None) -> str:
     layout = layout_words(reason.strategy)
+    conjunction = ", but" if reason.throughput <= 0 and not reason.too_close else " and"
     what = {
         "replicated": layout,
         "sharded": layout,
         "gathered once": f"{layout} gathers parameters once per step instead of "
-        f"{_gathers(reason)}, but",
+        f"{_gathers(reason)}{conjunction}",
         "gathered twice": f"{layout} gathers parameters {_gathers(reason)} instead of once per "
         "step and",
         "over all devices": f"{layout} over all {reason.strategy.devices} devices",
@@ -147,29 +173,34 @@ def _compared(reason: Compared, blocks: int | None) -> str:
         "divided": layout,
         "divided otherwise": layout,
     }[reason.difference]
-    if reason.throughput > 0 and what.endswith(" but"):
-        what = what.removesuffix(", but") + " and"
-    settings = _differing(reason, blocks)
+    settings, speed = (
+        _differing(reason, blocks),
+        relative_words(reason.throughput, reason.too_close),
+    )
     if reason.fits_only_so:
-        told = f"{what} fits only with {settings}, then is {speed_words(reason.throughput)}"
+        told = f"{what} fits only with {settings}, then is {speed}"
     else:
-        told = f"{what} is {speed_words(reason.throughput)}"
+        told = f"{what} is {speed}"
         told += f" (with {settings})" if settings else ""
     return f"{told}{decision_words(reason)}."
 
 
 def decision_words(reason: Compared) -> str:
     """Why a faster layout was not chosen, as the end of a sentence; empty for a slower one."""
+    if reason.decided_by is None:
+        return ""
     if reason.decided_by in ("objective", "memory"):
-        return f", but needs {show_memory(reason.more_bytes or 0)} more memory"
-    return _DECIDED_BY[reason.decided_by] if reason.decided_by is not None else ""
+        why = f"it needs {show_memory(reason.more_bytes or 0)} more memory"
+    else:
+        why = _DECIDED_BY[reason.decided_by]
+    return f"{'; ' if reason.too_close else ', but '}{why}"
 
 
 _DECIDED_BY = {
-    "batch": ", but its batch is farther from the one asked for",
-    "headroom": f", but leaves less than {percent(WANTED_HEADROOM)} of usable memory free",
-    "simplicity": ", but the recommended one is simpler",
-    "smaller groups": ", but the recommended one has smaller groups",
+    "batch": "its batch is farther from the one asked for",
+    "headroom": f"it leaves less than {percent(WANTED_HEADROOM)} of usable memory free",
+    "simplicity": "the recommended one is simpler",
+    "smaller groups": "the recommended one has smaller groups",
 }
 
 
@@ -218,7 +249,8 @@ def _divided(reason: Divided, blocks: int | None) -> str:
         least = short.removeprefix("needs ")
         told += f"without tensor or context parallelism no configuration fits (at least {least})"
     else:
-        told += f"without it, {layout_words(reason.undivided)} is {speed_words(reason.throughput)}"
+        speed = compared_words(reason.throughput)
+        told += f"without it, {layout_words(reason.undivided)} is {speed}"
         if reason.lacks_headroom:
             told += f" and leaves less than {percent(WANTED_HEADROOM)} of usable memory free"
     costs = {"tensor": reason.tensor_share, "context": reason.context_share}
@@ -433,7 +465,7 @@ def asked_words(reason: Alternative) -> str:
 
 
 def _alternative(reason: Alternative, blocks: int | None) -> str:
-    speed = f" ({speed_words(reason.throughput)})" if reason.throughput is not None else ""
+    speed = f" ({compared_words(reason.throughput)})" if reason.throughput is not None else ""
     told = (
         f"Alternative: {asked_words(reason)}, {show_count(reason.tokens_per_s)} tokens/s{speed}, "
         f"needs {show_memory(reason.needed_bytes)}"
@@ -600,7 +632,7 @@ def rule_words(plan: Plan) -> str:
     """The rule that chose."""
     asked = plan.problem.job.global_batch is not None
     return (
-        f"Rule: speeds within {percent(plan.comparison_error)} (the error of comparison) are "
-        f"equal; among equals {'the batch asked for, then ' if asked else ''}more headroom (up to "
+        f"Rule: speeds {comparison_words(plan.comparison_error)}, are equal; among equals "
+        f"{'the batch asked for, then ' if asked else ''}more headroom (up to "
         f"{percent(WANTED_HEADROOM)} of usable memory), then the simpler."
     )

@@ -84,6 +84,11 @@ def _without_sign_of_zero(text: str) -> str:
     return text if any(digit in text for digit in "123456789") else text.lstrip("+")
 
 
+def comparison_words(error: float) -> str:
+    """The error of comparison, as screens and pages write it."""
+    return f"within {percent(error, 1)}, the error of comparison"
+
+
 def pace(ratio: float) -> str:
     """A speed against another: `2.2x as fast`, `9% faster`, `4% slower`, `as fast`."""
     if ratio >= 2:

@@ -21,7 +21,7 @@ from shardwise.report.plan_words import nearest_words, none_fits_words, step_wor
 from shardwise.report.reasons import reason_words
 from shardwise.report.strategy import configuration_words, run_words
 from shardwise.report.verdicts import explain, health_words
-from shardwise.report.words import VERDICTS, signed_percent
+from shardwise.report.words import VERDICTS, comparison_words, signed_percent
 from shardwise.spec.quantity import show_count, show_gb, show_gib, show_seconds
 from shardwise.step import StepProfile, relative_error
 
@@ -233,10 +233,14 @@ def _fastest(ranked: list[tuple[Subject, StepProfile]], kind: str) -> Headline:
     said = f"{best.name} is fastest"
     if alike:
         more = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
-        said = f"{best.name} cannot be told from {', '.join(alike[:3])}{more}"
+        said = f"Too close to call: {', '.join([best.name, *alike[:3]])}{more}"
     rates = profile.throughput
     assert rates is not None
     told = [f"{show_count(rates.tokens_per_s)} tokens/s ({kind})."]
+    if alike and kind == "predicted":
+        told.append(f"Their speeds are {comparison_words(comparison_error())}.")
+    elif alike:
+        told.append("The ranges of their steps overlap.")
     if others and others[0][1].throughput is not None:
         gain = rates.tokens_per_s / others[0][1].throughput.tokens_per_s - 1
         told.append(f"Next is {others[0][0].name}: the fastest has {gain:.0%} more ({kind}).")

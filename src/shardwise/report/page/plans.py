@@ -14,7 +14,7 @@ from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.markup import Content, Markup, element, fragment, table
 from shardwise.report.page.subject import Subject
 from shardwise.report.plan_words import alike_words, ranked
-from shardwise.report.reasons import reason_words
+from shardwise.report.reasons import reason_words, rule_words
 from shardwise.report.strategy import (
     batch_words,
     blocks_of,
@@ -61,8 +61,11 @@ def layouts_table(plan: Plan, named: Named = lambda _, name: name) -> Markup:
          f"{b.needed_bytes / GIB:,.1f} GiB"]
         for b in plan.baselines if b.candidate is None
     ]  # fmt: skip
-    alike = plan.too_close_to_call()
-    note = f"{alike_words(alike)} " if alike else ""
+    notes = [
+        alike_words(plan),
+        rule_words(plan) if len(plan.layouts) > 1 and plan.objective != "memory" else "",
+        f"{plan.considered:,} configurations priced, {plan.fitting:,} fit.",
+    ]
     head: list[Content] = [
         fragment("layout ", badge("predicted")),
         *("batch", "recompute", "step", "tokens/s", "MFU", "memory"),
@@ -71,7 +74,7 @@ def layouts_table(plan: Plan, named: Named = lambda _, name: name) -> Markup:
         table(head, rows, "Layouts compared"),
         element(
             "p",
-            f"{note}{plan.considered:,} configurations priced, {plan.fitting:,} fit.",
+            " ".join(note for note in notes if note),
             class_="fine",
         ),
     )
