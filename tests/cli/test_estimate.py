@@ -84,6 +84,10 @@ SCREENS = {
     "moe": [
         *("--model", "mixtral-8x7b", "--cluster", "8x8xH100-SXM@400Gbps", "--recompute", "full"),
     ],
+    "moe-qlora": [
+        *("--model", "mixtral-8x7b", "--cluster", "8xH100-SXM", "--strategy", "zero3"),
+        *("--adapter", "qlora:16"),
+    ],
     # 48 devices divide neither the experts nor their rows.
     "moe-padded": [
         *("--model", "mixtral-8x7b", "--cluster", "6x8xH100-SXM@400Gbps", "--recompute", "full"),

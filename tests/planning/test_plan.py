@@ -476,6 +476,8 @@ SCREENS = {
     "plan-70b-4096": "--model llama-3-70b --cluster 512x8xH100-SXM@400Gbps",
     "plan-405b": "--model llama-3.1-405b --cluster 2048x8xH100-SXM@400Gbps --seq-len 8192 "
     "--global-batch 16Mi",
+    "plan-405b-withheld": "--model llama-3.1-405b --cluster 2048x8xH100-SXM@400Gbps "
+    "--seq-len 8192 --global-batch 16Mi --for megatron-bridge",
     "plan-70b-nothing-fits": "--model llama-3-70b --cluster 8xH100-SXM",
     "plan-70b-explain-nothing-fits": "--model llama-3-70b --cluster 8xH100-SXM --explain",
     "plan-8b-consumer": "--model llama-3-8b --cluster 8xRTX-4090",
@@ -485,13 +487,23 @@ SCREENS = {
     "plan-money": "--model llama-3-8b --cluster 8x8xH100-SXM@100Gbps --objective money "
     "--tokens 1T --price 2.5",
 }
+# Without a recommendation.
+EXIT_1 = {
+    "plan-405b-withheld",
+    "plan-70b-nothing-fits",
+    "plan-70b-explain-nothing-fits",
+    "plan-8b-consumer",
+    "plan-moe-nothing-fits",
+}
 LONGEST = 30
 
 
 @pytest.mark.parametrize("name", SCREENS)
 def test_screen(name: str) -> None:
-    printed = command("plan", *SCREENS[name].split()).stdout
+    done = command("plan", *SCREENS[name].split())
+    printed = done.stdout
     lines = printed.splitlines()
+    assert done.returncode == (name in EXIT_1)
     assert all(len(line) <= 80 for line in lines)
     assert len(lines) <= LONGEST or "--explain" in SCREENS[name]
     assert_screen(name, printed)

@@ -269,6 +269,14 @@ def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
     return True
 
 
+def check_fragile(plan: Plan, winner: Candidate) -> None:
+    """It is told exactly where little memory is free, and of even routing where it is assumed."""
+    fragile = [warning for warning in plan.warnings if isinstance(warning, Fragile)]
+    assert len(fragile) == (1 - winner.needed_bytes / plan.limit_bytes < 0.1)
+    experts = getattr(plan.problem.model, "experts", None)
+    assert all(one.assumes_even_routing == (experts is not None) for one in fragile)
+
+
 def check_too_close(plan: Plan) -> None:
     """The count of the screen, of layouts other than the winner's."""
     best, error = plan.winner, plan.comparison_error
@@ -403,6 +411,7 @@ def test_every_reason_agrees_with_the_table(seed: int, objective: str) -> None:
     for warning in plan.warnings:
         assert check_warning(plan, winner, warning), warning.kind
         assert not re.search(r"-0\.0|nan|inf\b|None", reason_words(warning, plan.units.blocks))
+    check_fragile(plan, winner)
     assert sum(isinstance(reason, StepBatch) for reason in plan.why) == 1
     if isinstance(plan.aim, LeastMemory):
         least = plan.aim.share * plan.aim.fastest_tokens_per_s

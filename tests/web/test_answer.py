@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from shardwise.api import plan_run
 from shardwise.report.memory_words import show_memory
+from shardwise.report.reasons import reason_words
 from shardwise.web.answer import answer
 from tests.command import environment, shardwise
 from tests.gate import first_in_gate
@@ -232,6 +235,17 @@ def test_what_would_fit_names_its_host_memory_and_its_command() -> None:
     verdict = ask(ask="plan", model="llama-3-70b", cluster="1xH100-SXM")["html"]["verdict"]
     for said in ("No configuration fits", "--offload", "of host memory", "shardwise estimate"):
         assert said in verdict
+
+
+@pytest.mark.parametrize(("cluster", "adapter"), [("1xRTX-4090", "qlora:16"), ("8xRTX-4090", None)])
+def test_a_page_warns_before_it_gives_reasons(cluster: str, adapter: str | None) -> None:
+    asked: dict[str, Any] = {"model": "llama-3-8b", "cluster": cluster, "adapter": adapter}
+    warned = [reason_words(one) for one in plan_run(**asked)[0].warnings]
+    html = ask(ask="plan", **asked)["html"]
+    said = re.findall("<p>(.*?)</p>", html["verdict"])
+    assert warned
+    assert said[1 : 1 + len(warned)] == warned
+    assert not any(words in html.get("why", "") for words in warned)
 
 
 def test_layouts_are_estimated_on_what_the_search_chose() -> None:

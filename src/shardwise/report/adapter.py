@@ -17,11 +17,11 @@ def adapter_words(model: Model, trained: int, total: int) -> str:
     adapter = model.adapter
     if adapter is None:
         return ""
-    # The matrices of experts are parameters, not linear layers.
     experts = getattr(model, "experts", None) is not None
     stored = _STORED.get(adapter.base, f"in {adapter.base}")
-    if experts and adapter.base in _STORED:
-        stored += f", but for the experts, which stay in {adapter.float_dtype}"
+    kept = getattr(model, "unquantised_experts", None)
+    if kept is not None:
+        stored += f", but for the experts, which stay in {kept}"
     share = f"{show_count(trained)} of {show_count(total)} parameters"
     return f"Trains {_what(adapter, experts)}: {share}. The rest is frozen, stored {stored}."
 

@@ -17,6 +17,8 @@ from shardwise.report.screen import option, paragraph, plain_table, screen
 from shardwise.report.strategy import arithmetic_words, compile_words, run_words
 from shardwise.report.words import COLOURS, TERMS, VERDICTS, collective_names
 from shardwise.spec.dtype import DTYPE_BYTES
+from shardwise.spec.lookup import Model
+from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import LOW_BIT
 from shardwise.spec.quantity import GIB, show_count, show_gb, show_seconds
 from shardwise.spec.run import RunSpec
@@ -43,6 +45,7 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
     if run.adapter is not None:
         trained = profile.model.get("trained_parameters", 0)
         out.print(adapter_words(run.model, trained, profile.model["parameters"]))
+        _print_unquantised(out, run.model)
     if run.cluster.device.peak and run.cluster.device.peak_flops(strategy.param_dtype) is None:
         out.print(
             f"Note: {run.cluster.device.name} has no fast {strategy.param_dtype}. Try --precision "
@@ -80,6 +83,18 @@ def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -
     if memory.verdict != "fits":
         out.print()
         print_ways(out, ways)
+
+
+def _print_unquantised(out: Console, model: Model) -> None:
+    """Warn of experts that are not quantised, as a plan does."""
+    kept = model.unquantised_experts if isinstance(model, ModelSpec) else None
+    if kept is None or model.adapter is None:
+        return
+    from shardwise.planning.reasons import UnquantizedExperts
+    from shardwise.report.reasons import reason_words
+
+    warning = UnquantizedExperts(stored=model.adapter.base, kept_in=kept)
+    paragraph(out, reason_words(warning), COLOURS["fair"])
 
 
 def _print_bars(out: Console, run: RunSpec, profile: StepProfile) -> None:
@@ -160,8 +175,11 @@ def _label(term: str, run: RunSpec) -> str:
     strategy, optimizer, adapter = run.strategy, run.job.optimizer, run.adapter
     parts = (strategy.mesh.states if strategy.sharded else 1) * strategy.tensor
     share = f"1/{parts} of all, " if parts > 1 else ""
+    stored = adapter.base if adapter else strategy.master_dtype
+    kept = run.model.unquantised_experts if isinstance(run.model, ModelSpec) else None
+    experts = f", experts {kept}" if kept else ""
     detail = {
-        "parameters": f"{share}{adapter.base if adapter else strategy.master_dtype}",
+        "parameters": f"{share}{stored}{experts}",
         "gradients": f"{share}{strategy.master_dtype}",
         "optimizer": f"{share}{optimizer if optimizer in LOW_BIT else strategy.master_dtype}",
         "unsharded_parameters": strategy.param_dtype,

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, StrictBool, model_validator
 
 from shardwise.spec.adapter import Adapter
+from shardwise.spec.dtype import DType
 from shardwise.spec.families import FAMILIES
 from shardwise.spec.quantity import Count
 from shardwise.spec.record import Record, SpecError, did_you_mean
@@ -120,6 +121,17 @@ class ModelSpec(Record):
     def scaled_embedding(self) -> bool:
         """Whether the embedding scales what it looks up, as Gemma's does."""
         return self.family.startswith("gemma")
+
+    @property
+    def unquantised_experts(self) -> DType | None:
+        """What experts are stored in where the rest of the base is quantised; None elsewhere.
+
+        Their matrices are parameters, not linear layers.
+        """
+        adapter = self.adapter
+        if self.experts is None or adapter is None or not adapter.quantised:
+            return None
+        return adapter.float_dtype
 
     def attends_globally(self, layer: int) -> bool:
         """Whether block `layer` sees the whole sequence."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from shardwise.planning.plan import Plan
 from shardwise.planning.reasons import OtherParallelism, StepBatch
+from shardwise.planning.rows import Candidate
 from shardwise.predict.rates import comparison_error
 from shardwise.report.adapter import adapter_words
 from shardwise.report.estimate_words import NO_WAY, not_compared, way_words, ways_title
@@ -68,6 +69,8 @@ def _plan(one: Subject) -> Headline:
         return _nothing_fits(plan)
     winner = plan.winner
     told = [
+        *_warning_words(plan),
+        *_gain_words(one, winner),
         *_aim_words(plan),
         f"Step: {step_words(plan, winner)} (predicted)",
         *_batch_words(plan),
@@ -78,20 +81,27 @@ def _plan(one: Subject) -> Headline:
             capacity=plan.problem.cluster.device.capacity,
         ),
     ]
-    if not plan.fitted:
-        told.append(not_compared(plan.problem.cluster).strip())
-    same = one.run is not None and one.run.strategy == winner.strategy
-    if not same and one.run is not None and one.predicted is not None and one.predicted.time:
-        tokens = one.predicted.throughput.tokens_per_s if one.predicted.throughput else 0.0
-        gain = winner.tokens_per_s / tokens - 1 if tokens else 0.0
-        told.insert(
-            0,
-            f"The plan is {gain:.0%} faster than {one.name} as it is: "
-            f"{configuration_words(one.run.strategy)} (predicted).",
-        )
     seq_len, blocks = plan.problem.job.seq_len, plan.units.blocks
     what = configuration_words(winner.strategy, seq_len=seq_len, blocks=blocks)
     return Headline(f"Recommended: {what}.", told, "good")
+
+
+def _gain_words(one: Subject, winner: Candidate) -> list[str]:
+    """How much faster the plan is than the run of the page, where they differ."""
+    run, profile = one.run, one.predicted
+    if run is None or run.strategy == winner.strategy or profile is None or not profile.time:
+        return []
+    tokens = profile.throughput.tokens_per_s if profile.throughput else 0.0
+    gain = winner.tokens_per_s / tokens - 1 if tokens else 0.0
+    return [
+        f"The plan is {gain:.0%} faster than {one.name} as it is: "
+        f"{configuration_words(run.strategy)} (predicted)."
+    ]
+
+
+def _warning_words(plan: Plan) -> list[str]:
+    """What to know before the plan is trusted."""
+    return [reason_words(one, plan.units.blocks) for one in plan.warnings]
 
 
 def _aim_words(plan: Plan) -> list[str]:
@@ -116,8 +126,12 @@ def _batch_words(plan: Plan) -> list[str]:
 
 def _nothing_fits(plan: Plan) -> Headline:
     if plan.withheld:
-        return Headline("No recommendation.", [reason_words(one) for one in plan.warnings], "bad")
-    told = [*_aim_words(plan), *([f"{nearest_words(plan)} (predicted)"] if plan.rejected else [])]
+        return Headline("No recommendation.", _warning_words(plan), "bad")
+    told = [
+        *_warning_words(plan),
+        *_aim_words(plan),
+        *([f"{nearest_words(plan)} (predicted)"] if plan.rejected else []),
+    ]
     others = [tip for tip in plan.tips if isinstance(tip, OtherParallelism)]
     told += [reason_words(tip, plan.units.blocks) for tip in plan.tips if tip not in others]
     if plan.ways:

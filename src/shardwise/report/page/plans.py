@@ -41,9 +41,9 @@ def plan_section(plan: Plan) -> Markup | None:
 
 def reasons_list(plan: Plan) -> Markup:
     """Why the winner is the best, and what else to try."""
-    # The verdict says what a step is made of.
+    # The verdict says what a step is made of, and what to know before it is trusted.
     why = [one for one in (*plan.why, *plan.limits_why) if not isinstance(one, StepBatch)]
-    sentences = [reason_words(one, plan.units.blocks) for one in (*plan.warnings, *why, *plan.tips)]
+    sentences = [reason_words(one, plan.units.blocks) for one in (*why, *plan.tips)]
     return element("ul", [element("li", sentence) for sentence in sentences], class_="reasons")
 
 
