@@ -161,12 +161,13 @@ def _start(found: Plan, chosen: RunSpec | None, stack: str | None, output: Path 
     """How to start the plan: here, or in another stack after an export."""
     from shardwise.api import start_command
     from shardwise.report.plan import Start
-    from shardwise.stacks.write.exports import export_run
 
     written = str(output) if output else None
     toml = output or Path("run.toml")
     if stack is None or chosen is None:
         return Start(start_command(found.problem.cluster, toml), written)
+    from shardwise.stacks.write.exports import export_run
+
     exported = export_run(chosen, stack)
     dtype = chosen.strategy.reduce_dtype
     remark = f"{stack} reduces gradients in {dtype}: this changes the arithmetic."

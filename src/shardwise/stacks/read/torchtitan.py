@@ -10,6 +10,7 @@ from shardwise.stacks.read.imported import Imported, Reading
 from shardwise.stacks.read.source import Call, Script, why_not
 
 _DTYPES: dict[str, str] = {long: short for short, long in TORCH_NAMES.items()}
+_OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam"}
 
 
 def is_torchtitan(script: Script) -> bool:
@@ -26,6 +27,7 @@ def read(script: Script) -> Imported:
     )
     _parallelism(parallelism, reading)
     _training(training, reading)
+    _optimizer(script, reading)
     # torchtitan reduces gradients in every micro-batch and gathers parameters for each again.
     reading.strategy["grad_sync"] = "every"
     reading.note("torchtitan reduces gradients in every micro-batch: grad_sync = every.")
@@ -116,6 +118,17 @@ def _training(call: Call, reading: Reading) -> None:
         reading.job["seq_len"] = _count(call, "seq_len", 2048, reading)
     if call.get("steps") is not None:
         reading.train["steps"] = _count(call, "steps", 10_000, reading)
+
+
+def _optimizer(script: Script, reading: Reading) -> None:
+    """The optimizer of all parameters; groups with optimizers of their own have no counterpart."""
+    names = {call.get("optimizer_name") for call in script.calls("ParamGroupConfig")} - {None}
+    known = sorted(_OPTIMIZERS[name] for name in names if name in _OPTIMIZERS)
+    if len(names) == len(known) == 1:
+        reading.job["optimizer"] = known[0]
+    elif names:
+        shown = ", ".join(sorted(str(name) for name in names))
+        reading.drop(f"optimizer_name: {shown} has no counterpart; set job.optimizer.")
 
 
 def _count(call: Call, key: str, default: int, reading: Reading) -> int:
