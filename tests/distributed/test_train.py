@@ -26,7 +26,7 @@ from tests.gate import first_in_gate
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-from tests.distributed.train_run import run_toml
+from tests.distributed.train_run import run_saving_at_once, run_toml
 
 
 def test_a_run_ends_with_prediction_against_measurement(tmp_path: Path) -> None:
@@ -129,6 +129,44 @@ def test_a_run_is_saved_by_time_while_it_trains(tmp_path: Path, workers: Workers
     assert saved[-1].name == "step-00000006"
 
 
+@pytest.mark.parametrize(
+    ("settings", "early"), [("keep = 0", True), ("keep = 0\nevery = 50", False)]
+)
+def test_a_run_is_saved_early_unless_its_steps_are_set(
+    settings: str, early: bool, tmp_path: Path, workers: Workers
+) -> None:
+    """With the usual minutes between saves."""
+    often = f"measure = false\ntrackers = []\n[train.checkpoint]\n{settings}"
+    file = write(tmp_path, steps=4, train=often)
+    [ranks] = workers.run(run_saving_at_once, 2, [{"file": str(file)}])
+    assert [rank["reason"] for rank in ranks] == ["done"] * 2
+    saved = sorted((tmp_path / "runs" / "it" / "checkpoints").glob("step-*"))
+    assert saved[-1].name == "step-00000004"
+    assert (len(saved) > 1) == early
+
+
+@pytest.mark.nightly
+def test_a_run_that_is_killed_at_its_first_save_resumes_there(tmp_path: Path) -> None:
+    """With the usual settings: the first save comes long before the usual interval."""
+    running, saves = started(tmp_path), tmp_path / "runs" / "it" / "checkpoints"
+    deadline = time.monotonic() + PATIENCE_S
+    while not (manifests := list(saves.glob("step-????????/manifest.json"))):
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    running.kill()
+    running.communicate(timeout=PATIENCE_S)
+    step = int(manifests[0].parent.name.removeprefix("step-"))
+    assert step > 1
+    before = set(logged(tmp_path))
+    again = started(tmp_path, "", "--resume")
+    again.kill()
+    again.communicate(timeout=PATIENCE_S)
+    # Steps of the first start that were not saved are made again.
+    new = [json.loads(line)["step"] for line in logged(tmp_path) if line not in before]
+    assert min(new) > step
+
+
 @pytest.mark.nightly
 def test_under_torchrun_it_joins(tmp_path: Path) -> None:
     file = write(tmp_path, steps=4, train="trackers = []")
@@ -228,22 +266,27 @@ def test_gpus_that_are_not_here(tmp_path: Path) -> None:
     assert "--nproc 2" in done.stderr
 
 
-def started(folder: Path, settings: str = "") -> subprocess.Popen[str]:
-    """A long run that has logged a few times."""
+def logged(folder: Path) -> list[str]:
+    metrics = folder / "runs" / "it" / "metrics.jsonl"
+    return metrics.read_text().splitlines() if metrics.exists() else []
+
+
+def started(folder: Path, settings: str = "", *options: str) -> subprocess.Popen[str]:
+    """A long run that has logged a few times since it was started."""
+    before = set(logged(folder))
     settings = f"measure = false\ntrackers = []\n{settings}"
     file = write(folder, FOREIGN, source="equal", accumulate=1, train=settings)
     file.write_text(file.read_text().replace("steps = 10", "steps = 100_000"))
     running = subprocess.Popen(
-        [*COMMAND, "train", str(file), "--nproc", "2", "--name", "it"],
+        [*COMMAND, "train", str(file), "--nproc", "2", "--name", "it", *options],
         cwd=folder,
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    metrics = folder / "runs" / "it" / "metrics.jsonl"
     deadline = time.monotonic() + PATIENCE_S
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 2):
+    while len(set(logged(folder)) - before) < 3:
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import read_run
+from shardwise.train import save_pace
 from shardwise.train.run import run_training
 
 
@@ -24,3 +26,9 @@ def run_toml(case: dict[str, Any]) -> dict[str, Any]:
         return {"refused": str(error)}
     predicts = result.predicted is not None
     return {"reason": result.reason, "steps": result.steps, "predicts": predicts}
+
+
+def run_saving_at_once(case: dict[str, Any]) -> dict[str, Any]:
+    """The same, where early saves begin with the run instead of seconds later."""
+    with mock.patch.object(save_pace, "FIRST_S", 0.0):
+        return run_toml(case)
