@@ -123,8 +123,9 @@ def _poor_ddp(answer: Answer, winner: Answer) -> Iterator[str]:
             continue
         gain = row["tokens_per_s"] / winner["tokens_per_s"] - 1
         smaller = row["needed_bytes"] < winner["needed_bytes"]
-        if (gain > DDP_LOSS and smaller) or (gain > VISIBLE and smaller):
-            yield f"DDP is {gain:.1%} slower and larger than {row['strategy']['kind']}"
+        if gain > DDP_LOSS or (gain > VISIBLE and smaller):
+            larger = " and larger" if smaller else ""
+            yield f"DDP is {gain:.1%} slower{larger} than {row['strategy']['kind']}"
 
 
 def contradictions(answer: Answer) -> Iterator[str]:
