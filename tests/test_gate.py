@@ -64,7 +64,7 @@ def test_the_nightly_workflow_runs_every_part() -> None:
 
 @pytest.mark.nightly
 def test_the_parts_run_every_nightly_test_once() -> None:
-    parts = [name for part in PARTS for name in collected("--part", part)]
+    parts = [name for part in PARTS for name in collected(f"--part={part}")]
     gate = collected("-m", "not nightly")
     assert len(parts) == len(set(parts))
     # What hypothesis draws runs in both: few examples in the gate, many at night.

@@ -8,6 +8,8 @@ from benchmarks.advice.__main__ import Question, judge, read_questions
 
 # One of each kind: sharding, adapters, cards, experts, stacks, batches, money.
 FIRST = {"a01", "a04", "b21", "b23", "b14", "f03", "g01", "g03", "h01", "r01", "r02"}
+# Models that cannot be read yet: what an expert accepts is written down, and is not reached.
+OPEN = {"g12", "i01", "k03"}
 QUESTIONS = read_questions()
 
 
@@ -22,9 +24,7 @@ def test_no_answer_is_laughable_or_contradicts_its_table(question: Question) -> 
     found = judge(question)
     assert not found.laughable
     assert not found.contradictions
-    # What cannot be loaded is refused; everything that is answered is accepted.
-    if question.name in FIRST:
-        assert found.accepted, found.misses
+    assert found.accepted == (question.name not in OPEN), found.misses
 
 
 def test_a_judge_finds_what_is_wrong() -> None:

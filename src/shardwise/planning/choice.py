@@ -83,7 +83,7 @@ class Found(NamedTuple):
         """
         away, inner = self.table.columns.distance, self._inner
         closest = np.full(int(inner.max()) + 1, -1.0)
-        for degree in np.unique(inner[equal]).tolist():
+        for degree in sorted(set(inner[equal].tolist())):
             closest[degree] = away[equal[inner[equal] == degree]].min() + 1e-9
         kept: Ints = rows[away[rows] <= closest[inner[rows]]]
         return kept
@@ -187,12 +187,13 @@ class Found(NamedTuple):
         return min(found, key=lambda n: n.needed_bytes) if found else None
 
     def _rows(self, layout: Layout | None, kind: Kind | None, memory: float) -> Ints:
-        rows: Ints = np.flatnonzero(self.table.columns.needed_bytes <= self.limit_bytes * memory)
-        if layout is not None:
-            rows = np.intersect1d(rows, self.table.rows_of(layout))
-        if kind is not None:
-            alike = [self.table.rows_of(one) for one in self.table.layouts if one.kind == kind]
-            rows = np.intersect1d(rows, np.concatenate(alike)) if alike else rows[:0]
+        columns = self.table.columns
+        wanted = [
+            (layout is None or one == layout) and (kind is None or one.kind == kind)
+            for one in self.table.layouts
+        ]
+        fits = columns.needed_bytes <= self.limit_bytes * memory
+        rows: Ints = np.flatnonzero(fits & np.asarray(wanted, dtype=bool)[columns.layout])
         return rows
 
 

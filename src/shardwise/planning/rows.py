@@ -232,7 +232,8 @@ class Table:
     @property
     def columns(self) -> Columns:
         if not self._parts:
-            empty: list[Any] = [np.empty(0) for _ in Columns._fields]
+            whole, real = np.empty(0, dtype=np.int64), np.empty(0)
+            empty: list[Any] = [whole] * 4 + [real] * (len(Columns._fields) - 4)
             return Columns(*empty)
         if len(self._parts) > 1:
             joined: list[Any] = [np.concatenate(c) for c in zip(*self._parts, strict=True)]

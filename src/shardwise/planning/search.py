@@ -39,10 +39,8 @@ WITH_MORE_MEMORY = 1.25
 REFINED = 24
 # And of the fastest after that, how many are tried with prefetch in the forward.
 PREFETCHED = 8
-# Placements whose micro-batch the second pass refines: so many, and none that is this much slower
-# than the fastest.
+# How many placements the second pass refines, of those within the error of comparison.
 REFINED_PLACEMENTS = 32
-REFINED_SHARE = 0.85
 MICRO_BATCHES_BETWEEN = 6
 # Policies that a first look at degrees of tensor and context parallelism tries, and how many
 # batches. The best of them are searched as a whole.
@@ -236,7 +234,7 @@ class Search:
         fits = needed <= self.limit * WITH_MORE_MEMORY
         np.maximum.at(reach, rows.which[fits], rows.columns.micro_batch[fits])
         # A strategy that must not recompute so much says nothing about its micro-batches.
-        refused = np.setdiff1d(np.arange(len(strategies)), rows.which)
+        refused = np.bincount(rows.which, minlength=len(strategies)) == 0
         reach[refused] = max(size.micro_batch for size in sizes)
         others = [policy for policy in policies if policy != least]
         if not others:
@@ -329,7 +327,7 @@ class Search:
         if not len(fits):
             return
         order = fits[np.argsort(-columns.tokens_per_s[fits], kind="stable")]
-        least = REFINED_SHARE * columns.tokens_per_s[order[0]]
+        least = (1 - comparison_error()) * columns.tokens_per_s[order[0]]
         seen: set[tuple[int, int, int]] = set()
         for index in order.tolist():
             key = self.table.placement(index)
