@@ -6,6 +6,7 @@ import copyreg
 import gzip
 import os
 import pickle
+import pickletools
 import resource
 import struct
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from shardwise import safe_pickle
 from shardwise.observe.memory.unpickle import read_pickle
 from shardwise.safe_pickle import Name, Record, UnsafePickleError, load_pickle
 from shardwise.spec.record import SpecError
@@ -227,6 +229,53 @@ def test_deep_lists_and_marks_are_read_or_refused_but_end() -> None:
     deep: Any = load_pickle(b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b".")
     assert isinstance(deep, list)
     refused(b"\x80\x02" + b"(" * 200_000 + b".")
+
+
+# Counts the calls of a Python that runs a file as its own, and writes their number when it ends.
+COUNTING = """
+import os, runpy, sys, threading
+calls, leave = [0], os._exit
+def count(frame, event, argument):
+    calls[0] += 1
+def write_and_leave(code):
+    threading.setprofile(None)
+    open({counted!r}, "w").write(str(calls[0]))
+    leave(code)
+os._exit = write_and_leave
+threading.setprofile(count)
+runpy.run_path({file!r}, run_name="__main__")
+"""
+
+
+def test_reading_does_not_call_python_for_each_instruction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader written in Python makes several calls for every instruction, of a few bytes each.
+
+    Counted, because seconds depend on the machine: in this process, and in the child that tries
+    the file first.
+    """
+    events = [event("alloc", number << 9, 512) for number in range(5_000)]
+    data = pickle.dumps(snapshot([segment([block(1, 4)])], events))
+    instructions = sum(1 for _ in pickletools.genops(data))
+    counted = tmp_path / "counted"
+    code = COUNTING.format(counted=str(counted), file=safe_pickle.__file__)
+    limits = ["20000000000", "600"]
+    monkeypatch.setattr(safe_pickle, "_words", lambda *_: ["-I", "-S", "-c", code, *limits])
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        found = load_pickle(data)
+    finally:
+        sys.setprofile(None)
+    assert found == pickle.loads(data)
+    for made in (calls, int(counted.read_text())):
+        assert 0 < made < instructions / 20
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
