@@ -43,6 +43,8 @@ class Plan:
     late: dict[int, tuple[str, int]] = field(default_factory=dict)
     # Steps in which nobody is late.
     on_time: tuple[int, ...] = ()
+    # Why and by how much one more rank is late, another one in every step.
+    in_turn: tuple[str, int] | None = None
     elements: int = 50_000_000
 
 
@@ -199,7 +201,7 @@ def build(folder: Path, plan: Plan, offset: int = 0) -> Built:
     b = _Builder(plan)
     for step in range(plan.steps):
         begins = list(b.compute)
-        b.plan = replace(plan, late={}) if step in plan.on_time else plan
+        b.plan = replace(plan, late=_late_in(step, plan))
         _before_step(b, b.plan)
         for number in range(plan.micro_batches):
             _micro_batch(b, plan, last=number == plan.micro_batches - 1)
@@ -209,6 +211,14 @@ def build(folder: Path, plan: Plan, offset: int = 0) -> Built:
             b.event(rank, "gpu_user_annotation", f"ProfilerStep#{step}", begins[rank],
                     b.compute[rank], pid=0, tid=COMPUTE)  # fmt: skip
     return _write(folder, b, plan, offset)
+
+
+def _late_in(step: int, plan: Plan) -> dict[int, tuple[str, int]]:
+    """Who is late in a step, why and by how much."""
+    if step in plan.on_time:
+        return {}
+    turn = {step % plan.ranks: plan.in_turn} if plan.in_turn else {}
+    return {**turn, **plan.late}
 
 
 def _before_step(b: _Builder, plan: Plan) -> None:

@@ -264,6 +264,51 @@ def test_a_few_noisy_steps_name_no_straggler(tmp_path: Path, steps: int, named: 
     assert [isinstance(one, Straggler) for one in found] == [named]
 
 
+def test_lateness_that_takes_turns_names_no_straggler(tmp_path: Path) -> None:
+    """Each of four ranks makes the others wait in a quarter of the steps: none of them is slow."""
+    plan = replace(HEALTHY, ranks=4, blocks=4, steps=12, in_turn=("host", 15_000))
+    _, summary = read(tmp_path, plan)
+    found = causes(summary)
+    assert "straggler" not in found
+    # In each step, three ranks of four wait as long as one is late.
+    assert found["ranks_out_of_step"].saves_ns == pytest.approx(15_000 * US * 3 / 4, rel=0.02)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_each_late_rank_is_named_with_its_own_figures(tmp_path: Path, ranks: int) -> None:
+    """One loads data, and makes the others wait longer; one computes for long, and is last more
+    often: at the three gathers after its slow block, but once at the first."""
+    late = {1: ("data", 9_000), 2: ("compute", 7_000)}
+    _, summary = read(tmp_path, replace(HEALTHY, ranks=ranks, blocks=4, late=late))
+    (verdict,) = [one for one in verdicts_of(summary) if isinstance(one, Straggler)]
+    guilty = {
+        rank.name
+        for rank in summary.ranks
+        if rank.host.data_ns or rank.profiled.compute_ns > summary.ranks[0].profiled.compute_ns
+    }
+    assert set(verdict.ranks) == guilty == {"rank 1", "rank 2"}
+    computing = 4 * (HEALTHY.forward + HEALTHY.backward) + HEALTHY.optimizer
+    assert {one.name: (one.reason, one.spent_ns, one.others_spent_ns) for one in verdict.late} == {
+        "rank 1": ("data", 9_000 * US, 0),
+        "rank 2": ("compute", (computing + 7_000) * US, computing * US),
+    }
+    assert sum(one.last_to_arrive for one in verdict.late) == verdict.collectives
+    last = {one.name: one.last_to_arrive for one in verdict.late}
+    assert last["rank 2"] > last["rank 1"] >= HEALTHY.steps
+    # The two are late at different gathers: both times are waited for, but what a gather hides.
+    assert verdict.saves_ns == pytest.approx((9_000 + 7_000) * US, rel=0.1)
+
+
+def test_a_straggler_among_ranks_that_are_late_in_turn_is_named_alone(tmp_path: Path) -> None:
+    """It causes 54 % of the waiting, each of seven others 7 %: two together pass 60 %."""
+    plan = replace(
+        HEALTHY, ranks=8, blocks=4, steps=16, late={0: ("compute", 7_000)}, in_turn=("host", 6_800)
+    )
+    _, summary = read(tmp_path, plan)
+    (verdict,) = [one for one in verdicts_of(summary) if isinstance(one, Straggler)]
+    assert (verdict.ranks, verdict.reason, verdict.every_step) == (("rank 0",), "compute", True)
+
+
 @pytest.mark.skipif(not TRACES.exists(), reason="needs the traces beside the project")
 def test_the_ranks_that_a_table_shows_guilty_are_those_named() -> None:
     """Of eight A100: two ranks idle 20 times as long as the others and arrive last most often."""

@@ -21,7 +21,7 @@ STEADY_EXCESS, MIN_STEPS = 0.05, 2
 ENOUGH_STEPS = 10
 # With two ranks, chance alone makes each cause half of the waiting: demand more.
 _TWO_RANKS_SHARE = 0.75
-# A rank that causes this share of the waiting of one that is named is named too.
+# A rank that causes this share of the waiting of the one that causes most is as late.
 AS_LATE = 0.5
 
 
@@ -42,43 +42,64 @@ def straggler_of(
 ) -> Straggler | None:
     """The few ranks for which the others wait; None if no rank is consistently late.
 
-    Either a few ranks cause most of the waiting. Or, where noise hides that, one rank causes more
-    than any other and spends more time on the same thing in every step.
+    Either a few ranks cause most of the waiting. Or, where noise hides that, ranks cause more than
+    others and spend more time on the same thing in every step.
     """
-    ranks = summary.ranks
     caused = caused_waiting(summary, joined, stalls)
-    total = sum(caused)
-    if not total:
+    if not sum(caused):
         return None
-    order = sorted(range(len(ranks)), key=lambda i: -caused[i])
+    return _by_waiting(summary, joined, caused, limits) or _by_steady_excess(
+        summary, joined, caused
+    )
+
+
+def _by_waiting(
+    summary: Summary, joined: Joined, caused: list[float], limits: Thresholds
+) -> Straggler | None:
+    """The ranks that cause most of the waiting, if they are few."""
+    ranks, order = summary.ranks, _worst_first(caused)
     needed = max(limits.straggler, _TWO_RANKS_SHARE if len(ranks) == 2 else 0.0)
-    few: list[int] = []
-    for index in order[: max(1, len(ranks) // 4)]:
-        few.append(index)
-        if sum(caused[i] for i in few) >= needed * total:
-            few += _as_late(order[len(few) :], caused, caused[few[-1]])
-            others = [rank for i, rank in enumerate(ranks) if i not in few]
-            reasons = {i: max(REASONS, key=lambda c: _excess(ranks[i], others, c)) for i in few}
-            late = [_late(summary, joined, i, others, reasons[i]) for i in few]
-            found = _straggler(summary, joined, few, sum(caused[i] for i in few), late)
-            if found.every_step or not 1 < len(ranks[few[0]].steps) < ENOUGH_STEPS:
-                return found
-            break  # a few noisy steps: which rank is late may be chance
-    worst = order[0]
-    others = [rank for i, rank in enumerate(ranks) if i != worst]
-    smallest_excess = {c: _smallest_excess(ranks[worst], others, c) for c in REASONS}
-    reason = max(REASONS, key=lambda c: smallest_excess[c])
-    step = ranks[worst].per_step(ranks[worst].profiled.window_ns)
-    if smallest_excess[reason] < STEADY_EXCESS * step:
+    few = [index for index in order if caused[index] >= AS_LATE * caused[order[0]]]
+    by_few = sum(caused[index] for index in few[: max(1, len(ranks) // 4)])
+    if by_few < needed * sum(caused) or len(few) == len(ranks):
         return None
-    saves = min(caused[worst], _excess(ranks[worst], others, reason))
-    late = [_late(summary, joined, worst, others, reason)]
-    return _straggler(summary, joined, [worst], saves, late)
+    others = [rank for i, rank in enumerate(ranks) if i not in few]
+    reasons = {i: max(REASONS, key=lambda c: _excess(ranks[i], others, c)) for i in few}
+    late = [_late(summary, joined, i, others, reasons[i]) for i in few]
+    found = _straggler(summary, joined, few, sum(caused[i] for i in few), late)
+    # In a few noisy steps it may be chance which rank is late.
+    is_chance = not found.every_step and 1 < len(ranks[few[0]].steps) < ENOUGH_STEPS
+    return None if is_chance else found
 
 
-def _as_late(order: list[int], caused: list[float], least: float) -> list[int]:
-    """Further ranks that cause nearly as much waiting as one that is named."""
-    return [index for index in order if caused[index] >= AS_LATE * least]
+def _by_steady_excess(summary: Summary, joined: Joined, caused: list[float]) -> Straggler | None:
+    """The ranks that cause more than their share of the waiting and are slower in every step.
+
+    None unless that one is among them which causes most.
+    """
+    ranks, order = summary.ranks, _worst_first(caused)
+    average = sum(caused) / len(ranks)
+    reasons: dict[int, StragglerReason] = {}
+    for index in order:
+        if caused[index] < average:
+            break
+        rank, others = ranks[index], [one for i, one in enumerate(ranks) if i != index]
+        excess = {c: _smallest_excess(rank, others, c) for c in REASONS}
+        reason = max(REASONS, key=lambda c: excess[c])
+        if excess[reason] >= STEADY_EXCESS * rank.per_step(rank.profiled.window_ns):
+            reasons[index] = reason
+    if order[0] not in reasons:
+        return None
+    few = [*reasons] if len(reasons) < len(ranks) else order[:1]
+    others = [rank for i, rank in enumerate(ranks) if i not in few]
+    saves = sum(min(caused[i], _excess(ranks[i], others, reasons[i])) for i in few)
+    late = [_late(summary, joined, i, others, reasons[i]) for i in few]
+    return _straggler(summary, joined, few, saves, late)
+
+
+def _worst_first(caused: list[float]) -> list[int]:
+    """The indices of ranks, those that cause most waiting first."""
+    return sorted(range(len(caused)), key=lambda index: -caused[index])
 
 
 def _late(
