@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +110,28 @@ def test_what_was_written_makes_step_times_of_cpus_known(
     predicted, real = (result[kind]["time"]["step_s"] for kind in ("predicted", "measured"))
     # Never trained on: within a factor, on a machine that may be busy.
     assert 1 / 3 < predicted / real < 3
+
+
+@pytest.fixture
+def busy_cores() -> Iterator[None]:
+    """Every core computes for somebody else."""
+    work = [sys.executable, "-c", "while True: pass"]
+    with ExitStack() as started:
+        for _ in range(os.cpu_count() or 1):
+            started.callback(started.enter_context(subprocess.Popen(work)).kill)
+        yield
+
+
+@pytest.mark.timing
+@pytest.mark.usefixtures("busy_cores")
+def test_a_machine_that_others_use_is_not_calibrated(tmp_path: Path) -> None:
+    done = shardwise("calibrate", "--nproc", "2", "-o", "cluster.toml", "--json", folder=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert not list(tmp_path.iterdir())
+    doubts = {one["kind"]: one for one in json.loads(done.stdout)["doubts"]}
+    assert doubts["load"]["value"] > 0.9 > doubts["load"]["limit"]
+    # The answer of rank 0 is no failure of its process.
+    assert "Last lines" not in done.stderr
 
 
 @pytest.mark.parametrize(
