@@ -10,35 +10,51 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
 from shardwise.observe.memory.read import read_memory
+from shardwise.spec.quantity import show_gib
 from shardwise.spec.run import read_run
 from shardwise.step import SCHEMA
-from tests.command import COMMAND, PATIENCE_S, environment
+from tests.command import COMMAND, PATIENCE_S, environment, shardwise
 from tests.distributed.launch import torchrun
 from tests.distributed.runs import FOREIGN, lines, losses, train, write
 from tests.distributed.workers import Workers
 from tests.gate import first_in_gate
+from tests.terminal import left_of, on_terminal
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
+from shardwise.train.doctor import check_plan
 from tests.distributed.train_run import run_saving_at_once, run_toml
 
 
-def test_a_run_ends_with_prediction_against_measurement(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 200)
-    file = write(tmp_path, data='[data]\npath = "text.txt"', steps=30, log_every=5)
-    done = train(file, "--nproc", "2")
+class Ended(NamedTuple):
+    """A run that has ended, and what it printed."""
+
+    folder: Path
+    printed: subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    folder = tmp_path_factory.mktemp("ended")
+    (folder / "text.txt").write_text("to be or not to be, that is the question. " * 200)
+    file = write(folder, data='[data]\npath = "text.txt"', steps=30, log_every=5)
+    return Ended(folder, train(file, "--nproc", "2"))
+
+
+def test_a_run_ends_with_prediction_against_measurement(ended: Ended) -> None:
+    there, done = ended
     shown, stages = done.stdout, [s for s in done.stderr.splitlines() if s.endswith(" …")]
     # What happens before the first result, from this process and then from rank 0.
     assert stages[0] == "Importing torch …"
     assert stages.index("Building the model …") < stages.index("Reading data …")
     assert (stages[-1], len(set(stages))) == ("First step …", len(stages))
-    folder = tmp_path / "runs" / "it"
+    folder = there / "runs" / "it"
     predicted = json.loads((folder / "prediction.json").read_text())
     measured = json.loads((folder / "measurement.json").read_text())
     assert (predicted["provenance"]["kind"], measured["provenance"]["kind"]) == (
@@ -76,18 +92,60 @@ def test_a_run_ends_with_prediction_against_measurement(tmp_path: Path) -> None:
     assert "Predicted peak" in shown
     assert "exact" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
-    assert losses(tmp_path)[-1] < 2.0 < losses(tmp_path)[0]
+    assert losses(there)[-1] < 2.0 < losses(there)[0]
     assert read_run(folder / "run.toml").resolved().strategy.shard == 2
     assert json.loads((folder / "environment.json").read_text())["versions"]["torch"]
     values = json.loads((folder / "run.json").read_text())["values"]
     assert values["step_s"] == measured["time"]["step_s"]
     assert values["tokens_per_s"] == measured["throughput"]["tokens_per_s"]
-    last = lines(tmp_path)[-1]
+    last = lines(there)[-1]
     assert values["loss"] == last["loss"]
     assert last["step_s_p10"] <= last["step_s"] <= last["step_s_p90"]
     assert last["resident_peak_bytes"] >= last["resident_bytes"] > 0
     pytest.importorskip("tensorboard")
     assert list((folder / "tensorboard").iterdir())
+
+
+def test_every_command_says_one_usable_memory(ended: Ended) -> None:
+    """That of a process on this machine, which `train` predicts with."""
+    file = ended.folder / "run.toml"
+    prediction = ended.folder / "runs" / "it" / "prediction.json"
+    trained = json.loads(prediction.read_text())["memory"]
+    assert trained["capacity_bytes"] == psutil.virtual_memory().total // 2
+    usable = trained["usable_bytes"]
+    assert 0 < usable < trained["capacity_bytes"]
+    said = {}
+    for command, *options in (["estimate"], ["export", "--to", "accelerate"]):
+        done = shardwise(command, str(file), *options, "--json", folder=ended.folder)
+        assert done.returncode == 0, done.stderr
+        said[command] = json.loads(done.stdout)
+    assert said["estimate"]["memory"]["usable_bytes"] == usable
+    exported = said["export"]["predicted"]
+    assert [exported[kind]["usable_bytes"] for kind in ("run", "stack")] == [usable] * 2
+    [headroom] = [one for one in check_plan(read_run(file)) if one.name == "memory headroom"]
+    assert f"{show_gib(usable)} usable" in headroom.detail
+
+
+@pytest.mark.nightly
+def test_on_a_terminal_steps_stay_and_stages_are_said_before_the_first(tmp_path: Path) -> None:
+    """All processes share a terminal. What is left there at the end are lines, and no bar."""
+    file = write(tmp_path, FOREIGN, source="equal", accumulate=1, train="trackers = []")
+    words = ("train", str(file), "--name", "it", "--nproc", "2")
+    code, written = on_terminal(*words, folder=tmp_path)
+    assert code == 0, written
+    shown = left_of(written)
+    logged = [(line["step"], f"{line['loss']:.4f}") for line in lines(tmp_path)]
+    assert [step for step, _ in logged] == [1, 2, 4, 6, 8, 10]
+    found = [re.match(r"step +(\d+)/10  loss (\S+)  grad norm", line) for line in shown]
+    assert [(int(line[1]), line[2]) for line in found if line] == logged
+    # From this process and from rank 0; they make room for what follows.
+    stages = ["Importing torch", "Starting 2 processes", "Building the model", "Reading data"]
+    places = [written.index(stage) for stage in stages]
+    assert places == sorted(places)
+    assert places[-1] < written.index("loss ")
+    assert not [line for line in shown if line.startswith(tuple(stages)) or "elapsed" in line]
+    # While it ran, a bar counted its steps.
+    assert "elapsed" in written
 
 
 # Same seed, same batch: one process or several, replicated or sharded, accumulated or not.
