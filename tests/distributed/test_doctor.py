@@ -42,12 +42,25 @@ def test_a_sound_run_passes(tmp_path: Path, strategy: str) -> None:
     assert "bf16" in checks["dtypes as declared"]["detail"]
 
 
+# A configuration that the formulas do not know, checked as it is.
+OLMOE = {
+    "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "hidden_size": 64,
+    "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "num_experts": 8, "num_experts_per_tok": 2, "vocab_size": 503,
+    "max_position_embeddings": 64, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
 @pytest.mark.nightly
-def test_a_mixture_of_experts_passes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "qwen3-30b-a3b", "olmoe/config.json"])
+def test_a_mixture_of_experts_passes(tmp_path: Path, model: str) -> None:
+    (tmp_path / "olmoe").mkdir()
+    (tmp_path / "olmoe" / "config.json").write_text(json.dumps(OLMOE))
     file = tmp_path / "run.toml"
-    file.write_text('model = "mixtral-8x7b"\ncluster = "8xH100-SXM"\nstrategy = "zero3"\n')
+    file.write_text(f'model = "{model}"\ncluster = "8x8xH100-SXM@400Gbps"\nstrategy = "zero3"\n')
     checks = examine(file, 0)
     assert {name for name, check in checks.items() if check["passed"] is not True} == set()
+    assert checks["equal to one process"]["passed"]
 
 
 def test_experts_are_compared_in_fp64() -> None:
