@@ -15,8 +15,10 @@ from shardwise.planning.money import Budget
 from shardwise.planning.plan import FAST_ENOUGH, Plan, make_plan
 from shardwise.planning.reasons import (
     Alternative,
+    BeyondPositions,
     Compared,
     DataParallelEnds,
+    DecimalLength,
     DoesNotFit,
     LargeBatch,
     LeastMemory,
@@ -33,6 +35,7 @@ from shardwise.planning.reasons import (
 )
 from shardwise.planning.rows import Candidate
 from shardwise.planning.space import Space
+from shardwise.report.estimate_words import NO_WAY
 from shardwise.spec.lookup import find_cluster, write_cluster
 from shardwise.spec.mesh import Mesh
 from shardwise.spec.record import SpecError
@@ -462,6 +465,20 @@ def test_expert_parallelism_comes_first_where_there_are_experts(
     assert found.winner is None
     (other,) = reasons(found, OtherParallelism)
     assert other.parallelism == expected
+
+
+def test_a_length_that_may_be_wrong_is_warned_of_first() -> None:
+    found = plan("llama-3-8b", "8xH100-SXM", seq_len=16000, adapter="lora:16", for_stack="trl")
+    beyond = BeyondPositions(seq_len=16000, positions=8192)
+    assert found.warnings == [beyond, DecimalLength(seq_len=16000, binary=16 * 1024)]
+
+
+def test_nothing_helps_is_not_said_beside_what_would_fit() -> None:
+    words = ["--model", "llama-3-8b", "--cluster", "8xA100-80GB", "--optimizer", "muon"]
+    for more in ([], ["--explain"]):
+        printed = command("plan", *words, *more).stdout
+        assert "--adapter lora:16" in printed
+        assert NO_WAY not in " ".join(printed.split())
 
 
 # ---- screens --------------------------------------------------------------------------------

@@ -15,9 +15,7 @@ from shardwise.planning.money import Budget, Cost, SizeChoice, Sized, by_size, c
 from shardwise.planning.price import mfu_of, price_one
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.reasons import (
-    BeyondPositions,
     CompileGain,
-    DecimalLength,
     GradientsUnsharded,
     LeastMemory,
     LowPrecisionReduce,
@@ -30,7 +28,13 @@ from shardwise.planning.search import Search
 from shardwise.planning.sequence import longest
 from shardwise.planning.space import Space
 from shardwise.planning.untried import untried
-from shardwise.planning.warnings import fewer_devices, is_uneven, left_out, warnings_of
+from shardwise.planning.warnings import (
+    fewer_devices,
+    is_uneven,
+    left_out,
+    warnings_of,
+    warnings_of_length,
+)
 from shardwise.predict.estimate import price
 from shardwise.predict.fit import Change, ways_to_fit
 from shardwise.predict.rates import (
@@ -263,6 +267,7 @@ def make_plan(
         winner = None
     warnings = [
         *filter(None, [lacking]),
+        *(warnings_of_length(problem) if objective != "sequence" else []),
         *warnings,
         *warnings_of(problem, search.space, found, winner),
     ]
@@ -405,12 +410,6 @@ def _tips(
     """What was not chosen for other reasons and would bring more, or what would help to fit."""
     problem, units = search.problem, search.units
     tips: list[Reason] = list(_risky_alternative(problem, found, winner))
-    positions = getattr(problem.model, "max_positions", None)
-    if positions is not None and problem.job.seq_len > positions:
-        tips.append(BeyondPositions(seq_len=problem.job.seq_len, positions=positions))
-    thousands, rest = divmod(problem.job.seq_len, 1000)
-    if not rest and problem.job.seq_len % 1024:
-        tips.append(DecimalLength(seq_len=problem.job.seq_len, binary=thousands * 1024))
     if winner is None:
         return [*tips, *_helps(search, found, objective)]
     if found.is_tight(winner):

@@ -317,22 +317,6 @@ class RiskyAlternative(Reason):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BeyondPositions(Reason):
-    """The sequence is longer than the model was trained for."""
-
-    seq_len: int
-    positions: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecimalLength(Reason):
-    """The sequence length is in thousands; a multiple of 1,024 was perhaps meant."""
-
-    seq_len: int
-    binary: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class LowPrecisionReduce(Reason):
     """Reducing gradients in the dtype of the parameters would be faster."""
 
@@ -411,6 +395,22 @@ class StackLeavesOut(Reason):
     waiting_share: float
     mfu: float | None
     strategy: Strategy | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeyondPositions(Reason):
+    """The sequence is longer than the model was trained for."""
+
+    seq_len: int
+    positions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecimalLength(Reason):
+    """The sequence length is in thousands; a multiple of 1,024 was perhaps meant."""
+
+    seq_len: int
+    binary: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,8 @@ from shardwise.planning.choice import WANTED_HEADROOM, Found
 from shardwise.planning.price import mfu_of
 from shardwise.planning.problem import Problem, Units
 from shardwise.planning.reasons import (
+    BeyondPositions,
+    DecimalLength,
     FewerDevices,
     Fragile,
     NoPeerToPeer,
@@ -54,6 +56,16 @@ def left_out(
         mfu=mfu_of(problem, units, winner) if winner else None,
         strategy=winner.strategy if winner else None,
     )
+
+
+def warnings_of_length(problem: Problem) -> Iterator[Reason]:
+    """What may be wrong with the sequence length that was asked for."""
+    seq_len, positions = problem.job.seq_len, getattr(problem.model, "max_positions", None)
+    if positions is not None and seq_len > positions:
+        yield BeyondPositions(seq_len=seq_len, positions=positions)
+    thousands, rest = divmod(seq_len, 1000)
+    if not rest and seq_len % 1024:
+        yield DecimalLength(seq_len=seq_len, binary=thousands * 1024)
 
 
 def warnings_of(

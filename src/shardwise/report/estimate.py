@@ -252,11 +252,11 @@ def _time(time: TimeProfile, rates: ThroughputProfile) -> str:
     )
 
 
-def print_ways(out: Console, ways: Sequence[Change], of: str = "") -> None:
-    """Options after which it fits; `of` is the command that has them, where it is another one."""
+def print_ways(out: Console, ways: Sequence[Change], of: str = "", in_stack: bool = False) -> None:
+    """Options after which it fits; for the others see `ways_title`."""
     if not ways:
         out.print(NO_WAY)
         return
-    out.print(Text(ways_title(ways, of), style="bold"))
+    out.print(Text(ways_title(ways, of, in_stack), style="bold"))
     for way in ways:
         option(out, way_words(way))

@@ -25,9 +25,12 @@ def not_compared(cluster: ClusterSpec) -> str:
     )
 
 
-def ways_title(ways: Sequence[Change], of: str = "") -> str:
-    """The heading of ways to fit; `of` is the command that has them, where it is another one."""
-    whose = f" (options of '{of}')" if of else ""
+def ways_title(ways: Sequence[Change], of: str = "", in_stack: bool = False) -> str:
+    """The heading of ways to fit; `of` is the command that has them, where it is another one.
+
+    `in_stack` where the memory is that of a run in another stack.
+    """
+    whose = f" (options of '{of}'{', memory in this stack' if in_stack else ''})" if of else ""
     risky = " at risk" if all(way.at_risk for way in ways) else ""
     return f"Lower-memory options{risky}{whose}"
 

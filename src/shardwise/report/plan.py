@@ -64,6 +64,8 @@ class Room(NamedTuple):
     reasons: int = 3
     # Whether an option that would bring more is named.
     option: bool = False
+    # Whether an empty line stands before each part.
+    gaps: bool = True
     bars: bool = True
 
 
@@ -71,8 +73,9 @@ class Room(NamedTuple):
 _ROOMS = (
     *(Room(rows, option=True) for rows in (4, 3, 2)),
     *(Room(rows) for rows in (2, 1)),
-    *(Room(1, reasons) for reasons in (2, 1)),
-    *(Room(rows, 1, bars=False) for rows in (1, 0)),
+    *(Room(1, reasons, gaps=False) for reasons in (3, 2, 1)),
+    Room(0, 1, gaps=False),
+    *(Room(rows, 1, gaps=False, bars=False) for rows in (1, 0)),
 )
 # Characters of a command that ends a sentence, and of a line of a longer one.
 _SHORT, _COMMAND = 40, 68
@@ -107,7 +110,7 @@ def print_plan(plan: Plan, start: Start, in_time: Least | None = None) -> None:
             else:
                 _print_answer(out, plan, plan.winner, profile, room)
                 _print_next(out, plan, start, in_time, room)
-        answer = captured.get()
+        answer = captured.get() if room.gaps else captured.get().replace("\n\n", "\n")
         if answer.count("\n") <= LINES:
             break
     out.file.write(answer)
@@ -224,10 +227,17 @@ def start_words(start: Start) -> Iterator[str]:
     if len(start.command) < _SHORT and start.export is None:
         yield f"{head}; start it with: {start.command}"
         return
-    yield f"{head}; then: {start.export or ''}".rstrip()
+    yield f"{head}; then:{_behind(head, start.export)}"
+    if start.export and not _behind(head, start.export):
+        yield f"  {start.export}"
     yield from _command_lines(start.command)
     if start.remark:
         yield start.remark
+
+
+def _behind(head: str, command: str | None) -> str:
+    """The command that writes another stack's file, where the line has room for it."""
+    return f" {command}" if command and len(head) + len(command) <= _COMMAND - 2 else ""
 
 
 def _command_lines(command: str) -> list[str]:
@@ -290,8 +300,9 @@ def print_changes(
     out: Console, plan: Plan, ways: Sequence[Change], words: Callable[[Reason], str]
 ) -> None:
     """Settings with which it would fit, and parallelism that is not run here."""
-    out.print()
-    print_ways(out, ways, of="" if plan.for_stack else "shardwise estimate")
-    for tip in plan.tips:
-        if isinstance(tip, OtherParallelism):
-            paragraph(out, words(tip), "dim")
+    others = [tip for tip in plan.tips if isinstance(tip, OtherParallelism)]
+    if ways or len(others) == len(plan.tips):
+        out.print()
+        print_ways(out, ways, "shardwise estimate", plan.for_stack)
+    for tip in others:
+        paragraph(out, words(tip), "dim")

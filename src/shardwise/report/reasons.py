@@ -428,21 +428,6 @@ def _risky(reason: RiskyAlternative, blocks: int | None) -> str:
     )
 
 
-def _beyond_positions(reason: BeyondPositions, blocks: int | None) -> str:
-    return (
-        f"Sequence length {reason.seq_len:,} is longer than the model's {reason.positions:,} "
-        "positions."
-    )
-
-
-def _decimal_length(reason: DecimalLength, blocks: int | None) -> str:
-    thousands = reason.seq_len // 1000
-    return (
-        f"Sequence length {reason.seq_len:,}: {thousands}k means {reason.seq_len:,}, "
-        f"{thousands}Ki means {reason.binary:,}."
-    )
-
-
 def _low_precision_reduce(reason: LowPrecisionReduce, blocks: int | None) -> str:
     return (
         f"Reducing gradients in {reason.dtype} would be {share_words(reason.gain)} faster, but "
@@ -511,6 +496,21 @@ def _stack_leaves_out(reason: StackLeavesOut, blocks: int | None) -> str:
     return (
         f"{told}, and without it a step waits {percent(reason.waiting_share)} of its time (MFU "
         f"{percent(reason.mfu or 0.0)}): no recommendation. Use the stack's own recipe."
+    )
+
+
+def _beyond_positions(reason: BeyondPositions, blocks: int | None) -> str:
+    return (
+        f"Sequence length {reason.seq_len:,} is longer than the model's {reason.positions:,} "
+        "positions."
+    )
+
+
+def _decimal_length(reason: DecimalLength, blocks: int | None) -> str:
+    thousands = reason.seq_len // 1000
+    return (
+        f"Sequence length {reason.seq_len:,}: {thousands}k means {reason.seq_len:,}, "
+        f"{thousands}Ki means {reason.binary:,}."
     )
 
 

@@ -135,9 +135,9 @@ def _nothing_fits(plan: Plan) -> Headline:
     others = [tip for tip in plan.tips if isinstance(tip, OtherParallelism)]
     told += [reason_words(tip, plan.units.blocks) for tip in plan.tips if tip not in others]
     if plan.ways:
-        told.append(f"{ways_title(plan.ways, '' if plan.for_stack else 'shardwise estimate')}:")
+        told.append(f"{ways_title(plan.ways, 'shardwise estimate', plan.for_stack)}:")
         told += map(way_words, plan.ways)
-    else:
+    elif len(others) == len(plan.tips):
         told.append(NO_WAY)
     told += map(reason_words, others)
     return Headline(none_fits_words(plan), told, "fair" if plan.at_risk else "bad")
