@@ -64,7 +64,8 @@ def test_a_plan_is_that_of_the_command_line(
 
 
 def test_a_plan_names_the_command_that_prints_it() -> None:
-    asked = {"model": "llama-3-8b", "cluster": "8xA100-80GB", "seq_len": 2048, "tokens": "2B"}
+    asked: dict[str, object] = {"model": "llama-3-8b", "cluster": "8xA100-80GB", "seq_len": 2048}
+    asked |= {"tokens": "2B", "compile": True, "low_precision_reduce": True}
     found = ask(ask="plan", **asked)
     words = found["command"].split()
     assert words[0] == "shardwise"
@@ -88,6 +89,16 @@ def test_an_estimate_is_that_of_the_command_line() -> None:
     printed = shardwise("estimate", *words, "--json")
     assert found["json"] + "\n" == printed.stdout
     assert found["exit_code"] == printed.returncode
+
+
+@pytest.mark.parametrize("strategy", ["zero2", {"kind": "zero2"}])
+def test_a_moved_configuration_keeps_its_kind_and_the_precision(strategy: object) -> None:
+    asked = {"ask": "estimate", "model": "llama-3-8b", "precision": "fp32", "timeline": False}
+    where = {"cluster": "2x8xH100-SXM@400Gbps", "change": {"network": "200"}}
+    found = ask(**asked, **where, strategy=strategy)
+    words = ["--model", "llama-3-8b", "--cluster", "2x8xH100-SXM@200Gbps", "--precision", "fp32"]
+    printed = shardwise("estimate", *words, "--strategy", "zero2", "--json")
+    assert found["json"] + "\n" == printed.stdout
 
 
 def test_the_bar_of_memory_ends_where_the_verdict_says() -> None:

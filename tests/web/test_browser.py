@@ -225,6 +225,17 @@ def test_a_configuration_of_ones_own_is_priced_beside_the_best(browser: Any) -> 
         assert shown["time"] == printed["time"]
 
 
+def test_an_option_of_a_tip_sets_its_field_and_is_planned_with(browser: Any) -> None:
+    with native(browser) as watched:
+        page = watched.page
+        page.locator("#why button.option", has_text="--compile").click()
+        page.locator("#about", has_text="torch.compile").wait_for(timeout=60_000)
+        watched.answered()
+        assert page.input_value("#compile") == "yes"
+        page.get_by_role("tab", name="command").click()
+        assert "--compile" in page.inner_text("#run pre")
+
+
 def test_an_earlier_answer_cannot_be_copied(watched: Watched) -> None:
     watched.open()
     page = watched.page

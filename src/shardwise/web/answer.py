@@ -24,6 +24,7 @@ from shardwise.report.strategy import blocks_of
 from shardwise.spec.quantity import GIB
 from shardwise.spec.record import SpecError, SpecWarning
 from shardwise.spec.run import RunSpec
+from shardwise.spec.settings import FixedSettings
 from shardwise.spec.strategy import Strategy
 from shardwise.timeline.spans import Timeline
 from shardwise.web.changes import changed_words, figures_of
@@ -70,6 +71,7 @@ def _plan(question: Question) -> dict[str, Any]:
         **asked,
         for_stack=stack,
         objective=question.objective,
+        low_precision_reduce=question.low_precision_reduce,
         batch_tolerance=0.0 if question.exact_batch else None,
         budget=read_budget(question.tokens, question.price, question.deadline),
     )
@@ -200,10 +202,12 @@ def _described(question: Question) -> RunSpec:
     given = question.strategy
     if not question.change and not isinstance(given, dict):
         return describe_run(strategy=given, **asked)
-    run = describe_run(planned=True, **asked)
+    run = describe_run(strategy=None if isinstance(given, dict) else given, planned=True, **asked)
     problem = _moved(question, run)
-    cluster = problem.cluster
-    strategy = Strategy.read(given, where="strategy") if isinstance(given, dict) else run.strategy
+    cluster, strategy = problem.cluster, run.strategy
+    if isinstance(given, dict):
+        fixed = strategy.model_dump(include=set(FixedSettings.__annotations__))
+        strategy = Strategy.read({**fixed, **given}, where="strategy")
     # Degrees fit only the cluster they were found for.
     if strategy.replicate is not None and strategy.devices != cluster.devices:
         strategy = strategy.unplaced()

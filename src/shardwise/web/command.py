@@ -35,6 +35,8 @@ def plan_command(question: Question) -> str:
             words += [f"--{_NAMES.get(name, name).replace('_', '-')}", _word(asked[name])]
     if question.exact_batch:
         words.append("--exact-batch")
+    if question.low_precision_reduce:
+        words.append("--allow-low-precision-reduce")
     if question.compile is not None:
         words.append("--compile" if question.compile else "--no-compile")
     return shlex.join([*words, "-o", "run.toml"])

@@ -17,6 +17,10 @@ from shardwise.report.page.subject import Subject
 from shardwise.report.page.time import time_section
 from shardwise.report.page.timeline import timeline_section
 from shardwise.report.strategy import layout_words, shorthand
+from shardwise.web.options import with_buttons
+
+# Pieces with sentences that name options.
+_SENTENCES = ("verdict", "why")
 
 
 def plan_pieces(subject: Subject, more: Least | None) -> dict[str, str]:
@@ -31,7 +35,8 @@ def plan_pieces(subject: Subject, more: Least | None) -> dict[str, str]:
             "layouts": layouts_table(plan, _layout_button),
             "front": front_section(plan),
         }
-    return _written({**_step(subject), **told})
+    pieces = _written({**_step(subject), **told})
+    return pieces | {name: with_buttons(pieces[name]) for name in _SENTENCES if name in pieces}
 
 
 def estimate_pieces(subject: Subject, budget: Budget) -> dict[str, str]:

@@ -49,6 +49,7 @@ class Question(Record):
     # A plan: what to look for, and within which limits.
     objective: Literal["throughput", "memory", "sequence", "money"] = "throughput"
     exact_batch: bool = False
+    low_precision_reduce: bool = False
     tokens: Number | Word | None = None
     price: float | Word | None = None
     deadline: float | None = None

@@ -2,9 +2,10 @@
 
 const form = document.getElementById("question");
 const FIELDS = ["model", "config", "adapter", "rank", "device", "nodes", "per-node", "network", "seq-len",
-  "global-batch", "optimizer", "precision", "objective", "for-stack", "tokens", "price", "deadline", "strategy", "micro-batch", "recompute", "loss"];
+  "global-batch", "optimizer", "precision", "objective", "for-stack", "compile",
+  "allow-low-precision-reduce", "tokens", "price", "deadline", "strategy", "micro-batch", "recompute", "loss", "offload"];
 // Fields of a configuration of one's own; without a strategy they say nothing.
-const OWN = ["micro-batch", "recompute", "loss"];
+const OWN = ["micro-batch", "recompute", "loss", "offload"];
 const field = (name) => form.elements.namedItem(name);
 const first = {}, titles = {};
 // Quantities that sliders moved are in the address after this.
@@ -60,6 +61,8 @@ export function question() {
     precision: text("precision"),
     objective: text("objective"),
     for_stack: text("for-stack"),
+    compile: text("compile") && true,
+    low_precision_reduce: text("allow-low-precision-reduce") && true,
     tokens: text("tokens"),
     price: text("price"),
     deadline: text("deadline") && Number(text("deadline")),
@@ -71,7 +74,20 @@ export function ownConfiguration() {
   const kind = field("strategy").value;
   if (!kind) return null;
   const micro_batch = Number(field("micro-batch").value) || 1;
-  return { kind, micro_batch, recompute: field("recompute").value || "none", loss: field("loss").value || "plain" };
+  const offload = field("offload").value !== "";
+  return { kind, micro_batch, recompute: field("recompute").value || "none", loss: field("loss").value || "plain", offload };
+}
+
+// Sets fields, as somebody would who filled them in; one without a value is only shown.
+export function fillIn(values) {
+  let last = null;
+  for (const [name, value] of values) {
+    last = field(name);
+    last.closest("details")?.setAttribute("open", "");
+    if (value) last.value = value;
+  }
+  last.focus();
+  if (values.some(([, value]) => value)) last.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
 // `shown` is what is shown of the answer: the layout that was chosen, and what sliders moved.

@@ -1,6 +1,6 @@
 // The planner's page: asks when the form rests, and shows the answer.
 import { connect } from "./ask.js";
-import { address, addressed, fillForm, ownConfiguration, question, watchForm } from "./form.js";
+import { address, addressed, fillForm, fillIn, ownConfiguration, question, watchForm } from "./form.js";
 import { drawRun } from "./run.js";
 import { drawInTurn, pressLayout, showAsking, showFailed, showNotes, showPiece, showReady, showRuns, showStage, showStale } from "./show.js";
 import { drawSliders } from "./whatif.js";
@@ -130,6 +130,11 @@ async function choose(number) {
 document.getElementById("layouts").addEventListener("click", (event) => {
   const button = event.target.closest("button.layout");
   if (button) choose(Number(button.dataset.layout)).catch(failed);
+});
+
+document.getElementById("answer").addEventListener("click", (event) => {
+  const option = event.target.closest("button.option");
+  if (option) fillIn([...new URLSearchParams(option.dataset.fields)]);
 });
 
 try {
