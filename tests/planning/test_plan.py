@@ -331,7 +331,8 @@ def test_a_plan_and_an_estimate_judge_a_configuration_alike(
     found, _ = plan_run(run=run)
     device = found.problem.cluster.device
     judged = [
-        *((one.strategy, one.verdict) for one in (*reasons(found, DoesNotFit), *found.baselines)),
+        *((one.strategy, one.verdict) for one in reasons(found, DoesNotFit)),
+        *((one.strategy, one.verdict) for one in found.baselines),
         *((one.strategy, one.verdict(device)) for one in found.rejected),
     ]
     assert (found.winner is not None) == fits
