@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from benchmarks.planner.browser import CHROMIUM, OPTIONS
 from shardwise.web.site import page_files
 from tests.extras import write_site
 from tests.test_docs import BLOCK, DOCS, PAGES, ROOT
@@ -93,6 +94,27 @@ def test_every_link_of_the_site_leads_somewhere(site: Path, built: dict[Path, Pa
 def test_pages_load_nothing_from_elsewhere(built: dict[Path, Page]) -> None:
     elsewhere = {link for page in built.values() for link in page.loaded if urlsplit(link).netloc}
     assert not elsewhere
+
+
+# Of a card: what ends beyond it, and what is wider than the box it stands in.
+OVERFLOWS = """() => [...document.querySelectorAll(".gallery section")].flatMap((card) =>
+  [...card.querySelectorAll("*")].filter((one) =>
+    one.getBoundingClientRect().right > card.getBoundingClientRect().right + 1
+    || (one.clientWidth > 0 && one.scrollWidth > one.clientWidth + 1 && !one.closest(".bars")))
+  .map((one) => `${one.tagName} ${one.className}: ${one.textContent.slice(0, 40)}`))"""
+
+
+def test_cards_of_the_gallery_hold_what_is_in_them(site: Path) -> None:
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with driver.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
+        for width in (390, 768, 1024, 1440, 1920):
+            page = browser.new_page(viewport={"width": width, "height": 900})
+            page.goto((site / "gallery" / "index.html").as_uri())
+            assert page.locator(".gallery section").count() == 8
+            assert page.evaluate(OVERFLOWS) == [], width
+            assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+        browser.close()
 
 
 @pytest.mark.usefixtures("make")

@@ -18,15 +18,18 @@ import pytest
 
 import shardwise
 from benchmarks.scale.pages import measure
+from shardwise.api import describe_run, plan_run
 from shardwise.observe.diagnosis.verdict import Straggler
-from shardwise.report.page.headline import headline
+from shardwise.report.page.headline import headline, tiles
 from shardwise.report.page.markup import element
 from shardwise.report.page.page import write_page
 from shardwise.report.page.read import read_subjects
 from shardwise.report.page.timeline import Step, packed, thin
 from shardwise.report.reasons import plan_reasons
 from shardwise.report.strategy import layout_words
+from shardwise.spec.quantity import show_seconds
 from shardwise.spec.record import SpecError
+from shardwise.spec.run import write_run
 from shardwise.step import Provenance, StepProfile, TimeProfile, read_profile
 from shardwise.timeline.breakdown import breakdown
 from shardwise.timeline.spans import Kind, Timeline, TimelineBuilder
@@ -108,6 +111,31 @@ def test_text_from_files_stays_text(tmp_path: Path) -> None:
     assert seen.count("script") == 1  # ours; with no timeline there is no data
     assert HOSTILE in "".join(seen.text)
     assert not any(name.startswith("on") for _, attributes in seen.tags for name in attributes)
+
+
+def test_the_time_of_a_run_is_told_once(tmp_path: Path) -> None:
+    pair = write_pair(tmp_path / "run.json", "it")
+    del pair["predicted"]["time"], pair["predicted"]["throughput"]
+    (tmp_path / "run.json").write_text(json.dumps(pair))
+    found = headline(read_subjects([tmp_path / "run.json"]))
+    assert sum("tep took" in sentence for sentence in (found.statement, *found.evidence)) == 1
+
+
+@pytest.mark.parametrize(("strategy", "differs"), [("zero3", True), (None, False)])
+def test_a_plan_says_that_the_figures_below_are_of_the_run(
+    tmp_path: Path, strategy: str | None, differs: bool
+) -> None:
+    asked: dict[str, Any] = {"model": "llama-3-8b", "cluster": "8xH100-SXM", "global_batch": 2**17}
+    _, best = plan_run(**asked)
+    assert best is not None
+    run = describe_run(**asked, strategy=strategy or best.strategy)
+    (tmp_path / "mine.toml").write_text(write_run(run))
+    (subject,) = read_subjects([tmp_path / "mine.toml"])
+    found = headline([subject])
+    assert ("below are of mine" in found.evidence[-1]) == differs
+    time = shardwise.estimate(run=run).time
+    assert time is not None
+    assert show_seconds(time.step_s) in str(tiles(subject))
 
 
 def test_attributes_are_escaped() -> None:

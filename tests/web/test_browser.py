@@ -187,7 +187,7 @@ def test_sliders_are_seen_at_once_and_another_job_is_no_change(browser: Any) -> 
 LABELS = """() => [...document.querySelectorAll("#timeline-piece .lane")].map((label) =>
   label.getBoundingClientRect().top
     - label.closest(".row").querySelector("canvas").getBoundingClientRect().top)"""
-CLIPPED = """() => [...document.querySelectorAll("#layouts *")].filter((one) =>
+CLIPPED = """() => [...document.querySelectorAll("#layouts *, .lane, .of")].filter((one) =>
   one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).overflowX !== "visible").length"""
 
 

@@ -28,13 +28,7 @@ from shardwise.planning.search import Search
 from shardwise.planning.sequence import longest
 from shardwise.planning.space import Space
 from shardwise.planning.untried import untried
-from shardwise.planning.warnings import (
-    fewer_devices,
-    is_uneven,
-    left_out,
-    warnings_of,
-    warnings_of_length,
-)
+from shardwise.planning.warnings import fewer_devices, is_uneven, left_out, warnings_of
 from shardwise.predict.estimate import price
 from shardwise.predict.fit import Change, ways_to_fit
 from shardwise.predict.rates import (
@@ -267,9 +261,8 @@ def make_plan(
         winner = None
     warnings = [
         *filter(None, [lacking]),
-        *(warnings_of_length(problem) if objective != "sequence" else []),
         *warnings,
-        *warnings_of(problem, search.space, found, winner),
+        *warnings_of(problem, search.space, found, winner, objective != "sequence"),
     ]
     limits = limits_of(search, problem.cluster, found, winner, in_full) if winner else None
     return Plan(

@@ -58,7 +58,7 @@ def left_out(
     )
 
 
-def warnings_of_length(problem: Problem) -> Iterator[Reason]:
+def _of_length(problem: Problem) -> Iterator[Reason]:
     """What may be wrong with the sequence length that was asked for."""
     seq_len, positions = problem.job.seq_len, getattr(problem.model, "max_positions", None)
     if positions is not None and seq_len > positions:
@@ -69,9 +69,14 @@ def warnings_of_length(problem: Problem) -> Iterator[Reason]:
 
 
 def warnings_of(
-    problem: Problem, space: Space, found: Found, winner: Candidate | None
+    problem: Problem, space: Space, found: Found, winner: Candidate | None, length_asked: bool
 ) -> Iterator[Reason]:
-    """All else to know: what was not tried, then the least certain first."""
+    """All else to know: what was not tried, then the least certain first.
+
+    `length_asked` where the sequence length is what somebody asked for.
+    """
+    if length_asked:
+        yield from _of_length(problem)
     device, model, optimizer = problem.cluster.device, problem.model, problem.job.optimizer
     if problem.cluster.devices > 1 and not space.trains(optimizer, Strategy(kind="zero3")):
         yield OnlyReplicated(optimizer=optimizer, instead=INSTEAD)

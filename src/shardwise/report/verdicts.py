@@ -159,7 +159,7 @@ def _spent_words(late: list[LateRank], on_cpu: bool, period: str) -> str:
     else:
         gpus = f"The GPU{' of' if one else 's of'} {listed([rank.name for rank in late])}"
         spent = f"{gpus} {'is' if one else 'are'} idle for {times} (nothing queued by the host)"
-    return f"{spent}, other ranks for {duration(late[0].others_spent_ns)}"
+    return f"{spent}, other ranks for {duration(late[0].others_spent_ns)} (median)"
 
 
 @_words.register

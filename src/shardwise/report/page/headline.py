@@ -19,7 +19,7 @@ from shardwise.report.page.markup import Markup, element
 from shardwise.report.page.subject import Subject
 from shardwise.report.page.sweeps import best_by_value
 from shardwise.report.plan_words import nearest_words, none_fits_words, step_words
-from shardwise.report.reasons import reason_words
+from shardwise.report.reasons import reason_words, speed_words
 from shardwise.report.strategy import configuration_words, run_words
 from shardwise.report.verdicts import explain, health_words
 from shardwise.report.words import VERDICTS, comparison_words, signed_percent
@@ -68,9 +68,10 @@ def _plan(one: Subject) -> Headline:
     if plan.winner is None:
         return _nothing_fits(plan)
     winner = plan.winner
+    compared = _gain_words(one, winner)
     told = [
         *_warning_words(plan),
-        *_gain_words(one, winner),
+        *compared,
         *_aim_words(plan),
         f"Step: {step_words(plan, winner)} (predicted)",
         *_batch_words(plan),
@@ -80,6 +81,10 @@ def _plan(one: Subject) -> Headline:
             usable=plan.limit_bytes,
             capacity=plan.problem.cluster.device.capacity,
         ),
+        *(
+            [f"Figures, memory, time and timeline below are of {one.name} as it is."]
+            * bool(compared)
+        ),
     ]
     seq_len, blocks = plan.problem.job.seq_len, plan.units.blocks
     what = configuration_words(winner.strategy, seq_len=seq_len, blocks=blocks)
@@ -87,16 +92,17 @@ def _plan(one: Subject) -> Headline:
 
 
 def _gain_words(one: Subject, winner: Candidate) -> list[str]:
-    """How much faster the plan is than the run of the page, where they differ."""
+    """How the plan compares with the run of the page, where they differ."""
     run, profile = one.run, one.predicted
     if run is None or run.strategy == winner.strategy or profile is None or not profile.time:
         return []
     tokens = profile.throughput.tokens_per_s if profile.throughput else 0.0
     gain = winner.tokens_per_s / tokens - 1 if tokens else 0.0
-    return [
-        f"The plan is {gain:.0%} faster than {one.name} as it is: "
-        f"{configuration_words(run.strategy)} (predicted)."
-    ]
+    if abs(gain) <= comparison_error():
+        told = f"The plan and {one.name} as it is are too close to call"
+    else:
+        told = f"The plan is {speed_words(gain)} than {one.name} as it is"
+    return [f"{told}: {configuration_words(run.strategy)} (predicted)."]
 
 
 def _warning_words(plan: Plan) -> list[str]:
@@ -164,16 +170,17 @@ def _predicted(one: Subject) -> Headline:
 
 def _measured(one: Subject, measured: StepProfile) -> Headline:
     said, tone = f"{one.name} ran", "plain"
+    told = against_in_words(one)
     if measured.time is not None:
         said = f"A step took {show_seconds(measured.time.step_s)} (measured)"
-    told = against_in_words(one)
+        # The headline tells of the time.
+        told = told[1:]
     guess = one.predicted.time if one.predicted is not None else None
     if guess is not None and measured.time is not None:
         error = relative_error(guess.step_s, measured.time.step_s)
         if error is not None:
             tone = "good" if abs(error) < 0.1 else "fair"
             said += f"; {show_seconds(guess.step_s)} was predicted ({signed_percent(error, 1)})"
-            told = told[1:]
     return Headline(f"{said}.", told, tone)
 
 

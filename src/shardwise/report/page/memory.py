@@ -39,14 +39,14 @@ def memory_section(subjects: Sequence[Subject]) -> Markup | None:
     for subject, profile in profiles if len(subjects) <= _MOST_RESERVES else []:
         told += _reserve(subject, profile, len(subjects) > 1)
     return fragment(
-        element("p", f"What is alive when most is, on the fullest device{_and_more(whole)}."),
+        element("p", f"At its peak, on the fullest device{_and_more(whole)}."),
         bars(rows, _PARTS, show_memory, limit=limit, what="Memory at the peak by term"),
         [element("p", sentence, class_="fine") for sentence in told],
     )
 
 
 def _and_more(whole: bool) -> str:
-    return ", and the allocator's overhead" if whole else ""
+    return ", with the allocator's overhead" if whole else ""
 
 
 def _needed(profile: StepProfile) -> int | None:

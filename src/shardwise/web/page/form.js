@@ -79,7 +79,7 @@ export function ownConfiguration() {
 }
 
 // Sets fields, as somebody would who filled them in; one without a value is only shown.
-export function fillIn(values) {
+export function setFields(values) {
   let last = null;
   for (const [name, value] of values) {
     last = field(name);

@@ -1,6 +1,6 @@
 // The planner's page: asks when the form rests, and shows the answer.
 import { connect } from "./ask.js";
-import { address, addressed, fillForm, fillIn, ownConfiguration, question, watchForm } from "./form.js";
+import { address, addressed, fillForm, setFields, ownConfiguration, question, watchForm } from "./form.js";
 import { drawRun } from "./run.js";
 import { drawInTurn, pressLayout, showAsking, showFailed, showNotes, showPiece, showReady, showRuns, showStage, showStale } from "./show.js";
 import { drawSliders } from "./whatif.js";
@@ -134,7 +134,7 @@ document.getElementById("layouts").addEventListener("click", (event) => {
 
 document.getElementById("answer").addEventListener("click", (event) => {
   const option = event.target.closest("button.option");
-  if (option) fillIn([...new URLSearchParams(option.dataset.fields)]);
+  if (option) setFields([...new URLSearchParams(option.dataset.fields)]);
 });
 
 try {
