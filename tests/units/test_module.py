@@ -89,6 +89,18 @@ def test_the_head_comes_after_the_blocks_and_a_tied_table_before() -> None:
     assert tied.numel == untied.numel - 1000 * 256
 
 
+def test_dropout_of_attention_is_drawn_inside_the_fused_kernel() -> None:
+    """As on GPUs: no score of every pair of tokens is written or kept."""
+    module = build(reduced("llama"), attention="sdpa")
+    without = module_units(module, 64).blocks[0].stage
+    module.config.attention_dropout = 0.1
+    for layer in module.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    dropped = module_units(module, 64).blocks[0].stage
+    assert dropped.kept["none"] == without.kept["none"]
+    assert dropped.attention_flops == without.attention_flops
+
+
 def test_a_cnn_has_units_too() -> None:
     units = module_units(Tower(), 1, "fp32")
     # 3x3 and 1x1 convolutions with biases, by hand; the stem and head are the root.

@@ -213,6 +213,8 @@ def _fused_attention(module: nn.Module) -> Iterator[None]:
 
     With real tensors transformers sees that the mask is causal and drops it. With fake
     tensors it cannot, and the trace would show a slower attention than the one that runs.
+    Dropout is left out for the same reason: fused kernels of GPUs draw it inside, while what the
+    trace can call would write every score.
     """
     config = getattr(module, "config", None)
     before = getattr(config, "_attn_implementation", None)
@@ -230,6 +232,7 @@ def _fused_attention(module: nn.Module) -> Iterator[None]:
         attention_mask: torch.Tensor | None,
         **settings: Any,
     ) -> Any:
+        settings["dropout"] = 0.0
         return sdpa_attention_forward(layer, query, key, value, None, **settings)
 
     AttentionInterface.register("shardwise_causal", causal)
