@@ -24,6 +24,8 @@ FREE, MARK = "·", "|"
 # Smaller shares of a bar have no part of their own.
 MIN_SHARE = 0.02
 _OTHER = "other"
+# Of the unit of a legend.
+_SMALL = 10
 
 
 class Part(NamedTuple):
@@ -59,7 +61,9 @@ def memory_bar(memory: MemoryProfile, needed: float, usable: float, capacity: fl
     overhead = needed - memory.peak_allocated_bytes
     terms = {TERMS[term]: float(size) for term, size in memory.terms.items()}
     sizes = {**terms, "allocator overhead": float(overhead)} if overhead else terms
-    parts = _parts(sizes, needed, lambda size: f"{size / factor:,.1f}")
+    # A part of a small sum would read as nothing.
+    digits = 1 if needed >= _SMALL * factor else 2
+    parts = _parts(sizes, needed, lambda size: f"{size / factor:,.{digits}f}")
     return [_bar(parts, max(needed, capacity), usable), *_legend(parts)]
 
 
