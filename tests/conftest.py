@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,21 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = config.getoption("--cpu")
     if folder:
         record(config, Path(folder).absolute())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage while tests are collected, and never in what lives from then on.
+
+    Modules and tests stay to the end: to look through them again and again takes a fifth of the
+    time of collecting.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -14,7 +15,14 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 FILES = sorted((SOURCE / "shardwise").rglob("*.py"))
-TREES = {str(file.relative_to(SOURCE / "shardwise")): ast.parse(file.read_text()) for file in FILES}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """The parsed files by their paths; only who runs these tests parses them."""
+    here = SOURCE / "shardwise"
+    return {str(file.relative_to(here)): ast.parse(file.read_text()) for file in FILES}
+
 
 # ---- devices -------------------------------------------------------------------------------------
 
@@ -59,7 +67,7 @@ def test_the_words_are_identifiers_and_strings() -> None:
 def test_only_the_engine_names_devices_and_backends() -> None:
     found = {
         f"{file}:{line} {word}"
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         if not file.startswith(tuple(MAY_NAME_DEVICES))
         for line, word in words_in_code(tree)
         if DEVICE.search(word)
@@ -69,8 +77,8 @@ def test_only_the_engine_names_devices_and_backends() -> None:
 
 @pytest.mark.parametrize("allowed", list(MAY_NAME_DEVICES))
 def test_every_exception_is_needed(allowed: str) -> None:
-    trees = [tree for file, tree in TREES.items() if file.startswith(allowed)]
-    assert any(DEVICE.search(word) for tree in trees for _, word in words_in_code(tree))
+    allowing = [tree for file, tree in trees().items() if file.startswith(allowed)]
+    assert any(DEVICE.search(word) for tree in allowing for _, word in words_in_code(tree))
 
 
 # ---- private names of torch ----------------------------------------------------------------------
@@ -170,7 +178,7 @@ def inherited_names(tree: ast.AST) -> Iterator[str]:
 def test_private_names_of_torch_are_in_one_file() -> None:
     found = [
         f"{file}: {name}"
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         if file != PRIVATE_NAMES
         for names in (private_imports, private_attributes, inherited_names)
         for name in names(tree)
@@ -278,7 +286,7 @@ def unpicklers(tree: ast.AST) -> Iterator[str]:
 
 def test_nothing_unpickles_the_bytes_of_others() -> None:
     """`RankTree.json_of` carries values between ranks, `safe_pickle` reads files of others."""
-    found = [f"{file}: {name}" for file, tree in TREES.items() for name in unpicklers(tree)]
+    found = [f"{file}: {name}" for file, tree in trees().items() for name in unpicklers(tree)]
     assert found == ["safe_pickle.py: pickle"]
 
 
@@ -318,18 +326,20 @@ def module_name(file: str) -> str:
     return ".".join(("shardwise", *Path(file).with_suffix("").parts)).removesuffix(".__init__")
 
 
-MODULES = {module_name(file): tree for file, tree in TREES.items()}
+@cache
+def modules() -> dict[str, ast.Module]:
+    return {module_name(file): tree for file, tree in trees().items()}
 
 
 def imports_of(module: str, body: list[ast.stmt]) -> Iterator[str]:
     """Modules of Shardwise that are imported when `module` is; not those for type checkers."""
     for node in body:
-        if isinstance(node, ast.ImportFrom) and node.module in MODULES:
+        if isinstance(node, ast.ImportFrom) and node.module in modules():
             for one in node.names:
                 inner = f"{node.module}.{one.name}"
-                yield inner if inner in MODULES else node.module
+                yield inner if inner in modules() else node.module
         elif isinstance(node, ast.Import):
-            yield from (one.name for one in node.names if one.name in MODULES)
+            yield from (one.name for one in node.names if one.name in modules())
         elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
             yield from imports_of(module, [*node.body, *node.orelse])
         elif isinstance(node, ast.Try):
@@ -337,19 +347,21 @@ def imports_of(module: str, body: list[ast.stmt]) -> Iterator[str]:
             yield from imports_of(module, [*node.body, *handled, *node.orelse, *node.finalbody])
 
 
-IMPORTS = {module: set(imports_of(module, tree.body)) for module, tree in MODULES.items()}
+@cache
+def imports() -> dict[str, set[str]]:
+    return {module: set(imports_of(module, tree.body)) for module, tree in modules().items()}
 
 
 def test_imports_have_no_cycle() -> None:
     try:
-        TopologicalSorter(IMPORTS).prepare()
+        TopologicalSorter(imports()).prepare()
     except CycleError as error:
         pytest.fail(" → ".join(error.args[1]))
 
 
 @pytest.mark.parametrize("module", ["device", "torch_private"])
 def test_what_every_layer_may_use_imports_nothing_of_shardwise(module: str) -> None:
-    assert not IMPORTS[f"shardwise.engine.{module}"]
+    assert not imports()[f"shardwise.engine.{module}"]
 
 
 # ---- functions -----------------------------------------------------------------------------------
@@ -360,7 +372,7 @@ LONGEST = 60
 def test_functions_are_short() -> None:
     long = {
         f"{file} {node.name}"
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         if file.startswith(("predict/", "planning/", "engine/"))
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and node.end_lineno
@@ -390,7 +402,7 @@ WRITERS = {
 def test_text_of_others_is_printed_in_one_place() -> None:
     found = {
         f"{file}:{node.lineno} {called}"
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in WRITERS
         if not (WRITERS[called] and file.startswith(WRITERS[called]))
@@ -418,7 +430,7 @@ MAY_START = {
 def test_children_are_started_in_one_place() -> None:
     found = {
         f"{file}:{node.lineno} {called}"
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and STARTERS.fullmatch(called := ast.unparse(node.func))
         if file not in MAY_START
@@ -426,7 +438,7 @@ def test_children_are_started_in_one_place() -> None:
     assert not found, "use shardwise.child, or say why not in MAY_START"
     interpreters = {
         file
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         if any(ast.unparse(node) == "sys.executable" for node in ast.walk(tree))
     }
     assert interpreters == {"child.py"}
