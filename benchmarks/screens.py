@@ -92,7 +92,8 @@ def render(python: str, command: str, folder: Path | None) -> tuple[str, int]:
 
 def faults(command: str, printed: str) -> list[str]:
     """What is wrong with a screen, whatever it says."""
-    lines = printed.splitlines()
+    # An error is one line, however long, so that a search finds it.
+    lines = [line for line in printed.splitlines() if not line.startswith("error: ")]
     found = ["over 80 columns"] if any(len(line) > COLUMNS for line in lines) else []
     short = command.startswith("plan ") and "--explain" not in command
     if short and len(lines) > PLAN_LINES:

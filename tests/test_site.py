@@ -100,8 +100,12 @@ def test_pages_load_nothing_from_elsewhere(built: dict[Path, Page]) -> None:
 OVERFLOWS = """() => [...document.querySelectorAll(".gallery section")].flatMap((card) =>
   [...card.querySelectorAll("*")].filter((one) =>
     one.getBoundingClientRect().right > card.getBoundingClientRect().right + 1
-    || (one.clientWidth > 0 && one.scrollWidth > one.clientWidth + 1 && !one.closest(".bars")))
+    || (one.clientWidth > 0 && one.scrollWidth > one.clientWidth + 1
+      && !one.matches(".bars, .limit")))
   .map((one) => `${one.tagName} ${one.className}: ${one.textContent.slice(0, 40)}`))"""
+
+NARROWEST = """() => Math.min(...[...document.querySelectorAll(".gallery .of")].map((one) =>
+  one.clientWidth))"""
 
 
 def test_cards_of_the_gallery_hold_what_is_in_them(site: Path) -> None:
@@ -113,6 +117,8 @@ def test_cards_of_the_gallery_hold_what_is_in_them(site: Path) -> None:
             page.goto((site / "gallery" / "index.html").as_uri())
             assert page.locator(".gallery section").count() == 8
             assert page.evaluate(OVERFLOWS) == [], width
+            # A name that has no room is one letter wide.
+            assert page.evaluate(NARROWEST) > 60
             assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
         browser.close()
 

@@ -16,6 +16,7 @@ _NAMED = re.compile(
     # At the beginning of a sentence stand several options, which only together make it fit.
     rf"(?<!>)(?P<option>{'|'.join(_VALUES)}) (?P<value>[a-z0-9-]+(:[0-9]+)?)"
     rf"|(?P<flag>{'|'.join(_FLAGS)})|(?P<shown>{'|'.join(_SHOWN)})"
+    r"|(?P<other>--[a-z][a-z-]+)"
 )
 
 
@@ -28,6 +29,8 @@ def with_buttons(html: str) -> str:
 
 
 def _button(named: re.Match[str]) -> str:
+    if named["other"]:
+        return str(element("span", named[0], class_="option"))
     if option := named["option"]:
         fields = dict(zip(_VALUES[option], named["value"].split(":"), strict=False))
     else:

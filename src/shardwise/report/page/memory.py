@@ -39,7 +39,7 @@ def memory_section(subjects: Sequence[Subject]) -> Markup | None:
     for subject, profile in profiles if len(subjects) <= _MOST_RESERVES else []:
         told += _reserve(subject, profile, len(subjects) > 1)
     return fragment(
-        element("p", f"At its peak, on the fullest device{_and_more(whole)}."),
+        element("p", f"Memory at its peak, on the fullest device{_and_more(whole)}."),
         bars(rows, _PARTS, show_memory, limit=limit, what="Memory at the peak by term"),
         [element("p", sentence, class_="fine") for sentence in told],
     )
