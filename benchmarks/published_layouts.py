@@ -94,11 +94,14 @@ def answer(run: Published) -> Answer:
 
 
 def _plan(problem: Problem) -> Candidate | None:
-    """The choice for exactly the published batch, or the closest where none divides."""
+    """The choice for exactly the published batch, or the closest that all devices share."""
     try:
-        return make_plan(problem, space=Space(batch_tolerance=0)).winner
+        exact = make_plan(problem, space=Space(batch_tolerance=0)).winner
     except SpecError:
-        return make_plan(problem).winner
+        exact = None
+    if exact is not None and exact.strategy.devices == problem.cluster.devices:
+        return exact
+    return make_plan(problem).winner
 
 
 def _published(run: Published, problem: Problem) -> Candidate | None:

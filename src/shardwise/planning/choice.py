@@ -121,13 +121,16 @@ class Found(NamedTuple):
         return np.concatenate(kept)
 
     def _simplest(self, rows: Ints) -> int:
-        """The simplest row, then that of the smallest group of whole nodes, then the fastest."""
+        """The simplest row; then the fewest devices that share sequences, then the smallest group
+        of whole nodes, then the fastest.
+        """
         columns, layouts = self.table.columns, self.table.layouts
         ranks = np.asarray([group_rank(one, self.devices_per_node) for one in layouts])
         ranks = ranks[columns.layout[rows]]
         # Groups inside a node are one more thing to know.
         complexity = columns.complexity[rows] + (ranks >= PART_OF_NODE)
-        order = np.lexsort((-columns.tokens_per_s[rows], ranks, complexity))
+        speed = columns.tokens_per_s[rows]
+        order = np.lexsort((-speed, ranks, self._inner[rows], complexity))
         return int(rows[order[0]])
 
     def headroom(self, candidate: Candidate) -> float:

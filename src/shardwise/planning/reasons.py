@@ -82,6 +82,7 @@ DecidedBy = Literal[
     "headroom",
     "memory",
     "simplicity",
+    "fewer devices per sequence",
     "smaller groups",
 ]
 Difference = Literal[
