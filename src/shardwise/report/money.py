@@ -42,9 +42,9 @@ def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str
     parts = [
         _between(cost, cost.seconds, show_long) if cost.seconds is not None else "",
         f"{cost.device_hours:,.0f} device-hours" if cost.money is None else "",
-        _between(cost, cost.money, show_money) if cost.money is not None else "",
+        f"money {_between(cost, cost.money, show_money)}" if cost.money is not None else "",
     ]
-    sentence = f"Cost of {tokens_words(budget)}: {', '.join(part for part in parts if part)}."
+    sentence = f"For {tokens_words(budget)}: {', '.join(part for part in parts if part)}."
     if budget.deadline_s is None or cost.seconds is None:
         return sentence
     deadline, upper = show_long(budget.deadline_s), budget.upper_s(tokens_per_s, cluster) or 0.0
