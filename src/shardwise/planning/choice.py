@@ -121,17 +121,21 @@ class Found(NamedTuple):
         return np.concatenate(kept)
 
     def _simplest(self, rows: Ints) -> int:
-        """The simplest row; then the fewest devices that share sequences, then the smallest group
-        of whole nodes, then the fastest.
+        """The fastest of the simplest rows; of those as fast, that of the smallest group.
+
+        Fewer devices that share sequences are simpler, and groups of whole nodes come first.
         """
         columns, layouts = self.table.columns, self.table.layouts
         ranks = np.asarray([group_rank(one, self.devices_per_node) for one in layouts])
-        ranks = ranks[columns.layout[rows]]
+        ranks, inner = ranks[columns.layout[rows]], self._inner[rows]
         # Groups inside a node are one more thing to know.
         complexity = columns.complexity[rows] + (ranks >= PART_OF_NODE)
+        first = np.lexsort((inner, complexity))[0]
+        simple = (complexity == complexity[first]) & (inner == inner[first])
         speed = columns.tokens_per_s[rows]
-        order = np.lexsort((-speed, ranks, self._inner[rows], complexity))
-        return int(rows[order[0]])
+        fastest = simple & (speed * (1 + VISIBLE) >= speed[simple].max())
+        order = np.lexsort((-speed[fastest], ranks[fastest]))
+        return int(rows[fastest][order[0]])
 
     def headroom(self, candidate: Candidate) -> float:
         """The free share of the usable memory that counts for a candidate."""

@@ -246,10 +246,8 @@ def _decided_by(search: Search, found: Found, other: Candidate, winner: Candidat
     inner = [c.layout.mesh.inner for c in (other, winner)]
     if score[0] == score[1] and inner[0] > inner[1]:
         return "fewer devices per sequence"
-    group = [group_rank(c.layout, found.devices_per_node) for c in (other, winner)]
-    alike = (score[0], inner[0]) == (score[1], inner[1])
-    # One as simple with as small a group lost to a third that is faster and smaller.
-    return "smaller groups" if alike and group[0] > group[1] else "memory"
+    # One as simple lost to a third that is faster and smaller.
+    return "memory"
 
 
 def _groups(search: Search, found: Found, winner: Candidate, by_speed: bool) -> Iterator[Reason]:

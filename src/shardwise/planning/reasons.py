@@ -83,7 +83,6 @@ DecidedBy = Literal[
     "memory",
     "simplicity",
     "fewer devices per sequence",
-    "smaller groups",
 ]
 Difference = Literal[
     "replicated",

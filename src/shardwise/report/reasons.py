@@ -201,7 +201,6 @@ _DECIDED_BY = {
     "headroom": f"it leaves less than {percent(WANTED_HEADROOM)} of usable memory free",
     "simplicity": "the recommended one is simpler",
     "fewer devices per sequence": "the recommended one has less tensor and context parallelism",
-    "smaller groups": "the recommended one has smaller groups",
 }
 
 

@@ -26,7 +26,8 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Number = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
+# Limits first: behind a validator, the schema that is published would not name them as limits.
+Number = Annotated[int, Field(ge=-(2**63), lt=2**63), BeforeValidator(_whole)]
 
 
 class Question(Record):
