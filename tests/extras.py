@@ -52,7 +52,11 @@ def _installed_by(extra: str) -> set[str]:
             continue
         found.setdefault(name, set()).update(new)
         if name == "shardwise":
-            texts = [t for one in new for t in (extras[one] if one else project["dependencies"])]
+            texts = [
+                t
+                for one in new
+                for t in (extras[canonicalize_name(one)] if one else project["dependencies"])
+            ]
         else:
             texts = _requires(name)
         for requirement in map(Requirement, texts):
