@@ -3,8 +3,8 @@
     python -m benchmarks.adapters [--json] [--write]
 
 Memory figures are in published_adapters.csv, each with its source; `shardwise estimate` with the
-options of a row gives the prediction. Step times are read from ../shared/validation/multidim,
-outside the project. Nothing is fitted here. `--write` updates the section in docs/accuracy.md.
+options of a row gives the prediction. Step times are read from benchmarks/data/multidim. Nothing is
+fitted here. `--write` updates the section in docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -192,12 +192,8 @@ class Run(NamedTuple):
 PRESETS = {"Llama3 8B": "llama-3-8b", "Qwen2.5 7B": "qwen2.5-7b"}
 
 
-def read_runs() -> list[Run]:
-    """LoRA and SFT rows of ../shared/validation/multidim; none where the folder is absent."""
-    return list(_runs()) if (FOLDER / "multidim").is_dir() else []
-
-
-def _runs() -> Iterator[Run]:
+def read_runs() -> Iterator[Run]:
+    """LoRA and SFT rows of benchmarks/data/multidim."""
     for name in ("automodel", "megatron_bridge", "nemo", "torch_native_multidim"):
         with (FOLDER / "multidim" / f"{name}.csv").open(encoding="utf-8") as file:
             for row in csv.DictReader(file):
@@ -254,7 +250,7 @@ def summary(errors: list[float]) -> dict[str, float]:
 
 
 def study(traced: bool = True) -> dict[str, Any]:
-    figures, runs = read_figures(traced), read_runs()
+    figures, runs = read_figures(traced), list(read_runs())
     judged = [row for row in figures if row.error is not None]
 
     def errors(rows: list[Row]) -> list[float]:
@@ -330,8 +326,6 @@ def section(result: dict[str, Any]) -> list[str]:
 
 def _time(runs: list[dict[str, Any]]) -> list[str]:
     head = ["### Step time of published fine-tuning", ""]
-    if not runs:
-        return [*head, "Skipped: ../shared/validation/multidim is absent.", ""]
     groups = Counter(
         (r["file"], r["kind"], r["model"], r["layout"], r["measured_s"], r["predicted_s"], r["why"])
         for r in runs if r["error"] is not None
@@ -382,7 +376,7 @@ TEXT = [
     "",
 ]
 TIME = (
-    "LoRA and SFT rows of ../shared/validation/multidim, each listed. Adapters are not "
+    "LoRA and SFT rows of benchmarks/data/multidim, each listed. Adapters are not "
     "predicted with tensor, pipeline, context or expert parallelism yet, nor with fp8."
 )
 

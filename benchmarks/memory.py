@@ -305,8 +305,11 @@ def calibration(runs: list[Run]) -> dict[str, float]:
     }
 
 
-def study() -> dict[str, Any]:
-    """Errors on held-out rows by kind and source, and verdicts on runs and failures."""
+def study(columns_only: bool = True) -> dict[str, Any]:
+    """Errors on held-out rows by kind and source, and verdicts on runs and failures.
+
+    With `columns_only`, all runs are predicted once more, from what the table says alone.
+    """
     runs, left_out = read_runs()
     failures = read_failures()
     held = [run for run in runs if run.split == "heldout"]
@@ -318,7 +321,7 @@ def study() -> dict[str, Any]:
     missed = [run for run in failures if run.verdict == "fits"]
     unseen = [run for run in runs if not run.only_fitted]
     also_ran = {run.key for run in runs}
-    bare = read_runs(Stack())[0]
+    bare = read_runs(Stack())[0] if columns_only else []
     return {
         **_summary(known),
         "false_oom": len(refused),
@@ -330,10 +333,7 @@ def study() -> dict[str, Any]:
         "did_not_fit_caught": 1 - len(missed) / len(failures),
         "missed": len(missed),
         "missed_that_also_ran": sum(run.key in also_ran for run in missed),
-        "columns_only": {
-            **_summary([run for run in bare if run.split == "heldout" and known_kind(run)]),
-            "false_oom": sum(run.verdict == "does not fit" for run in bare),
-        },
+        "columns_only": _columns_only(bare) if bare else None,
         "by_ratio": {ratio: _by_ratio(known, ratio) for ratio in (1.0, 1.05, 1.1)},
         "calibration": calibration(runs),
         "fit": _summary([run for run in runs if run.split == "fit"]),
@@ -353,6 +353,13 @@ def study() -> dict[str, Any]:
         ],
         "refused": [run.id for run in refused],
         "left_out": left_out,
+    }
+
+
+def _columns_only(bare: list[Run]) -> dict[str, float]:
+    return {
+        **_summary([run for run in bare if run.split == "heldout" and known_kind(run)]),
+        "false_oom": sum(run.verdict == "does not fit" for run in bare),
     }
 
 

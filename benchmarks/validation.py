@@ -1,6 +1,6 @@
 """Published training runs as inputs of the predictor: units, strategy, hardware, tokens per second.
 
-The runs are read from ../shared/validation, outside the project.
+The runs are tables in benchmarks/data, which `benchmarks/tables.py` writes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from shardwise.spec.catalogue import find_device
 from shardwise.units.decoder import decoder_units
 from shardwise.units.unit import ModelUnits
 
-FOLDER = Path(__file__).resolve().parents[2] / "shared" / "validation"
+# Every table of measured runs is read from here.
+FOLDER = Path(__file__).resolve().parent / "data"
 # Device names of the table, mapped to those of the catalogue.
 DEVICES = {
     "A100": "A100-80GB",

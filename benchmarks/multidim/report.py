@@ -20,7 +20,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.multidim import nanotron, simumax, torch_native
-from benchmarks.multidim.rows import TABLES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "accuracy.md"
 TITLE, NEXT = "## More than data parallelism", "## Adapters"
@@ -193,7 +192,7 @@ def _run(one: dict[str, Any]) -> str:
 
 
 INTRODUCTION = [
-    "Published runs with tensor and context parallelism, from ../shared/validation/multidim. "
+    "Published runs with tensor and context parallelism, from benchmarks/data/multidim. "
     "Predictions see the layout, the shape of the model and the number of nodes. "
     "`python -m benchmarks.multidim.report` prints this section from fitted rows alone; "
     "`--held-out` adds the others.",
@@ -254,8 +253,6 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", action="store_true", help="update docs/accuracy.md")
     options = parser.parse_args()
-    if not TABLES.is_dir():
-        sys.exit("needs the measured runs in ../shared/validation/multidim")
     result = study(held_out=options.held_out)
     if options.write:
         write(section(result))

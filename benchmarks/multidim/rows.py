@@ -1,6 +1,6 @@
 """Published runs with tensor and context parallelism: what they were given, what was measured.
 
-The tables lie in ../shared/validation/multidim, outside the project. A prediction is made from a
+The tables lie in benchmarks/data/multidim. A prediction is made from a
 `Layout` alone. It never sees `Measured`.
 """
 

@@ -8,12 +8,6 @@ from typing import Any
 import pytest
 
 from benchmarks import adapters
-from benchmarks.validation import FOLDER
-
-beside = pytest.mark.skipif(
-    not (FOLDER / "multidim").is_dir(),
-    reason="published step times lie beside the project, in ../shared/validation/multidim",
-)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +16,6 @@ def result() -> dict[str, Any]:
     return adapters.study(traced=False)
 
 
-@beside
 def test_lines_of_the_docs_are_what_the_command_prints(result: dict[str, Any]) -> None:
     page = adapters.PAGE.read_text(encoding="utf-8").splitlines()
     lines = adapters.section(result)
@@ -39,7 +32,6 @@ def _named() -> list[str]:
     return [row["id"] for row in rows if not row["not_predicted"]]
 
 
-@beside
 @pytest.mark.nightly
 def test_the_section_of_the_docs_is_what_the_command_prints() -> None:
     pytest.importorskip("transformers")

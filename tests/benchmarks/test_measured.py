@@ -25,7 +25,6 @@ from benchmarks.measured.protocol import (
     read_protocol,
     violations,
 )
-from benchmarks.validation import FOLDER
 from shardwise.contribution.collect import collect
 from shardwise.contribution.record import Contribution
 from shardwise.predict import rates
@@ -34,9 +33,6 @@ from shardwise.spec.lookup import find_cluster
 from tests.command import ROOT, environment
 from tests.contribution.folders import run_of, write_folder
 
-beside = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="published runs lie beside the project, in ../shared/validation"
-)
 DEVICE = "RTX-4090"
 PROTOCOL = read_protocol()
 
@@ -309,7 +305,6 @@ def test_evidence_is_of_held_out_sources_without_calibration(valid: dict[str, An
     assert found["time"]["median_error"] == pytest.approx(0.1)
 
 
-@beside
 def test_the_catalogue_says_what_the_benchmark_finds() -> None:
     found = evidence.evidence(check(RUNS).entries, PROTOCOL)
     assert evidence.text_of(found) == evidence.FILE.read_text(encoding="utf-8")
@@ -338,7 +333,6 @@ def test_the_protocol_is_the_one_that_was_frozen() -> None:
     assert PROTOCOL.published_memory.sha256.startswith("75e9d8c8")
 
 
-@beside
 def test_held_out_rows_of_published_tables_are_the_frozen_ones() -> None:
     assert published_violations(PROTOCOL) == []
     fewer = PROTOCOL.published_time.but(rows=181)
