@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import memory
 from benchmarks.multidim import report as multidim
 from benchmarks.validation import (
-    FOLDER,
     Row,
     constant_efficiency,
     predict,
@@ -351,6 +350,7 @@ def study() -> dict[str, Any]:
         },
         "heldout_large": summary(found[[row.devices >= LARGE for row in held]]),
         "heldout_compiled": summary(found[[row.compiled for row in held]]),
+        **_of_other_projects(held, found, fitted, compiled),
         "growth": {"nodes": INTERVAL_NODES, **grown._asdict()},
         "baseline": {
             **summary(constant),
@@ -375,6 +375,24 @@ def study() -> dict[str, Any]:
         "coefficients": {family: value._asdict() for family, value in values.items()},
         "spread": _spread_of(done),
         "left_out": undescribed,
+    }
+
+
+def project(source: str) -> str:
+    """The repository of a source: two of its pages are not independent."""
+    first = source.split(maxsplit=1)[0]
+    return first if "/" in first else source
+
+
+def _of_other_projects(
+    held: list[Row], relative: Numbers, fitted: list[Row], compiled: list[Row]
+) -> dict[str, dict[str, float]]:
+    """Errors on projects of which no row was fitted, and on those without a compiled row either."""
+    known = {project(row.source) for row in fitted}
+    compiled_too = known | {project(row.source) for row in compiled}
+    return {
+        name: summary(relative[[project(row.source) not in seen for row in held]])
+        for name, seen in (("unseen", known), ("unseen_compiled_too", compiled_too))
     }
 
 
@@ -408,8 +426,6 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", action="store_true", help="update the catalogue and the docs")
     options = parser.parse_args()
-    if not FOLDER.is_dir():
-        sys.exit("needs the measured runs in ../shared/validation")
     result = study()
     if options.write:
         write_all(result, report(result), figure(result["points"]))

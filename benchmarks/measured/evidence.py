@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from typing import Any
 
 import tomli_w
 
 from benchmarks import memory
-from benchmarks.accuracy import errors, shipped
+from benchmarks.accuracy import errors, project, shipped
 from benchmarks.accuracy_report import CATALOGUE
 from benchmarks.measured.errors import errors_of, figures
 from benchmarks.measured.files import Entry
 from benchmarks.measured.protocol import Protocol
-from benchmarks.validation import FOLDER, predict, read_rows
+from benchmarks.validation import predict, read_rows
 
 FILE = CATALOGUE.with_name("accuracy.toml")
 HEADER = """\
@@ -27,8 +26,8 @@ Pairs = dict[str, list[tuple[str, float]]]
 
 
 def evidence(entries: Sequence[Entry], protocol: Protocol) -> list[dict[str, Any]]:
-    """All evidence; that of published runs as it was where the tables are not here."""
-    return [*(published() if FOLDER.is_dir() else _kept()), *contributed(entries, protocol)]
+    """All evidence: of published runs, then of contributed ones."""
+    return [*published(), *contributed(entries, protocol)]
 
 
 def published() -> list[dict[str, Any]]:
@@ -36,18 +35,12 @@ def published() -> list[dict[str, Any]]:
     rows = read_rows(("heldout",))[0]
     time: Pairs = {}
     for row, error in zip(rows, errors(rows, predict(rows, shipped())), strict=True):
-        time.setdefault(row.gpu, []).append((_project(row.source), float(error)))
+        time.setdefault(row.gpu, []).append((project(row.source), float(error)))
     taken: Pairs = {}
     for run in memory.read_runs()[0]:
         if run.split == "heldout" and memory.known_kind(run):
-            taken.setdefault(run.device.name, []).append((_project(run.source), run.error))
+            taken.setdefault(run.device.name, []).append((project(run.source), run.error))
     return _entries("published", time, taken)
-
-
-def _project(source: str) -> str:
-    """The repository of a source: two of its pages are not independent."""
-    first = source.split(maxsplit=1)[0]
-    return first if "/" in first else source
 
 
 def contributed(entries: Sequence[Entry], protocol: Protocol) -> list[dict[str, Any]]:
@@ -77,11 +70,6 @@ def _entries(kind: str, time: Pairs, taken: Pairs) -> list[dict[str, Any]]:
         }
         found.append(entry)
     return found
-
-
-def _kept() -> list[dict[str, Any]]:
-    known = tomllib.loads(FILE.read_text(encoding="utf-8"))["evidence"]
-    return [entry for entry in known if entry["evidence"] == "published"]
 
 
 def text_of(found: list[dict[str, Any]]) -> str:
