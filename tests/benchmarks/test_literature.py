@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks.literature.__main__ import PAGE, report, summary
 from benchmarks.literature.rows import NEAR, Row, predict, read_rows, read_sources
+from shardwise.predict import closed_form
 from tests.command import COMMAND, ROOT, environment
 
 
@@ -55,6 +59,42 @@ def test_a_formula_is_the_one_of_the_paper() -> None:
     for stage, whole, divided in ((1, 4, 12), (2, 2, 14), (3, 0, 16)):
         found = predict("states", f"parameters=3e9 devices=7 stage={stage}")
         assert found == pytest.approx(3 * (whole + divided / 7))
+
+
+# ---- citations ------------------------------------------------------------------------------
+
+
+FORMULAS = [
+    function
+    for _, function in inspect.getmembers(closed_form, inspect.isfunction)
+    if function.__module__ == closed_form.__name__ and not function.__name__.startswith("_")
+]
+PAGES = sorted((ROOT / "docs" / "concepts").glob("*.md"))
+
+
+@pytest.mark.parametrize("function", FORMULAS, ids=lambda function: function.__name__)
+def test_every_formula_names_its_source(function: object) -> None:
+    """By a name that the head of the module spells out."""
+    head = inspect.getdoc(closed_form) or ""
+    names = re.findall(r"^- (\w+): .*arXiv \d{4}\.\d{5}", head, re.MULTILINE)
+    assert len(names) == 4
+    assert any(re.search(rf"\b{name}\b", inspect.getdoc(function) or "") for name in names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_concept_names_its_sources(page: Path) -> None:
+    """A paper that the literature page replays, and where in it."""
+    told = page.read_text(encoding="utf-8").partition("\n## Sources\n")[2]
+    papers = {source.url for source in read_sources()}
+    cited = re.findall(r"\]\((https://arxiv[^)]*)\)(.*)", told)
+    assert cited
+    for address, where in cited:
+        assert address in papers
+        assert re.search("section|appendix|abstract|reconstructed", where), where
+    assert "../literature.md" in told
+
+
+# ---- page -----------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly

@@ -10,6 +10,16 @@ FLOPs follow the non-causal convention: attention counts every query against eve
 
 Every argument may be an array; arrays broadcast. Sizes are bytes, rates are per second and per
 device.
+
+Sources, by the names that functions give them:
+
+- ZeRO: Rajbhandari et al. 2020, arXiv 1910.02054: states by stage, volume of communication
+- FSDP: Zhao et al. 2023, arXiv 2304.11277: gathered units, overlap, order of collectives
+- Korthikanti: Korthikanti et al. 2022, arXiv 2205.05198: activations, FLOPs, HFU
+- Wang: Wang et al. 2025, arXiv 2504.03655: memory and bandwidth bound efficiency together. Its
+  formulas are reconstructed from its results, not copied.
+
+docs/literature.md compares their published figures with what is predicted here.
 """
 
 from __future__ import annotations
@@ -25,11 +35,12 @@ Numbers = float | npt.NDArray[Any]
 ZeroStage = Literal[0, 1, 2, 3]
 
 # Bytes per token and unit of width that a block keeps for its backward with fused attention, in
-# 16-bit precision.
+# 16-bit precision: Korthikanti, section 4.1, equation 1 without the term of the scores.
 BLOCK_ACTIVATION_BYTES = 34.0
-# Whole units beside the shards: the one at work, the one gathered ahead, and gradients.
+# Whole units beside the shards: the one at work, the one gathered ahead (FSDP, section 3.4.2: two
+# gathers at once), and gradients.
 TRANSIENT_UNITS = 3
-# fp32 master and two moments, in elements of the 16-bit compute dtype.
+# fp32 master and two moments, in elements of the 16-bit compute dtype: ZeRO, section 3.1, K = 12.
 OPTIMIZER_ELEMENTS = 6
 
 
@@ -62,14 +73,17 @@ class Machine(NamedTuple):
 
 
 def block_parameters(hidden: int) -> int:
-    """Four attention matrices, and two of an MLP four times as wide."""
+    """Four attention matrices, and two of an MLP four times as wide: Korthikanti, appendix A."""
     return 12 * hidden**2
 
 
 def state_bytes(
     parameters: Numbers, devices: Numbers, stage: ZeroStage, itemsize: int = 2
 ) -> Numbers:
-    """Parameters, gradients and Adam's state on one device; each stage shards one more of them."""
+    """Parameters, gradients and Adam's state on one device; each stage shards one more of them.
+
+    ZeRO, sections 5.1 to 5.3: 4Ψ + 12Ψ/N, 2Ψ + 14Ψ/N and 16Ψ/N bytes.
+    """
     sizes = (1, 1, OPTIMIZER_ELEMENTS)
     whole = sum(sizes[: 3 - stage])
     return parameters * itemsize * (whole + (sum(sizes) - whole) / devices)
@@ -79,24 +93,27 @@ def least_state_bytes(parameters: Numbers, devices: Numbers, itemsize: int = 2) 
     """Master parameters and moments alone: what `fully_shard` holds beside all activations.
 
     It casts parameters as it gathers them, and the gradients of a step's first micro-batch come as
-    its activations go.
+    its activations go. ZeRO, section 3.1 without parameters and gradients.
     """
     return parameters * itemsize * OPTIMIZER_ELEMENTS / devices
 
 
 def transient_bytes(hidden: int, itemsize: int = 2, units: float = TRANSIENT_UNITS) -> float:
-    """Blocks that are whole while they are at work."""
+    """Blocks that are whole while they are at work: FSDP, section 3.2.1, the largest unit."""
     return units * block_parameters(hidden) * itemsize
 
 
 def free_bytes(shape: Shape, devices: Numbers, memory_bytes: Numbers, stage: ZeroStage) -> Numbers:
-    """What state and transient units leave for activations; negative where they do not fit."""
+    """What state and transient units leave for activations (Wang); negative: out of memory."""
     state = state_bytes(shape.parameters, devices, stage, shape.itemsize)
     return memory_bytes - state - transient_bytes(shape.hidden, shape.itemsize)
 
 
 def activation_bytes(shape: Shape, tokens: Numbers, kept: Numbers) -> Numbers:
-    """The share `kept` of what blocks save, block inputs for the rest, and one block recomputed."""
+    """The share `kept` of what blocks save, block inputs for the rest, and one block recomputed.
+
+    Korthikanti, section 4.1 and table 2: 34·s·b·h bytes, or 2·s·b·h with full recompute.
+    """
     saved = BLOCK_ACTIVATION_BYTES * shape.hidden
     entry = float(shape.hidden * shape.itemsize)
     recomputed = np.where(np.asarray(kept) < 1, saved, 0.0)
@@ -105,7 +122,7 @@ def activation_bytes(shape: Shape, tokens: Numbers, kept: Numbers) -> Numbers:
 
 
 def most_tokens(free: Numbers, shape: Shape) -> Numbers:
-    """Tokens of one device that fill `free` bytes with nothing but the inputs of blocks."""
+    """Tokens of one device that fill `free` bytes with nothing but the inputs of blocks (Wang)."""
     return free / (shape.layers * shape.hidden * shape.itemsize)
 
 
@@ -119,7 +136,10 @@ def transfer_s(
     messages: int = 1,
     hop_s: Numbers = 0.0,
 ) -> Numbers:
-    """One pass of `size` bytes around a ring: all-gather or reduce-scatter, in `messages` calls."""
+    """One pass of `size` bytes around a ring: all-gather or reduce-scatter, in `messages` calls.
+
+    A device sends (N - 1)/N of it: FSDP, section 3.2.2.
+    """
     # Written so that infinitely many devices are a number too.
     hops = 0.0 if np.all(np.equal(hop_s, 0.0)) else messages * (devices - 1) * hop_s
     return size * (1 - 1 / devices) / bandwidth + hops
@@ -133,7 +153,11 @@ class Passes(NamedTuple):
 
 
 def passes(stage: ZeroStage, separate: bool = False) -> Passes:
-    """With `separate` groups, gathers and reduce-scatters of the backward run side by side."""
+    """With `separate` groups, gathers and reduce-scatters of the backward run side by side.
+
+    ZeRO, section 7: two passes of data parallelism, two of stages 1 and 2, three of stage 3. One
+    group runs them one after the other: FSDP, section 3.3.2.
+    """
     if stage == 0:
         return Passes(forward=0, backward=2)
     if stage == 3 and not separate:
@@ -145,16 +169,23 @@ def passes(stage: ZeroStage, separate: bool = False) -> Passes:
 
 
 def forward_flops(shape: Shape) -> float:
-    """FLOPs per token of a forward, attention not causal: 24·L·H²·(1 + l/6H)."""
+    """FLOPs per token of a forward, attention not causal: 24·L·H²·(1 + l/6H).
+
+    Korthikanti, appendix A, equation 7 without the head.
+    """
     return 2.0 * shape.parameters + 4.0 * shape.layers * shape.hidden * shape.seq_len
 
 
 def compute_s(tokens: Numbers, flops_per_token: Numbers, machine: Machine) -> Numbers:
+    """Seconds at the best share of the peak that kernels reach (Wang)."""
     return tokens * flops_per_token / (machine.efficiency * machine.peak_flops)
 
 
 def step_s(forward_s: Numbers, kept: Numbers, pass_s: Numbers, moved: Passes) -> Numbers:
-    """Two races: the backward computes twice the forward, and again what was not kept."""
+    """Two races: the backward computes twice the forward, and again what was not kept.
+
+    Compute and communication overlap: FSDP, section 3.3.1. The sum of two maxima: Wang.
+    """
     forward = np.maximum(forward_s, moved.forward * pass_s)
     backward = np.maximum((3.0 - kept) * forward_s, moved.backward * pass_s)
     total: Numbers = forward + backward
@@ -165,21 +196,21 @@ def step_s(forward_s: Numbers, kept: Numbers, pass_s: Numbers, moved: Passes) ->
 
 
 def mfu(tokens_per_s: Numbers, flops_per_token: Numbers, peak_flops: Numbers) -> Numbers:
-    """Of the peak, what forward and backward need."""
+    """Of the peak, what forward and backward need: Korthikanti, section 6.3."""
     return 3.0 * flops_per_token * tokens_per_s / peak_flops
 
 
 def hfu(
     tokens_per_s: Numbers, flops_per_token: Numbers, peak_flops: Numbers, kept: Numbers
 ) -> Numbers:
-    """Of the peak, what is computed: recomputation too."""
+    """Of the peak, what is computed: recomputation too. Korthikanti, section 6.3."""
     return (4.0 - kept) * flops_per_token * tokens_per_s / peak_flops
 
 
 def bandwidth_ceiling(
     tokens: Numbers, flops_per_token: Numbers, pass_s: Numbers, peak_flops: Numbers
 ) -> Numbers:
-    """MFU that `tokens` per device and step cannot exceed: three passes must be made for them."""
+    """MFU that `tokens` per device and step cannot exceed, in three passes of the model (Wang)."""
     return mfu(tokens / (3.0 * pass_s), flops_per_token, peak_flops)
 
 
@@ -190,7 +221,7 @@ def memory_ceiling(
     peak_flops: Numbers,
     devices: Numbers = np.inf,
 ) -> Numbers:
-    """MFU that no batch exceeds: 2(1 + l/6H)·free·bandwidth / (L·H·Q²·peak).
+    """MFU that no batch exceeds: 2(1 + l/6H)·free·bandwidth / (L·H·Q²·peak). The result of Wang.
 
     Above 1, neither memory nor network is the limit. A ring of few devices sends less than the
     whole model, which raises the ceiling by devices / (devices - 1). `bandwidth` is that of the
@@ -204,7 +235,7 @@ def memory_ceiling(
 
 
 def hiding_bandwidth(shape: Shape, tokens: Numbers, machine: Machine) -> Numbers:
-    """The bandwidth from which on a forward hides its gathers, however many the devices."""
+    """The bandwidth from which on a forward hides its gathers, however many the devices (Wang)."""
     return shape.parameters * shape.itemsize / compute_s(tokens, forward_flops(shape), machine)
 
 
@@ -239,7 +270,7 @@ def best(
     batches: tuple[int, ...] = BATCHES,
     separate: bool = False,
 ) -> Optimum | None:
-    """Try every setting and keep the best that fits; None where none does.
+    """Try every setting and keep the best that fits, as Wang does; None where none does.
 
     Of equals the first is kept: stages in the order given, the smallest kept share and batch.
     """
