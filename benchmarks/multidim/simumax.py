@@ -11,6 +11,7 @@ the other gave.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,8 +121,14 @@ def steps_of(layouts: Sequence[Layout]) -> list[Steps]:
 
 
 def fit_machine(runs: Sequence[Run]) -> Machine:
-    steps = steps_of([run.layout for run in runs])
-    measured = np.asarray([run.measured.step_s for run in runs if run.measured])
+    return _fitted(tuple((run.layout, run.measured) for run in runs))
+
+
+@cache
+def _fitted(runs: tuple[tuple[Layout, Measured | None], ...]) -> Machine:
+    """The same runs are fitted once, though two parts of a study ask for them."""
+    steps = steps_of([layout for layout, _ in runs])
+    measured = np.asarray([found.step_s for _, found in runs if found])
     return fit(Machine(), lambda machine: step_s(steps, machine), measured)
 
 
