@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Measured runs, traces and texts that lie beside the project and are never copied into it."""
+    """Tables, traces and texts that lie beside the project; of the tables, figures are shipped."""
     folder = Path(__file__).resolve().parents[2] / "shared"
     if not folder.is_dir():
         pytest.skip("needs the shared folder beside the project")
