@@ -1,0 +1,340 @@
+"""Measured kernels of a device: the coefficients of simple forms, and the forms themselves.
+
+`catalogue/kernels.toml` holds them; `python -m benchmarks.kernels` fits them to kernels that
+others published. Seconds follow from shapes and the peak or the rate of the device:
+
+- attention: call + FLOPs / (efficiency * peak) * (1 + half_span / span)
+- matmul and head: call + FLOPs / (efficiency * peak) * (1 + cast_width / width)
+- grouped: FLOPs / (efficiency * peak) * (1 + half_tokens / tokens), of a whole MLP of experts also
+  a call and (1 + routed_width / width)
+- element-wise, cast and loss: call + bytes / (share * rate)
+- collective: the faster of a protocol for small messages and one for large ones
+
+Arguments may be numbers or arrays of numpy. Nothing predicts with these yet.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from shardwise.spec.record import Record, SpecError, did_you_mean
+
+# A number, or an array of them.
+Numbers = Any
+Share = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Least = Annotated[float, Field(ge=0)]
+Family = Literal[
+    "attention", "matmul", "grouped", "head", "elementwise", "cast", "loss", "collective"
+]
+Passes = Literal["forward", "apart", "together"]
+
+_FILE = Path(__file__).parent / "catalogue" / "kernels.toml"
+_ENTRY = re.compile(r'^\[\[("?)([^".\]]+)\1\.([a-z]+)\]\]$', re.MULTILINE)
+
+
+# ---- forms ----------------------------------------------------------------------------------
+
+
+def attention_s(
+    flops: Numbers,
+    span: Numbers,
+    peak: Numbers,
+    efficiency: Numbers,
+    half_span: Numbers,
+    call_s: Numbers = 0.0,
+) -> Numbers:
+    """Seconds of an attention kernel over sequences of `span`; FLOPs are those a mask leaves."""
+    return call_s + flops / (efficiency * peak) * (1.0 + half_span / span)
+
+
+def product_s(
+    flops: Numbers,
+    width: Numbers,
+    peak: Numbers,
+    efficiency: Numbers,
+    call_s: Numbers,
+    cast_width: Numbers = 0.0,
+) -> Numbers:
+    """Seconds of a matmul into `width` columns, with the cast of its inputs where there is one."""
+    return call_s + flops / (efficiency * peak) * (1.0 + cast_width / width)
+
+
+def grouped_s(
+    flops: Numbers,
+    tokens: Numbers,
+    width: Numbers,
+    peak: Numbers,
+    efficiency: Numbers,
+    half_tokens: Numbers,
+    routed_width: Numbers = 0.0,
+    call_s: Numbers = 0.0,
+) -> Numbers:
+    """Seconds of a grouped matmul whose experts are `width` wide and get `tokens` each."""
+    products = flops / (efficiency * peak) * (1.0 + half_tokens / tokens)
+    return call_s + products * (1.0 + routed_width / width)
+
+
+def moved_s(moved: Numbers, rate: Numbers, share: Numbers, call_s: Numbers = 0.0) -> Numbers:
+    """Seconds of an operation that moves so many bytes at the least."""
+    return call_s + moved / (share * rate)
+
+
+def wire_bytes(
+    collective: str, moved: Numbers, ranks: Numbers, *, in_switch: bool = False
+) -> Numbers:
+    """Bytes a rank sends, of `moved` bytes as nccl-tests counts them.
+
+    Of a ring, 2 (n - 1) / n in an all-reduce and half of that in others; 1 + 1 / n where switches
+    add up.
+    """
+    if in_switch:
+        return moved * (1.0 + 1.0 / ranks)
+    rounds = 2.0 if collective.startswith("all-reduce") else 1.0
+    return rounds * moved * (ranks - 1.0) / ranks
+
+
+def collective_s(
+    wire: Numbers,
+    ranks: Numbers,
+    link: Numbers,
+    share: Numbers,
+    half_peers: Numbers,
+    setup_s: Numbers,
+    small_share: Numbers,
+    call_s: Numbers,
+    hop_s: Numbers,
+) -> Numbers:
+    """Seconds of a collective that sends `wire` bytes over the link of each rank."""
+    peers = ranks - 1.0
+    slower = wire / link * (1.0 + half_peers / peers)
+    large, small = setup_s + slower / share, slower / small_share
+    # The smaller of the two, also of arrays, without importing numpy.
+    return call_s + hop_s * peers + 0.5 * (large + small - abs(large - small))
+
+
+# ---- records --------------------------------------------------------------------------------
+
+
+class Kernel(Record):
+    """One kernel on one device, and what its coefficients rest on."""
+
+    device: str
+    family: Family
+    kernel: str
+    dtype: str
+    # What the shares are of, in FLOP/s or bytes/s.
+    peak: Positive
+    rows: Annotated[int, Field(ge=3)]
+    sources: Annotated[tuple[str, ...], Field(min_length=1)]
+    # Standard deviation of ln(measured / form), sources weighing alike.
+    spread: Least
+    # Of the quantity that the form depends on: from, to. None where it was not published.
+    fitted: tuple[Positive, Positive] | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Kernel:
+        if self.fitted is not None and self.fitted[0] > self.fitted[1]:
+            raise ValueError("fitted: the first end is the lower one")
+        return self
+
+
+class AttentionKernel(Kernel):
+    """Attention; its factors are those its rows identify, of head size 128 and a causal mask."""
+
+    family: Literal["attention"] = "attention"
+    passes: Passes
+    efficiency: Share
+    half_span: Least
+    call_s: Least = 0.0
+    # Without a mask, relative to causal.
+    full_efficiency: Positive | None = None
+    full_half_span: Positive | None = None
+    # Of the backward, relative to the forward.
+    backward: Positive | None = None
+    backward_half_span: Positive | None = None
+    deterministic: Positive | None = None
+    # Of heads of that size, on the efficiency.
+    head_64: Positive | None = None
+    head_192: Positive | None = None
+    head_256: Positive | None = None
+    # The size of all heads that were measured, where it is only one.
+    head_dim: int | None = None
+
+    def seconds(
+        self,
+        flops: Numbers,
+        span: Numbers,
+        *,
+        backward: bool = False,
+        causal: bool = True,
+        head_dim: int = 128,
+        deterministic: bool = False,
+    ) -> Numbers:
+        """Seconds of one pass; factors that are not identified are 1."""
+        efficiency, half = self.efficiency, self.half_span
+        if not causal:
+            efficiency *= self.full_efficiency or 1.0
+            half *= self.full_half_span or 1.0
+        if backward:
+            efficiency *= self.backward or 1.0
+            half *= self.backward_half_span or 1.0
+            efficiency *= (self.deterministic or 1.0) if deterministic else 1.0
+        heads = {64: self.head_64, 192: self.head_192, 256: self.head_256}
+        efficiency *= heads.get(head_dim) or 1.0
+        return attention_s(flops, span, self.peak, min(efficiency, 1.0), half, self.call_s)
+
+
+class ProductKernel(Kernel):
+    """A matmul, or the head of a model with its loss."""
+
+    family: Literal["matmul", "head"]
+    efficiency: Share
+    call_s: Least
+    # Columns of the output at which the cast of the inputs takes as long as the product.
+    cast_width: Least = 0.0
+
+    def seconds(self, flops: Numbers, width: Numbers) -> Numbers:
+        """Seconds of one product into `width` columns."""
+        return product_s(flops, width, self.peak, self.efficiency, self.call_s, self.cast_width)
+
+
+class GroupedKernel(Kernel):
+    """Matmuls of several experts in one kernel, or a whole MLP of experts."""
+
+    family: Literal["grouped"] = "grouped"
+    efficiency: Share
+    half_tokens: Least
+    # Of a whole MLP: the width at which routing and combining take as long as the products.
+    routed_width: Least = 0.0
+    call_s: Least = 0.0
+
+    def seconds(self, flops: Numbers, tokens: Numbers, width: Numbers = 1.0) -> Numbers:
+        """Seconds where every expert is `width` wide and gets `tokens`."""
+        return grouped_s(
+            flops,
+            tokens,
+            width,
+            self.peak,
+            self.efficiency,
+            self.half_tokens,
+            self.routed_width,
+            self.call_s,
+        )
+
+
+class MovedKernel(Kernel):
+    """An operation that memory bounds; bytes are the least it has to read and write."""
+
+    family: Literal["elementwise", "cast", "loss"]
+    share: Share
+    call_s: Least
+
+    def seconds(self, moved: Numbers) -> Numbers:
+        """Seconds of so many bytes."""
+        return moved_s(moved, self.peak, self.share, self.call_s)
+
+
+class CollectiveKernel(Kernel):
+    """A collective of the devices of one node."""
+
+    family: Literal["collective"] = "collective"
+    ranks: tuple[int, ...]
+    share: Share
+    # Ranks beyond the own at which half of the share is reached.
+    half_peers: Least
+    setup_s: Least
+    # Of the protocol for small messages.
+    small_share: Share
+    call_s: Least
+    hop_s: Least
+    # Whether switches add up.
+    in_switch: bool = False
+
+    def wire(self, moved: Numbers, ranks: Numbers) -> Numbers:
+        """Bytes a rank sends, of `moved` bytes as nccl-tests counts them."""
+        return wire_bytes(self.kernel, moved, ranks, in_switch=self.in_switch)
+
+    def seconds(self, moved: Numbers, ranks: Numbers) -> Numbers:
+        """Seconds of one call."""
+        return collective_s(
+            self.wire(moved, ranks),
+            ranks,
+            self.peak,
+            self.share,
+            self.half_peers,
+            self.setup_s,
+            self.small_share,
+            self.call_s,
+            self.hop_s,
+        )
+
+
+_RECORDS: dict[str, type[Kernel]] = {
+    "attention": AttentionKernel,
+    "matmul": ProductKernel,
+    "head": ProductKernel,
+    "grouped": GroupedKernel,
+    "elementwise": MovedKernel,
+    "cast": MovedKernel,
+    "loss": MovedKernel,
+    "collective": CollectiveKernel,
+}
+FAMILIES: tuple[str, ...] = get_args(Family)
+
+
+# ---- the file -------------------------------------------------------------------------------
+
+
+def read_kernels(text: str, where: str) -> tuple[Kernel, ...]:
+    """The records of a file's text; raise SpecError for what is wrong with it."""
+    found: list[Kernel] = []
+    for device, families in tomllib.loads(text).items():
+        for family, entries in families.items():
+            if family not in _RECORDS:
+                raise SpecError(f"{where}: {device}: unknown family {family!r}")
+            for number, entry in enumerate(entries, 1):
+                record = _RECORDS[family]
+                named = f"{where}: {device}.{family}[{number}]"
+                data = {"device": device, "family": family, **entry}
+                found.append(record.read(data, where=named))
+    return tuple(found)
+
+
+@cache
+def _texts() -> dict[str, str]:
+    """The text of each device's entries: parsing one device is faster than all."""
+    text = _FILE.read_text(encoding="utf-8")
+    found: dict[str, str] = {}
+    headers = list(_ENTRY.finditer(text))
+    for header, following in zip(headers, [*headers[1:], None], strict=True):
+        end = following.start() if following else len(text)
+        found[header[2]] = found.get(header[2], "") + text[header.start() : end]
+    return found
+
+
+def kernel_devices() -> list[str]:
+    """Devices with measured kernels; some are not in the catalogue of devices."""
+    return list(_texts())
+
+
+@cache
+def kernels_of(device: str) -> tuple[Kernel, ...]:
+    """The measured kernels of one device; raise SpecError for a device without any."""
+    folded = {name.lower(): name for name in _texts()}
+    name = folded.get(device.lower())
+    if name is None:
+        hint = did_you_mean(device, _texts()) or "; see 'shardwise catalog kernels'"
+        raise SpecError(f"no measured kernels of device {device[:60]!r}{hint}")
+    return read_kernels(_texts()[name], _FILE.name)
+
+
+def all_kernels() -> tuple[Kernel, ...]:
+    """Every measured kernel, in the order of the file."""
+    return tuple(kernel for device in kernel_devices() for kernel in kernels_of(device))
