@@ -1,4 +1,4 @@
-"""`shardwise catalog`: models and devices that can be named, and the accuracy of predictions."""
+"""`shardwise catalog`: models and devices that can be named, measured kernels, accuracy."""
 
 from __future__ import annotations
 
@@ -24,15 +24,21 @@ class Section(StrEnum):
     models = "models"
     devices = "devices"
     accuracy = "accuracy"
+    kernels = "kernels"
 
 
 def catalog(
     section: Annotated[
         str,
-        typer.Argument(help="models, devices or accuracy.", autocompletion=lambda: list(Section)),
+        typer.Argument(
+            help="models, devices, accuracy or kernels.", autocompletion=lambda: list(Section)
+        ),
     ] = Section.models.value,
     name: Annotated[
         str | None, typer.Argument(help="One entry: all its figures and their sources.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="With accuracy or kernels: of this device only.")
     ] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
@@ -41,7 +47,8 @@ def catalog(
     """List the models and devices that can be named, every figure with its source.
 
     `accuracy` lists errors of predictions by device, and how many independent runs and sources
-    they come from.
+    they come from. `kernels` lists measured kernels (attention, matrix products, element-wise
+    operations, collectives): the coefficients of simple forms, fitted to published measurements.
     """
     from shardwise.report.catalog import (
         entries,
@@ -50,12 +57,16 @@ def catalog(
         print_section,
         section_table,
     )
+    from shardwise.spec.record import SpecError
 
     form = output_format(as_json, as_csv, as_markdown)
     listed = _section(section)
-    if listed == Section.accuracy:
-        _accuracy(name, form)
+    if listed in (Section.accuracy, Section.kernels):
+        shown = _accuracy if listed == Section.accuracy else _kernels
+        shown(_one_device(name, device), form)
         return
+    if device is not None:
+        raise SpecError(f"--device: is for accuracy and kernels; 'catalog {listed} NAME' shows one")
     found = entries(listed, name)
     if form is Format.json:
         print_json(found)
@@ -78,6 +89,26 @@ def _accuracy(device: str | None, form: Format) -> None:
         print_accuracy(found, device)
     else:
         print_table(accuracy_table(found), form)
+
+
+def _kernels(device: str | None, form: Format) -> None:
+    from shardwise.report.kernels import kernel_entries, kernel_table, print_kernels
+
+    if form is Format.json:
+        print_json(kernel_entries(device))
+    elif form is Format.screen:
+        print_kernels(device)
+    else:
+        print_table(kernel_table(device), form)
+
+
+def _one_device(name: str | None, device: str | None) -> str | None:
+    """A device by its place or by its option."""
+    from shardwise.spec.record import SpecError
+
+    if name is not None and device is not None and name != device:
+        raise SpecError(f"--device: {device[:60]!r} and {name[:60]!r} are two devices")
+    return name if device is None else device
 
 
 def _section(text: str) -> str:

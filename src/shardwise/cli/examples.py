@@ -87,6 +87,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "All devices": "shardwise catalog devices",
         "One device with its sources": "shardwise catalog devices H100-SXM",
         "Accuracy by device": "shardwise catalog accuracy",
+        "Measured kernels of one device": "shardwise catalog kernels --device H100-SXM",
     },
 }
 

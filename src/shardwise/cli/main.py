@@ -66,7 +66,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "estimate": "Predict memory, traffic and time of one configuration",
         "whatif": "Vary network, device, size or length and see what changes",
         "serve": "Open the planner as a page on this machine",
-        "catalog": "List models, devices and the accuracy of predictions",
+        "catalog": "List models, devices, measured kernels and accuracy",
         "calibrate": "Measure this machine or cluster for better predictions",
     },
     "Train": {

@@ -1,0 +1,249 @@
+"""Measured kernels as tables: one row per device and family, or per kernel of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shardwise.report.screen import heading, paragraph, screen, terminal_table
+from shardwise.report.table import Cell, Column, Table
+from shardwise.spec.kernels import FAMILIES, Kernel, all_kernels, kernels_of
+
+TITLES = {
+    "attention": "Attention",
+    "matmul": "Matrix products",
+    "grouped": "Grouped products",
+    "head": "Head and loss",
+    "elementwise": "Element-wise operations",
+    "cast": "Casts",
+    "loss": "Losses",
+    "collective": "Collectives of one node",
+}
+
+
+# ---- words ----------------------------------------------------------------------------------
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.0f} %" if value >= 0.0995 else f"{100 * value:.1f} %"
+
+
+def _micro(seconds: float) -> str:
+    micro = 1e6 * seconds
+    if micro >= 1000:
+        return f"{micro / 1000:.1f} ms"
+    return f"{micro:.1f} µs" if micro < 100 else f"{micro:.0f} µs"
+
+
+def _factor(value: float | None) -> str:
+    return "" if value is None else f"× {value:.2f}"
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _tokens(value: float) -> str:
+    return _whole(value) if value < 10_000 else f"{value / 1024:,.0f}k"
+
+
+def _flops(value: float) -> str:
+    scale, unit = (1e12, "T") if value >= 1e12 else (1e9, "G")
+    return f"{value / scale:.0f}{unit}"
+
+
+def _bytes(value: float) -> str:
+    # Sizes of three digits: 2**30 is written as 1.07e9.
+    scales = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+    scale, unit = next(one for one in scales if value >= 0.99 * one[0])
+    return f"{value / scale:.0f} {unit}"
+
+
+def _range(show: Callable[[float], str]) -> Callable[[tuple[float, float]], str]:
+    return lambda ends: f"{show(ends[0])}–{show(ends[1])}"
+
+
+def _ranks(groups: Sequence[int]) -> str:
+    return str(groups[0]) if groups[0] == groups[-1] else f"{groups[0]}–{groups[-1]}"
+
+
+# ---- columns --------------------------------------------------------------------------------
+
+_KERNEL = Column("kernel", "kernel", left=True, wrap=True)
+_SPREAD = Column("spread", "spread", _share)
+_OF_PEAK = Column("efficiency", "of peak", _share)
+_CALL = Column("call_s", "a call", _micro)
+
+
+def _fitted(title: str, show: Callable[[float], str]) -> Column:
+    return Column("fitted", title, _range(show), left=True)
+
+
+_PRODUCT = (
+    _KERNEL,
+    _OF_PEAK,
+    _CALL,
+    Column("cast_width", "cast at", lambda n: f"{n:,.0f} columns"),
+    _SPREAD,
+    _fitted("FLOPs", _flops),
+)
+_MOVED = (
+    _KERNEL,
+    Column("share", "of bandwidth", _share),
+    _CALL,
+    _SPREAD,
+    _fitted("bytes", _bytes),
+)
+_PASSES = {"forward": "fwd", "apart": "fwd", "together": "both"}
+# What the screen shows of the kernels of a family; keys are those of its record.
+_COLUMNS: dict[str, tuple[Column, ...]] = {
+    "attention": (
+        _KERNEL,
+        Column("passes", "pass", _PASSES.__getitem__),
+        _OF_PEAK,
+        Column("half_span", "half at", _whole),
+        _CALL,
+        Column("backward", "bwd", _factor),
+        Column("full_half_span", "no mask", _factor),
+        _SPREAD,
+        _fitted("tokens", _tokens),
+    ),
+    "matmul": _PRODUCT,
+    "head": _PRODUCT,
+    "grouped": (
+        _KERNEL,
+        _OF_PEAK,
+        Column("half_tokens", "half at", _whole),
+        _CALL,
+        Column("routed_width", "routing at", lambda n: f"{n:,.0f} wide"),
+        _SPREAD,
+        _fitted("tokens", _tokens),
+    ),
+    "elementwise": _MOVED,
+    "cast": _MOVED,
+    "loss": _MOVED,
+    "collective": (
+        _KERNEL,
+        Column("ranks", "ranks", _ranks),
+        Column("share", "of link", _share),
+        Column("setup_s", "+", _micro),
+        Column("small_share", "small", _share),
+        _CALL,
+        Column("hop_s", "a hop", _micro),
+        _SPREAD,
+        _fitted("bytes", _bytes),
+    ),
+}
+_NOTES = {
+    "attention": "Of peak: causal, heads of 128, of the pass named; half of it at so many tokens. "
+    "bwd: efficiency of the backward over the forward's. no mask: what half is at, over causal.",
+    "matmul": "library: cuBLAS, or what engines call for it. cast at: columns at which the cast "
+    "of the inputs takes as long as the product.",
+    "grouped": "Half at: tokens an expert gets. routing at: width of an expert at which routing "
+    "and combining take as long as the products.",
+    "collective": "The faster of two: large messages take a share of the link and a set-up (+), "
+    "small ones a smaller share. Both take a call and hops.",
+}
+_ENDS = ("fitted_from", "fitted_to")
+_SUMMARY_COLUMNS = (
+    Column("device", "device", left=True),
+    Column("family", "family", TITLES.__getitem__, left=True),
+    Column("kernels", "kernels"),
+    Column("rows", "measured", _whole),
+    Column("sources", "sources"),
+    _SPREAD,
+)
+
+
+# ---- tables ---------------------------------------------------------------------------------
+
+
+def kernel_entries(device: str | None) -> list[dict[str, Any]]:
+    """All kernels, or those of one device; raise SpecError for a device without any."""
+    return [kernel.model_dump(mode="json", exclude_none=True) for kernel in _kernels(device)]
+
+
+def kernel_table(device: str | None) -> Table:
+    """One row per kernel, with every figure of its record; others are empty."""
+    kernels = _kernels(device)
+    fields = dict.fromkeys(key for kernel in kernels for key in type(kernel).model_fields)
+    keys = [key for key in fields if key != "fitted"]
+    text = ("device", "family", "kernel", "dtype", "passes", "ranks", "sources")
+    table = Table([Column(key, key.replace("_", " "), left=key in text) for key in (*keys, *_ENDS)])
+    for kernel in kernels:
+        figures = (_plain(getattr(kernel, key, None)) for key in keys)
+        table.add(*figures, *(kernel.fitted or ()))
+    return table
+
+
+def _plain(value: Any) -> Any:
+    """A value that a cell can hold: several are one text."""
+    return "; ".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def print_kernels(device: str | None) -> None:
+    """A table per family of one device; of all devices, how much is known of each."""
+    if device is None:
+        _print_summary()
+        return
+    kernels = _kernels(device)
+    out = screen()
+    out.print(f"Measured kernels of {kernels[0].device}", style="bold")
+    for family in FAMILIES:
+        mine = [kernel for kernel in kernels if kernel.family == family]
+        if mine:
+            heading(out, TITLES[family])
+            out.print(terminal_table(_family_table(family, mine), gap=1))
+            if family in _NOTES:
+                paragraph(out, _NOTES[family], style="dim")
+    out.print()
+    paragraph(
+        out,
+        "Shares are of the dense peak, the memory bandwidth or the link. Spread: standard "
+        "deviation of measured over form. --json has every coefficient and its sources. "
+        "Predictions do not use these yet.",
+        style="dim",
+    )
+
+
+def _family_table(family: str, kernels: Sequence[Kernel]) -> Table:
+    values = [[getattr(kernel, column.key) for column in _COLUMNS[family]] for kernel in kernels]
+    # A column that is empty for all is left out: most devices lack some factor.
+    shown = [
+        place
+        for place, column in enumerate(_COLUMNS[family])
+        if any(row[place] not in (None, 0.0) for row in values)
+    ]
+    table = Table([_COLUMNS[family][place] for place in shown])
+    for kernel, row in zip(kernels, values, strict=True):
+        cells = [_cell(_COLUMNS[family][place], row[place]) for place in shown]
+        # Most are of bf16; where one is not, people have to see it.
+        if kernel.dtype not in ("bf16", "any") and family in ("attention", "matmul", "grouped"):
+            cells[0] = Cell(kernel.kernel, f"{kernel.kernel} ({kernel.dtype})")
+        table.add(*cells)
+    return table
+
+
+def _cell(column: Column, value: Any) -> Cell:
+    """A coefficient as text: nothing where it is absent or plays no part."""
+    return Cell(_plain(value), "" if value in (None, 0.0) else column.show(value))
+
+
+def _print_summary() -> None:
+    table = Table(_SUMMARY_COLUMNS)
+    kernels = all_kernels()
+    for device in dict.fromkeys(kernel.device for kernel in kernels):
+        for family in FAMILIES:
+            mine = [k for k in kernels if k.device == device and k.family == family]
+            if mine:
+                rows = sum(kernel.rows for kernel in mine)
+                sources = {source for kernel in mine for source in kernel.sources}
+                spread = sum(kernel.rows * kernel.spread**2 for kernel in mine) / rows
+                table.add(device, family, len(mine), rows, len(sources), spread**0.5)
+    out = screen()
+    out.print(terminal_table(table))
+    out.print("\nKernels of one device: shardwise catalog kernels --device H100-SXM", style="dim")
+
+
+def _kernels(device: str | None) -> Sequence[Kernel]:
+    return all_kernels() if device is None else kernels_of(device)
