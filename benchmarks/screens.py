@@ -65,6 +65,7 @@ OTHERS = {
     "--vary devices=8,16,32",
     "catalog-devices": "catalog devices",
     "catalog-accuracy": "catalog accuracy",
+    "catalog-kernels": "catalog kernels --device H100-SXM",
     "help": "--help",
 }
 TRACES = {

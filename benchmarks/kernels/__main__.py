@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from benchmarks.kernels import attention, collectives, moved, products
-from benchmarks.kernels.file import PATH, differences, text_of
-from benchmarks.kernels.report import lines
+from benchmarks.kernels.file import PAGE, PATH, differences, page_of, text_of
+from benchmarks.kernels.report import lines, markdown
 from benchmarks.kernels.study import Result, Skipped, Study
 from benchmarks.kernels.tables import FOLDER
 
@@ -43,6 +43,7 @@ def main() -> None:
         print("\n".join(wrong) or f"{PATH.name} is what the tables give")
         sys.exit(bool(wrong))
     PATH.write_text(text, encoding="utf-8")
+    PAGE.write_text(page_of(markdown(studies)), encoding="utf-8")
     print("\n".join(lines(studies, skipped)))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from benchmarks.kernels.fitting import Form, Numbers, Prior, Values
+from benchmarks.kernels.fitting import Form, Mask, Numbers, Prior, Values
 from benchmarks.kernels.study import (
     LEAST_ROWS,
     Key,
@@ -71,6 +71,7 @@ def studies() -> Iterator[Result]:
                 sizes=shapes.span,
                 peak=rows[0].peak,
                 constants=shapes.constants(),
+                concerns=shapes.concerns(),
             ),
         )
 
@@ -149,6 +150,12 @@ class _Shapes:
         passes = "apart" if apart else "forward" if forward else "together"
         # Entries say of which heads they are, unless of 128.
         return {"passes": passes} | ({} if self.usual == 128 else {"head_dim": self.usual})
+
+    def concerns(self) -> dict[str, Mask]:
+        """Rows by what a factor is of: whoever measured no such row cannot say."""
+        found = {f"heads of {size}": self.head == size for size in set(self.head.tolist())}
+        found |= {"no mask": self.full, "causal": ~self.full, "deterministic": self.exact}
+        return found | {"forward": self.back < 1, "backward": self.back > 0}
 
     def _apart(self) -> bool:
         kinds = set(self.passes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,7 +14,12 @@ from benchmarks.kernels.study import Study
 from shardwise.spec import catalogue
 from shardwise.spec.kernels import FAMILIES, read_kernels
 
-PATH = Path(__file__).resolve().parents[2] / "src/shardwise/spec/catalogue/kernels.toml"
+ROOT = Path(__file__).resolve().parents[2]
+PATH = ROOT / "src/shardwise/spec/catalogue/kernels.toml"
+PAGE = ROOT / "docs/concepts/kernels.md"
+TABLE = re.compile(
+    r"(?<=<!-- errors: written by python -m benchmarks.kernels -->\n).*?(?=<!-- end -->)", re.DOTALL
+)
 HEAD = """\
 # Measured kernels by device: coefficients of the forms in spec/kernels.py.
 # Made by `python -m benchmarks.kernels` from kernels that others published; do not edit.
@@ -52,6 +58,12 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return repr(value) if abs(value) < 1e6 else f"{value:.4g}".replace("e+", "e")
     return json.dumps(value, ensure_ascii=False)
+
+
+def page_of(table: str) -> str:
+    """The page with another table of errors."""
+    page = PAGE.read_text(encoding="utf-8")
+    return TABLE.sub(lambda _: f"\n{table}\n\n", page)
 
 
 def differences(text: str, other: str) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.floating[Any]]
+Mask = npt.NDArray[np.bool_]
 Values = Mapping[str, float]
 # Seconds of every row, given the coefficients.
 Form = Callable[[Values], Numbers]
@@ -78,21 +79,21 @@ def left_out(
     priors: Mapping[str, Prior],
     seconds: Numbers,
     sources: Sequence[str],
-    identified: Callable[[Numbers], bool],
+    judged: Callable[[Mask], Mask],
 ) -> Numbers:
     """ln(measured / form) of each row where its source was not fitted.
 
-    Not a number where the rows that stay (given as a mask) do not identify the form.
+    `judged` are the rows that those which stay say something about; the others are not a number.
     """
     names = np.asarray(sources)
     found = np.full(len(seconds), np.nan)
     for name in sorted(set(sources)):
         stays = names != name
-        if not identified(stays):
-            continue
-        weight = np.zeros(len(seconds))
-        weight[stays] = weights(names[stays].tolist())
-        found[~stays] = fit(form, priors, seconds, weight).off[~stays]
+        shown = judged(stays)
+        if shown.any():
+            weight = np.zeros(len(seconds))
+            weight[stays] = weights(names[stays].tolist())
+            found[shown] = fit(form, priors, seconds, weight).off[shown]
     return found
 
 

@@ -27,6 +27,10 @@ class Errors(NamedTuple):
             return f"{'one source':>20}"
         return f"{self.rows:6,} {self.median:6.1%} {self.p90:6.1%}"
 
+    @property
+    def cells(self) -> str:
+        return f"{self.rows:,} | {self.median:.1%} | {self.p90:.1%}"
+
     def beyond(self, goal: tuple[float, float]) -> bool:
         """Whether there are rows, and they are further off than the goal."""
         return self.rows > 0 and (self.median > goal[0] or self.p90 > goal[1])
@@ -47,11 +51,25 @@ def by_family(studies: Sequence[Study]) -> dict[tuple[str, str], list[Study]]:
         key = study.key
         family = key.family
         if family == "attention":
-            family += " prefill" if key.kernel.endswith("prefill") else ""
+            family += ", prefill" if key.kernel.endswith("prefill") else ""
         if family.startswith(("attention", "matmul")) and key.dtype != "bf16":
-            family += " narrow"
+            family += ", fp8 and fp4"
         found.setdefault((key.device, family), []).append(study)
     return dict(sorted(found.items()))
+
+
+def markdown(studies: Sequence[Study]) -> str:
+    """The same table for the page, of families whose sources can be left out."""
+    rows = [
+        "| device | kernels | fitted | median | 90 % within | left out | median | 90 % within |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for (device, family), mine in by_family(studies).items():
+        inside = errors(np.concatenate([study.off for study in mine]))
+        out = left_out_errors(mine)
+        if out.rows:
+            rows.append(f"| {device} | {family} | {inside.cells} | {out.cells} |")
+    return "\n".join(rows)
 
 
 def left_out_errors(studies: Sequence[Study]) -> Errors:
@@ -61,15 +79,15 @@ def left_out_errors(studies: Sequence[Study]) -> Errors:
 
 def lines(studies: Sequence[Study], skipped: Sequence[Skipped]) -> Iterator[str]:
     """A row per device and family, what is beyond the goal, and what could not be identified."""
-    yield f"{'':49}{'all rows fitted':>20}  {'source left out':>20}"
+    yield f"{'':61}{'all rows fitted':>20}  {'source left out':>20}"
     head = f"{'rows':>6} {'median':>6} {'p90':>6}"
-    yield f"{'device':21}{'family':18}{'entries':>8}  {head}  {head}"
+    yield f"{'device':21}{'family':30}{'entries':>8}  {head}  {head}"
     for (device, family), mine in by_family(studies).items():
         inside = errors(np.concatenate([study.off for study in mine]))
         out = left_out_errors(mine)
         goal = GOALS.get(mine[0].key.family)
         mark = "  beyond" if goal and out.beyond(goal) else ""
-        yield f"{device:21}{family:18}{len(mine):8}  {inside.text}  {out.text}{mark}"
+        yield f"{device:21}{family:30}{len(mine):8}  {inside.text}  {out.text}{mark}"
     yield "\nEntries beyond 10 % (median) or 25 % (90th percentile) with a source left out:"
     for study in studies:
         goal = GOALS.get(study.key.family)
@@ -86,7 +104,8 @@ def _by_source(study: Study) -> Iterator[str]:
     names = np.asarray(study.sources)
     for name in sorted(set(study.sources)):
         off = study.left_out[names == name]
-        if np.isfinite(off).all():
+        off = off[np.isfinite(off)]
+        if len(off):
             yield f"{name} {np.median(np.expm1(-off)):+.0%}"
 
 

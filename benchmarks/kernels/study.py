@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from benchmarks.kernels.fitting import (
     Fitted,
     Form,
+    Mask,
     Numbers,
     Prior,
     fit,
@@ -72,13 +74,23 @@ class Problem(NamedTuple):
     constants: dict[str, Any]
     # A second quantity of the form, such as the ranks of a group.
     levels: Numbers | None = None
+    # Rows that a factor concerns, by its name: of a head size, of the backward.
+    concerns: Mapping[str, Mask] = MappingProxyType({})
 
-    def identified(self, stays: Numbers) -> bool:
-        """Whether these rows (a mask) alone would identify the form."""
-        if too_few(self.sizes[stays]):
-            return False
+    def judged(self, stays: Mask) -> Mask:
+        """The other rows that these alone say something about.
+
+        None where they do not identify the form; not those of a factor that nobody else measured.
+        """
+        found: Mask = ~stays
         levels = self.levels
-        return levels is None or len(set(levels)) < 2 or len(set(levels[stays])) > 1
+        one_level = levels is not None and len(set(levels)) > 1 and len(set(levels[stays])) < 2
+        if one_level or too_few(self.sizes[stays]):
+            return np.zeros_like(found)
+        for concerned in self.concerns.values():
+            if not (concerned & stays).any():
+                found &= ~concerned
+        return found
 
 
 def grouped(rows: Sequence[Row], key: Callable[[Row], Key | None]) -> dict[Key, list[Row]]:
@@ -108,7 +120,7 @@ def solve(key: Key, problem: Problem) -> Study:
     sources = [row.source for row in problem.rows]
     weight = weights(sources)
     fitted = fit(problem.form, problem.priors, problem.seconds, weight)
-    out = left_out(problem.form, problem.priors, problem.seconds, sources, problem.identified)
+    out = left_out(problem.form, problem.priors, problem.seconds, sources, problem.judged)
     return Study(key, _entry(key, problem, fitted, weight), fitted.off, out, tuple(sources))
 
 

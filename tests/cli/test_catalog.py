@@ -20,13 +20,21 @@ def printed(*words: str) -> str:
 
 @pytest.mark.parametrize(
     "words",
-    [["models"], ["devices"], ["devices", "h100-sxm"], ["accuracy"], ["accuracy", "l4"]],
+    [
+        ["models"],
+        ["devices"],
+        ["devices", "h100-sxm"],
+        ["accuracy"],
+        ["accuracy", "l4"],
+        ["kernels"],
+        ["kernels", "--device", "h100-sxm"],
+    ],
 )
 def test_screens_fit_80_columns(words: list[str]) -> None:
     text = printed(*words)
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text  # nothing is cut
-    assert_screen("-".join(["catalog", *words]), text)
+    assert_screen("-".join(["catalog", *(word for word in words if word[0] != "-")]), text)
 
 
 def test_devices_as_csv_and_markdown_are_those_of_the_json() -> None:
@@ -81,6 +89,30 @@ def test_accuracy_as_csv_and_markdown_is_that_of_the_json() -> None:
     assert one == [entry for entry in known if entry["device"] == "H100-SXM"]
 
 
+def test_kernels_as_csv_and_markdown_are_those_of_the_json() -> None:
+    known = json.loads(printed("kernels", "--json"))
+    (attention, *_), (collective, *_) = (
+        [entry for entry in known if entry["family"] == family]
+        for family in ("attention", "collective")
+    )
+    assert {"efficiency", "half_span", "peak", "rows", "sources", "spread"} <= attention.keys()
+    assert {"share", "hop_s", "call_s", "ranks", "fitted"} <= collective.keys()
+    rows = csv_rows(printed("kernels", "--csv"))
+    assert len(rows) == len(known)
+    for row, entry in zip(rows, known, strict=True):
+        ends = dict(zip(("fitted_from", "fitted_to"), entry.get("fitted", ()), strict=False))
+        for key, value in {**entry, **ends}.items():
+            if isinstance(value, float):
+                assert float(row[key]) == value
+            elif isinstance(value, str):
+                assert row[key] == value
+    one = json.loads(printed("kernels", "--device", "h100-sxm", "--json"))
+    assert one == [entry for entry in known if entry["device"] == "H100-SXM"]
+    assert one == json.loads(printed("kernels", "H100-SXM", "--json"))
+    shown = markdown_rows(printed("kernels", "--device", "h100-sxm", "--markdown"))
+    assert [row["kernel"] for row in shown] == [entry["kernel"] for entry in one]
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -88,6 +120,9 @@ def test_accuracy_as_csv_and_markdown_is_that_of_the_json() -> None:
         (["devices", ""], "device"),
         (["accuracy", "H100-SXN"], "H100-SXM"),
         (["H100-SXM"], "catalog devices H100-SXM"),
+        (["kernels", "--device", "H100-SXN"], "H100-SXM"),
+        (["kernels", "B200", "--device", "H100-SXM"], "--device"),
+        (["devices", "--device", "H100-SXM"], "--device"),
         (["devices", "--json", "--csv"], "--json and --csv"),
         (["--csv", "--markdown", "--json"], "--json and --csv and --markdown"),
     ],
