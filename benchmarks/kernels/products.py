@@ -101,6 +101,11 @@ def _product(
 WHOLE = "expert MLP"
 SERVED = re.compile(r"^(sglang|trtllm|vllm) (.*)$")
 ENGINES = {"sglang": "SGLang", "trtllm": "TRT-LLM", "vllm": "vLLM"}
+LIBRARIES = {
+    "Liger liger": "Liger fused MoE",
+    "TE GroupedLinear": "TransformerEngine GroupedLinear",
+    "torchao mxfp8 grouped": "torchao",
+}
 # Not grouped: one launch an expert.
 LOOPS = ("Liger huggingface", "cuBLAS loop")
 KINDS = (
@@ -166,7 +171,7 @@ def _grouped_key(row: Row) -> Key | None:
             return None
         way = {"fwd": "forward", "fwd+bwd": "forward and backward", "bwd": "backward"}
         passed = cells["pass"].removesuffix(" fp32 accumulate")
-        library = cells["library"].replace("Liger liger", "Liger fused MoE")
+        library = LIBRARIES.get(cells["library"], cells["library"])
         name = f"{library}, {way.get(passed, passed)}"
     return Key(row.device, "grouped", name, cells["dtype"])
 

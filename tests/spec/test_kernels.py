@@ -69,7 +69,7 @@ ROWS: list[tuple[tuple[str, ...], tuple[Any, ...], dict[str, Any], float]] = [
     (("H100-SXM", "matmul", "library"), (2 * 8192**3, 8192), {}, 1.673),
     # SimuMax: 32 experts of 1,024 tokens.
     (
-        ("B200", "grouped", "TE GroupedLinear, forward"),
+        ("B200", "grouped", "TransformerEngine GroupedLinear, forward"),
         (2 * 32768 * 4096 * 7168, 1024),
         {},
         1.8708,
