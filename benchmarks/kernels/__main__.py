@@ -40,7 +40,9 @@ def main() -> None:
     text = text_of(studies)
     if arguments.check:
         wrong = differences(PATH.read_text(encoding="utf-8"), text)
-        print("\n".join(wrong) or f"{PATH.name} is what the tables give")
+        if PAGE.read_text(encoding="utf-8") != page_of(markdown(studies)):
+            wrong.append(f"{PAGE.name} has other errors")
+        print("\n".join(wrong) or f"{PATH.name} and {PAGE.name} are what the tables give")
         sys.exit(bool(wrong))
     PATH.write_text(text, encoding="utf-8")
     PAGE.write_text(page_of(markdown(studies)), encoding="utf-8")

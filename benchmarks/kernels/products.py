@@ -200,6 +200,7 @@ def head_studies() -> Iterator[Result]:
         made = np.asarray([r.number("rows") * r.number("cols") for r in mine]) * hidden
         flops = {"forward": 2.0, "backward": 4.0}.get(key.kernel.split(",")[0], 6.0) * made
         if "fused (Liger)" in key.kernel:
+            # Its forward computes the gradients too.
             flops = 6.0 * made
         seconds = np.asarray([r.number("ms") for r in mine]) / 1e3
         # Where only a rate was published, the time follows from it.

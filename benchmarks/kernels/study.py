@@ -121,7 +121,11 @@ def solve(key: Key, problem: Problem) -> Study:
     weight = weights(sources)
     fitted = fit(problem.form, problem.priors, problem.seconds, weight)
     out = left_out(problem.form, problem.priors, problem.seconds, sources, problem.judged)
-    return Study(key, _entry(key, problem, fitted, weight), fitted.off, out, tuple(sources))
+    entry = _entry(key, problem, fitted, weight)
+    shown = np.isfinite(out)
+    if shown.any():
+        entry["left_out"] = round(spread_of(out[shown], weight[shown]), 3)
+    return Study(key, entry, fitted.off, out, tuple(sources))
 
 
 def _entry(key: Key, problem: Problem, fitted: Fitted, weight: Numbers) -> dict[str, Any]:

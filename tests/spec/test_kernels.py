@@ -126,6 +126,16 @@ def test_nothing_is_faster_than_the_data_sheet(device: str) -> None:
         assert all((one >= work / kernel.peak * (1 - 1e-9)).all() for one in seconds), kernel
 
 
+# stas00/ml-engineering: the best of thousands of shapes in bf16, in TFLOPS.
+BEST = {"A100-80GB": 271.2, "H100-SXM": 794.5, "B200": 1745.0, "GB200": 1822.0, "B300": 1769.0}
+
+
+@pytest.mark.parametrize("device", BEST)
+def test_products_are_no_faster_than_the_best_shape_of_a_search(device: str) -> None:
+    library = kernel_of(device, "matmul", "library")
+    assert library.efficiency * library.peak <= 1.02 * BEST[device] * TERA
+
+
 def test_longer_sequences_are_more_efficient_and_larger_messages_too() -> None:
     attention = kernel_of("H100-SXM", "attention", "FA3")
     rates = [1e12 / attention.seconds(1e12, span) for span in (1024, 4096, 16384, 65536)]

@@ -135,6 +135,8 @@ class Kernel(Record):
     sources: Annotated[tuple[str, ...], Field(min_length=1)]
     # Standard deviation of ln(measured / form), sources weighing alike.
     spread: Least
+    # The same of rows whose source was left out of the fit; None where others do not say.
+    left_out: Least | None = None
     # Of the quantity that the form depends on: from, to. None where it was not published.
     fitted: tuple[Positive, Positive] | None = None
 
