@@ -69,7 +69,8 @@ FORMULAS = [
     for _, function in inspect.getmembers(closed_form, inspect.isfunction)
     if function.__module__ == closed_form.__name__ and not function.__name__.startswith("_")
 ]
-PAGES = sorted((ROOT / "docs" / "concepts").glob("*.md"))
+# What kernels.md says stands on published measurements, which `catalog kernels --json` names.
+PAGES = sorted(set((ROOT / "docs" / "concepts").glob("*.md")) - {ROOT / "docs/concepts/kernels.md"})
 
 
 @pytest.mark.parametrize("function", FORMULAS, ids=lambda function: function.__name__)

@@ -243,6 +243,9 @@ def test_accept_refuses_an_empty_choice() -> None:
     assert problem.startswith("--only")
 
 
+# Its step is judged in seconds: on a machine with other work it is too slow for what it computes.
+@pytest.mark.nightly
+@pytest.mark.timing
 def test_a_real_run_goes_through_the_checker(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     train = {"steps": 9, "measure": True, "checkpoint": False}
