@@ -245,12 +245,6 @@ class Table:
         """The layouts of its rows, in the order they were added."""
         return list(self._layouts)
 
-    def rows_of(self, layout: Layout) -> Ints:
-        """The rows of one layout; none where it was not priced."""
-        number = self._layouts.get(layout, -1)
-        found: Ints = np.flatnonzero(self.columns.layout == number)
-        return found
-
     def placement(self, index: int) -> tuple[int, int, int]:
         """A key that rows share which differ in nothing but their batch."""
         columns = self.columns
