@@ -1,10 +1,11 @@
 """Accuracy of predicted steps: coefficients fitted on some published runs, tested on others.
 
-    python benchmarks/accuracy.py [--json] [--write]
+    python benchmarks/accuracy.py [--json] [--write] [--held-out-2026]
 
-Coefficients are fitted on the rows with `split=fit` and tested on those with `split=heldout`, which
-were not used in any fit. Memory uses `mem_split` in the same way. `--write` updates the
-coefficients in the catalogue, and the report and its figure in docs.
+Coefficients are fitted on the rows with `split=fit` (and compiled ones with `split=aux`) and tested
+on those with `split=heldout`, which were not used in any fit. Memory uses `mem_split` in the same
+way. `--write` updates the coefficients in the catalogue, and the report and its figure in docs.
+`--held-out-2026` judges the held-out rows of the runs of 2024 to 2026.
 """
 
 from __future__ import annotations
@@ -23,123 +24,21 @@ import numpy.typing as npt
 # Make `benchmarks` importable when this file is run as a script.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import memory
+from benchmarks import memory, memory_2026, prices
+from benchmarks.intervals import REGIMES, Intervals, deviations
+from benchmarks.intervals import find as find_intervals
 from benchmarks.multidim import report as multidim
-from benchmarks.validation import (
-    Row,
-    constant_efficiency,
-    predict,
-    read_compiled,
-    read_rows,
-)
-from shardwise.predict.rates import Coefficients
-from shardwise.spec.catalogue import coefficient, step_coefficients
+from benchmarks.prices import LeftOut, Values, predicted, stack_of
+from benchmarks.published_2026 import is_recent, read_2026
+from benchmarks.validation import Row, constant_efficiency, read_compiled, read_low_bits, read_rows
 from shardwise.spec.catalogue import figure as catalogued
 
 Numbers = npt.NDArray[np.floating[Any]]
-# Takes rows to fit on and rows to predict; returns tokens per second of the latter.
-Method = Callable[[list[Row], list[Row]], Numbers]
 
 # Held-out rows on so many devices are also judged on their own.
 LARGE = 128
-
-FAMILIES = ("A100", "H100")
-# Coefficients per device family; all others are shared.
-OWN = ("matmul_efficiency", "matmul_half_s", "attention_efficiency")
-# Coefficients with a default are for CPUs and are not fitted, except those of trees.
-TREE = ("tree_efficiency", "tree_falloff")
-SHARED = (
-    *(
-        name
-        for name in Coefficients._fields
-        if name not in OWN and name not in Coefficients._field_defaults
-    ),
-    *TREE,
-)
-# Start of the fit, and its result where rows carry no information.
-START = Coefficients(
-    0.75, 1e-4, 0.45, 1.0, 6e-6, 0.6, 0.6, 1e-5, 3e-5, 0.1, 2.2,
-    tree_efficiency=1.0, tree_falloff=0.1,
-)  # fmt: skip
-PRIOR = {
-    "A100": START,
-    "H100": START._replace(matmul_efficiency=0.65, matmul_half_s=8e-5, attention_efficiency=0.35),
-}
-PRIOR_WEIGHT = 0.05
-COVERED = 0.9
 # The share of measured pairs whose ratio is predicted to the error of comparison.
 COMPARED = 0.8
-# Share of element-wise traffic left where blocks are compiled: expected, and the least. A fused
-# kernel still reads its inputs and writes its outputs.
-COMPILED_PRIOR, COMPILED_LEAST = 0.4, 0.1
-# Up to so many nodes at least three fitted sources have runs; beyond, intervals widen.
-INTERVAL_NODES = 16
-# What is assumed of the widening per doubling of nodes where rows show less.
-LEAST_PER_DOUBLING = 0.1
-
-
-def _pack(values: dict[str, Coefficients]) -> Numbers:
-    own = [getattr(values[family], name) for family in FAMILIES for name in OWN]
-    shared = [getattr(values["A100"], name) for name in SHARED]
-    packed: Numbers = np.log(np.asarray([*own, *shared]))
-    return packed
-
-
-def _unpack(packed: Numbers) -> dict[str, Coefficients]:
-    values = np.exp(packed)
-    shared = dict(zip(SHARED, values[len(FAMILIES) * len(OWN) :], strict=True))
-    for name in ("link_efficiency", "network_efficiency"):
-        shared[name] = min(shared[name], 1.0)
-    found = {}
-    for number, family in enumerate(FAMILIES):
-        own = values[number * len(OWN) : (number + 1) * len(OWN)]
-        mine = {**shared, **dict(zip(OWN, own, strict=True))}
-        found[family] = Coefficients(**{k: float(v) for k, v in mine.items()})
-    return found
-
-
-def fit(
-    rows: Sequence[Row], rounds: int = 14, start: dict[str, Coefficients] = PRIOR
-) -> tuple[dict[str, Coefficients], Any]:
-    """Least squares of log errors, robust against outliers, with a weak prior at `start`."""
-    from scipy.optimize import least_squares  # type: ignore[import-untyped]  # only for fits
-
-    chosen = list(rows)
-    truth = np.log([row.tokens_per_s for row in chosen])
-    prior = _pack(start)
-
-    def residuals(packed: Numbers) -> Numbers:
-        found = np.log(predict(chosen, _unpack(packed)))
-        return np.concatenate([found - truth, PRIOR_WEIGHT * (packed - prior)])
-
-    done = least_squares(
-        residuals, prior, loss="soft_l1", f_scale=0.05, max_nfev=rounds, x_scale="jac"
-    )
-    return _unpack(done.x), done
-
-
-def fit_compiled(values: dict[str, Coefficients], rows: list[Row]) -> dict[str, Coefficients]:
-    """Add the share of element-wise traffic that compiled blocks have left; one for all devices."""
-    from scipy.optimize import least_squares
-
-    truth = np.log([row.tokens_per_s for row in rows])
-
-    def with_share(share: float) -> dict[str, Coefficients]:
-        return {name: k._replace(compiled_elementwise=share) for name, k in values.items()}
-
-    def residuals(packed: Numbers) -> Numbers:
-        found = np.log(predict(rows, with_share(float(np.exp(packed[0])))))
-        return np.append(found - truth, PRIOR_WEIGHT * (packed[0] - np.log(COMPILED_PRIOR)))
-
-    start = np.asarray([np.log(COMPILED_PRIOR)])
-    done = least_squares(
-        residuals, start, loss="soft_l1", f_scale=0.05, bounds=(np.log(COMPILED_LEAST), 0.0)
-    )
-    return with_share(float(np.exp(done.x[0])))
-
-
-def shipped() -> dict[str, Coefficients]:
-    return {family: Coefficients(**step_coefficients(family)) for family in FAMILIES}
 
 
 def errors(rows: Sequence[Row], predicted: Numbers) -> Numbers:
@@ -156,72 +55,6 @@ def summary(relative: Numbers) -> dict[str, float]:
         "p90_error": float(np.quantile(size, 0.9)),
         "max_error": float(size.max()),
     }
-
-
-class LeftOut(NamedTuple):
-    """The rows of a source, and their log errors when it is left out of the fit."""
-
-    rows: list[Row]
-    off: Numbers
-
-
-def left_out(rows: list[Row], method: Method) -> list[LeftOut]:
-    """Each source left out of the fit once."""
-    found = []
-    for source in sorted({row.source for row in rows}):
-        inside = [row for row in rows if row.source == source]
-        others = [row for row in rows if row.source != source]
-        found.append(LeftOut(inside, np.log1p(errors(inside, method(others, inside)))))
-    return found
-
-
-class Growth(NamedTuple):
-    """How intervals widen on a logarithmic scale: per doubling of nodes, and where compiled."""
-
-    per_doubling: float = 0.0
-    compiled: float = 1.0
-
-    def of(self, rows: Sequence[Row]) -> Numbers:
-        nodes = np.asarray([row.nodes for row in rows], dtype=float)
-        doublings = np.maximum(0.0, np.log2(nodes / INTERVAL_NODES))
-        compiled = np.asarray([row.compiled for row in rows])
-        grown: Numbers = 1.0 + self.per_doubling * doublings
-        return grown * np.where(compiled, self.compiled, 1.0)
-
-
-def growth(alone: list[LeftOut], compiled: list[LeftOut]) -> Growth:
-    """How much larger errors are beyond the nodes most sources have, and of compiled rows."""
-
-    def beyond(one: LeftOut) -> Any:
-        return np.asarray([row.nodes > INTERVAL_NODES for row in one.rows])
-
-    within = [one.off[~beyond(one)] for one in alone if (~beyond(one)).any()]
-    base = np.log(interval(within))
-    far = [one for one in alone if beyond(one).any()]
-    doublings = np.mean(
-        [np.log2(row.nodes / INTERVAL_NODES) for one in far for row in one.rows
-         if row.nodes > INTERVAL_NODES]
-    )  # fmt: skip
-    larger = np.log(interval([one.off[beyond(one)] for one in far])) / base - 1.0
-    spread = np.log(interval([one.off for one in compiled]))
-    return Growth(
-        per_doubling=max(LEAST_PER_DOUBLING, float(larger / doublings)),
-        compiled=float(np.sqrt(1.0 + (spread / base) ** 2)),
-    )
-
-
-def interval(by_source: list[Numbers]) -> float:
-    """The factor, up or down, that 90 % of rows stay within.
-
-    Each source has the same weight, however many rows it has: a user's run is a new source, not
-    one more row of the largest. The level is slightly higher because the sample is finite.
-    """
-    sizes = np.concatenate([np.abs(off) for off in by_source])
-    shares = np.concatenate([np.full(len(off), 1 / len(off)) for off in by_source])
-    order = np.argsort(sizes)
-    reached = np.cumsum(shares[order]) / shares.sum()
-    level = min(1.0, COVERED * (1 + 1 / len(sizes)))
-    return float(np.exp(sizes[order][np.searchsorted(reached, level)]))
 
 
 class Pair(NamedTuple):
@@ -255,17 +88,17 @@ def comparison(found: Sequence[Pair]) -> float:
     return float(np.expm1(ordered[index].off))
 
 
-def coverage(relative: Numbers, factor: float, grown: Numbers | float = 1.0) -> float:
-    return float((np.abs(np.log1p(relative)) <= np.log(factor) * grown).mean())
+def coverage(
+    rows: Sequence[Row], relative: Numbers, intervals: Intervals, stacks: set[str]
+) -> float:
+    """The share of rows inside their interval; `stacks` are those that were fitted."""
+    widths = [intervals.of(row, known=stack_of(row) in stacks) for row in rows]
+    return float((np.abs(np.log1p(relative)) <= np.asarray(widths)).mean())
 
 
 def _pairs_within(found: Sequence[Pair], error: float) -> float:
     """The share of pairs whose ratio is off by no more than this."""
     return float(np.mean([pair.off <= np.log1p(error) for pair in found]))
-
-
-def _fitted(others: list[Row], inside: list[Row]) -> Numbers:
-    return predict(inside, fit(others, rounds=10)[0])
 
 
 def transfer(rows: list[Row]) -> dict[str, Any]:
@@ -274,13 +107,13 @@ def transfer(rows: list[Row]) -> dict[str, Any]:
     small = [row for row in same if row.devices == 8]
     large = [row for row in same if 16 <= row.devices <= 512]
     # A user starts from coefficients fitted on other stacks and adds 6 runs of each GPU.
-    elsewhere = fit([row for row in rows if row not in same and row.split == "fit"])[0]
+    others = [row for row in rows if row not in same and row.split == "fit"]
     gpus = sorted({row.gpu for row in same})
     few = [row for gpu in gpus for row in _spread([r for r in same if r.gpu == gpu], 6)]
     rest = [row for row in same if row not in few]
     return {
-        "8_to_512": summary(errors(large, predict(large, fit(small)[0]))),
-        "6_rows": summary(errors(rest, predict(rest, fit(few, start=elsewhere)[0]))),
+        "8_to_512": summary(errors(large, predicted(large, prices.fit(small).values))),
+        "6_rows": summary(errors(rest, predicted(rest, prices.fit([*others, *few]).values))),
     }
 
 
@@ -293,73 +126,165 @@ def _spread(rows: list[Row], count: int) -> list[Row]:
 def judged_as_shipped() -> dict[str, float]:
     """Errors on held-out rows with the coefficients of the catalogue; quick, without a fit."""
     held = read_rows(("heldout",))[0]
-    found = errors(held, predict(held, shipped()))
-    _, high = coefficient("step-interval")
-    grown = Growth(catalogued("interval_per_doubling"), catalogued("interval_compiled")).of(held)
-    return {**summary(found), "coverage90": coverage(found, 1 + high, grown)}
+    values = prices.shipped()
+    found = errors(held, predicted(held, values))
+    return {
+        **summary(found),
+        "coverage90": coverage(held, found, _shipped_intervals(), _levels(values)),
+    }
 
 
-class Fitted(NamedTuple):
-    """All that follows from fitted and compiled rows, without a look at held-out ones."""
-
-    values: dict[str, Coefficients]
-    done: Any
-    factor: float
-    comparison: float
-    grown: Growth
+def _levels(values: Values) -> set[str]:
+    """The stacks whose level was fitted."""
+    return {name.removesuffix(".level") for name in values if name.endswith(".level")}
 
 
-def fit_all(rows: list[Row], compiled: list[Row]) -> Fitted:
-    """Coefficients and intervals."""
-    values, done = fit(rows)
-    alone = left_out(rows, _fitted)
-
-    def method(others: list[Row], inside: list[Row]) -> Numbers:
-        return predict(inside, fit_compiled(values, others))
-
-    grown = growth(alone, left_out(compiled, method))
-    return Fitted(
-        fit_compiled(values, compiled),
-        done,
-        interval([one.off / grown.of(one.rows) for one in alone]),
-        comparison(pairs(rows, predict(rows, values))),
-        grown,
+def _shipped_intervals() -> Intervals:
+    known = {regime: catalogued(f"interval-{regime}-known") for regime in REGIMES}
+    new = {regime: catalogued(f"interval-{regime}-new") for regime in REGIMES}
+    return Intervals(
+        known,
+        new,
+        catalogued("interval-device"),
+        catalogued("interval_per_doubling"),
+        between={regime: catalogued(f"between-{regime}") for regime in REGIMES},
+        within={regime: catalogued(f"within-{regime}") for regime in REGIMES},
     )
+
+
+def one_step_given(alone: Sequence[LeftOut]) -> dict[str, dict[str, float]]:
+    """A stack that nobody has measured, with one measured step of it on the same GPU: all pairs."""
+    found: dict[str, list[float]] = {"dense": [], "RL": []}
+    weights = {regime: deviations(alone, regime).weight(1) for regime in REGIMES}
+    for one in alone:
+        for given, off in zip(one.rows, one.off, strict=True):
+            shown = weights[given.regime] * off
+            found.setdefault(given.regime, []).extend(
+                float(np.expm1(other - shown))
+                for row, other in zip(one.rows, one.off, strict=True)
+                if row is not given and row.gpu == given.gpu and row.regime == given.regime
+            )
+    return {regime: summary(np.asarray(off)) for regime, off in found.items() if off}
+
+
+def by_regime(alone: Sequence[LeftOut]) -> dict[str, dict[str, float]]:
+    """Errors of stacks left out whole: those of the older tables, all dense ones, and others."""
+
+    def told(chosen: Callable[[Row], bool]) -> dict[str, float]:
+        off = [
+            one.off[[chosen(row) for row in one.rows]]
+            for one in alone
+            if any(chosen(row) for row in one.rows)
+        ]
+        return summary(np.expm1(np.concatenate(off)))
+
+    regimes = {row.regime for one in alone for row in one.rows}
+    return {
+        "old": told(lambda row: row.split == "fit" and not is_recent(row)),
+        **{
+            name: told(lambda row, name=name: row.regime == name)  # type: ignore[misc]
+            for name in REGIMES
+            if name in regimes
+        },
+    }
+
+
+def other_devices(rows: Sequence[Row], values: Values) -> dict[str, dict[str, Any]]:
+    """Runs on generations of devices that no run was fitted on, by device: kernels alone."""
+    found: dict[str, dict[str, Any]] = {}
+    blind = [row for row in rows if not prices.can_be_fitted(row)]
+    for gpu, regime in dict.fromkeys((row.gpu, row.regime) for row in blind):
+        mine = [row for row in blind if (row.gpu, row.regime) == (gpu, regime)]
+        off = errors(mine, predicted(mine, values, level=False))
+        found[f"{gpu}, {regime}"] = {**summary(off), "bias": float(np.median(off))}
+    return found
+
+
+def recent(splits: Sequence[str], values: Values, intervals: Intervals) -> dict[str, Any]:
+    """Runs of 2024 to 2026 of these splits, by regime and by source."""
+    rows, left = read_2026(splits)
+    found = errors(rows, predicted(rows, values))
+    stacks = _levels(values)
+
+    def told(chosen: list[Row]) -> dict[str, float]:
+        mine = found[[row in chosen for row in rows]]
+        bias = float(np.median(mine))
+        return {
+            **summary(mine),
+            "bias": bias,
+            "coverage90": coverage(chosen, mine, intervals, stacks),
+        }
+
+    regimes = sorted({row.regime for row in rows})
+    reasons: dict[str, int] = {}
+    for one in left:
+        reasons[one.why] = reasons.get(one.why, 0) + 1
+    return {
+        **told(rows),
+        "regimes": {name: told([row for row in rows if row.regime == name]) for name in regimes},
+        "sources": _by_source(rows, found),
+        "rows_of": [
+            {"id": row.id, "stack": stack_of(row), "gpu": row.gpu, "seq": row.units.seq_len,
+             "error": float(error)}
+            for row, error in zip(rows, found, strict=True)
+        ],
+        "left_out": dict(sorted(reasons.items(), key=lambda item: -item[1])),
+    }  # fmt: skip
 
 
 def study() -> dict[str, Any]:
     rows, undescribed = read_rows()
     compiled = read_compiled()
+    recent_rows, _ = read_2026(("fit",))
+    low = read_low_bits()
     fitted = [row for row in rows if row.split == "fit"]
     held = [row for row in rows if row.split == "heldout"]
-    values, done, factor, apart, grown = fit_all(fitted, compiled)
-    predicted = predict(held, values)
-    found = errors(held, predicted)
+    known = [*fitted, *compiled, *low, *recent_rows]
+    every = [row for row in known if prices.can_be_fitted(row)]
+    values, spread = prices.fit(every)
+    alone = prices.left_out(every, near=values)
+    intervals = find_intervals(every, alone, values)
+    apart = comparison(pairs(fitted, predicted(fitted, values)))
+    on_held = predicted(held, values)
+    found = errors(held, on_held)
+    stacks = _levels(values)
     constant = errors(held, constant_efficiency(fitted, held))
-    constant_factor = interval([one.off for one in left_out(fitted, constant_efficiency)])
     worst = sorted(zip(np.abs(found), held, found, strict=True), key=lambda t: -t[0])[:12]
     return {
         "heldout": {
             **summary(found),
-            "coverage90": coverage(found, factor, grown.of(held)),
-            "factor90": factor,
+            "coverage90": coverage(held, found, intervals, stacks),
             "comparison": apart,
-            "pairs": len(pairs(fitted, predict(fitted, values))),
-            "heldout_pairs": len(pairs(held, predicted)),
-            "heldout_pairs_within": _pairs_within(pairs(held, predicted), apart),
+            "pairs": len(pairs(fitted, predicted(fitted, values))),
+            "heldout_pairs": len(pairs(held, on_held)),
+            "heldout_pairs_within": _pairs_within(pairs(held, on_held), apart),
         },
         "heldout_large": summary(found[[row.devices >= LARGE for row in held]]),
         "heldout_compiled": summary(found[[row.compiled for row in held]]),
         **_of_other_projects(held, found, fitted, compiled),
-        "growth": {"nodes": INTERVAL_NODES, **grown._asdict()},
-        "baseline": {
-            **summary(constant),
-            "coverage90": coverage(constant, constant_factor),
-            "factor90": constant_factor,
-        },
+        "intervals": intervals._asdict(),
+        "baseline": summary(constant),
         "same_table": summary(found[["llm-foundry" in row.source for row in held]]),
-        "fit": summary(errors(fitted, predict(fitted, values))),
-        "fit_compiled": summary(errors(compiled, predict(compiled, values))),
+        "fit": summary(errors(every, predicted(every, values))),
+        "fit_compiled": {"rows": sum(row.compiled for row in every)},
+        "fit_low_bits": {"rows": sum(row.regime == "low-bit" for row in every)},
+        "left_out": {
+            one.stack: {**summary(np.expm1(one.off)), "bias": float(np.expm1(np.median(one.off)))}
+            for one in alone
+        },
+        "other_devices": other_devices(known, values),
+        "left_out_by_regime": by_regime(alone),
+        "one_step_given": one_step_given(alone),
+        "y2026": {
+            "time": {
+                "fit": recent(("fit",), values, intervals),
+                "heldout": recent(("heldout",), values, intervals),
+            },
+            "memory": {
+                "fit": memory_2026.study(("fit",)),
+                "heldout": memory_2026.study(("heldout",)),
+            },
+        },
         "transfer": transfer(rows),
         "memory": memory.study(),
         "multidim": multidim.study(),
@@ -369,12 +294,13 @@ def study() -> dict[str, Any]:
             for _, row, error in worst
         ],
         "points": [
-            {"family": row.family, "measured": row.tokens_per_s, "predicted": float(value)}
-            for row, value in zip(held, predicted, strict=True)
+            {"family": row.kind, "measured": row.tokens_per_s, "predicted": float(value)}
+            for row, value in zip(held, on_held, strict=True)
         ],
-        "coefficients": {family: value._asdict() for family, value in values.items()},
-        "spread": _spread_of(done),
-        "left_out": undescribed,
+        "coefficients": values,
+        "spread": spread,
+        "identified": prices.identified(every, values),
+        "undescribed": undescribed,
     }
 
 
@@ -411,16 +337,10 @@ def _by_source(rows: list[Row], relative: Numbers) -> dict[str, dict[str, float]
     }
 
 
-def _spread_of(done: Any) -> dict[str, float]:
-    """One standard deviation of each coefficient, as a factor."""
-    covariance = np.linalg.pinv(done.jac.T @ done.jac) * 2 * done.cost / max(1, len(done.fun))
-    names = [f"{f}.{n}" for f in FAMILIES for n in OWN]
-    names += list(SHARED)
-    return {n: float(np.exp(np.sqrt(v))) for n, v in zip(names, np.diag(covariance), strict=True)}
-
-
 def main() -> None:
-    from benchmarks.accuracy_report import figure, report, write_all
+    from benchmarks import accuracy_page
+    from benchmarks.accuracy_catalogue import ROOT, write_catalogue
+    from benchmarks.accuracy_figure import figure
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true")
@@ -428,8 +348,12 @@ def main() -> None:
     options = parser.parse_args()
     result = study()
     if options.write:
-        write_all(result, report(result), figure(result["points"]))
-    print(json.dumps(result, indent=2) if options.json else report(result))
+        write_catalogue(result)
+        docs = ROOT / "docs"
+        (docs / "accuracy.md").write_text(accuracy_page.page(result))
+        (docs / "accuracy-tables.md").write_text(accuracy_page.tables(result))
+        (docs / "accuracy.svg").write_text(figure(result["points"]))
+    print(json.dumps(result, indent=2) if options.json else accuracy_page.page(result))
 
 
 if __name__ == "__main__":

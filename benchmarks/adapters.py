@@ -4,7 +4,7 @@
 
 Memory figures are in published_adapters.csv, each with its source; `shardwise estimate` with the
 options of a row gives the prediction. Step times are read from benchmarks/data/multidim. Nothing is
-fitted here. `--write` updates the section in docs/accuracy.md.
+fitted here. `--write` updates the section in docs/accuracy-tables.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardwise.spec.record import SpecError
 from shardwise.step import StepProfile
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "accuracy.md"
+PAGE = HERE.parent / "docs" / "accuracy-tables.md"
 FIGURES = HERE / "published_adapters.csv"
 UNITS = {"GB": 1e9, "GiB": 2.0**30}
 # Errors up to this size need no reason.
@@ -276,7 +276,7 @@ def _table(head: str, rows: list[str]) -> list[str]:
 
 
 def section(result: dict[str, Any]) -> list[str]:
-    """The lines of the section "Adapters" of docs/accuracy.md."""
+    """The lines of the section "Adapters" of docs/accuracy-tables.md."""
     figures, runs = result["figures"], result["runs"]
     judged = [row for row in figures if row["error"] is not None]
 
@@ -393,7 +393,7 @@ def write(lines: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--write", action="store_true", help="update docs/accuracy.md")
+    parser.add_argument("--write", action="store_true", help="update docs/accuracy-tables.md")
     options = parser.parse_args()
     result = study()
     if options.write:

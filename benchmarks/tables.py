@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import re
 from pathlib import Path
 
 from benchmarks.validation import FOLDER
@@ -62,6 +63,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("split", "id", "source", "url_or_path", "framework", "model", "gpu", "gpu_mem", "gpus"),
         *("gpus_per_node", "tp", "cp", "pp", "vp", "ep", "dp", "mbs", "gbs", "seq", "precision"),
         *("step_time_s", "tokens_per_s_per_gpu", "tflops", "peak_mem_gb", "network"),
+        *("stack", "shard_group", "recompute", "attention"),
     ),
 }
 # Where a source is found, for tables whose rows do not say it.
@@ -75,7 +77,23 @@ def read(folder: Path, name: str) -> Rows:
 
 def shipped(folder: Path, name: str) -> Rows:
     """The rows of a table beside the project, with the columns that are shipped."""
-    return [{column: row[column] for column in COLUMNS[name]} for row in read(folder, name)]
+    rows = read(folder, name)
+    if name == "multidim/published_2026":
+        rows = [row | _settings(row) for row in rows]
+    return [{column: row[column] for column in COLUMNS[name]} for row in rows]
+
+
+def _settings(row: dict[str, str]) -> dict[str, str]:
+    """Settings that the source states in words: the stack, and how it shards and recomputes."""
+    group = re.search(r"FSDP (\d+) x DP", row["notes"])
+    kernel = re.search(r"attention (FA\d)", row["notes"])
+    offloads = "recompute Offload" in row["notes"]
+    return {
+        "stack": "MaxText" if "MaxText" in row["notes"] else row["framework"],
+        "shard_group": group[1] if group else "",
+        "recompute": "offload" if offloads else "",
+        "attention": kernel[1] if kernel else "",
+    }
 
 
 def sources(folder: Path) -> Rows:

@@ -6,11 +6,11 @@ The runs are tables in benchmarks/data, which `benchmarks/tables.py` writes.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -33,7 +33,11 @@ from shardwise.predict.time import schedule
 from shardwise.predict.work import predict_work
 from shardwise.spec import ModelSpec, Strategy
 from shardwise.spec.catalogue import find_device
+from shardwise.spec.cluster import DeviceSpec
+from shardwise.spec.dtype import LinearDType
+from shardwise.spec.software import Architecture, Software, architecture, find_software
 from shardwise.units.decoder import decoder_units
+from shardwise.units.low_bits import in_low_bits
 from shardwise.units.unit import ModelUnits
 
 # Every table of measured runs is read from here.
@@ -52,6 +56,8 @@ DEVICES = {
     "H100-96GB-HBM2e-500W": "H100-96GB-500W",
     "H200-141GB-SXM": "H200-SXM",
 }
+# The same of devices without fitted runs in 16 bits.
+OTHER_DEVICES = {"MI300X": "MI300X", "GB200": "GB200", "B200": "B200", "GB300": "GB300"}
 RECOMPUTE: dict[str, Any] = {
     "": "none",
     "none": "none",
@@ -63,8 +69,35 @@ RECOMPUTE: dict[str, Any] = {
 # Gradients are reduced in their own dtype: internlm/solver/optimizer/hybrid_zero_optim.py of
 # InternEvo puts the model's gradients, which are bf16, into its buckets.
 REDUCE_DTYPES = {"InternLM/InternEvo": "bf16"}
+# llm-foundry's submit_benchmarks.py trains with Composer's precision PURE: all in bf16.
+ALL_BF16 = "mosaicml/llm-foundry benchmarking README 2023-04"
+NVLINK_DOMAIN = 72
 # Usual network bandwidth per device in bytes/s, for sources that name no network.
-USUAL_NETWORK = {"A100": 25e9, "H100": 50e9}
+USUAL_NETWORK: dict[Architecture, float] = {
+    "ampere": 25e9,
+    "hopper": 50e9,
+    **dict.fromkeys(("blackwell", "cdna"), 50e9),
+}
+# What the stack of a source called, by how its name begins; data/evidence.csv says where each was
+# read. Others are taken for PyTorch's own attention of their time.
+SOFTWARE = {
+    "pytorch/torchtitan": "torchtitan-2024",
+    "pytorch/ao e2e": "torchtitan-2024",
+    "AWS ML blog: torchtitan": "torchtitan-2024",
+    "mosaicml/llm-foundry": "llm-foundry",
+    "InternLM/InternEvo": "internevo",
+    "HF Ultra-Scale Playbook": "nanotron",
+    "Dao-AILab/flash-attention training": "flash-attention-1",
+    "intelligent-machine-learning/dlrover": "flash-attention-1",
+    "KempnerInstitute/KempnerForge": "torch-2.13",
+    "foundation-model-stack/fms-fsdp": "fms-fsdp",
+    "PyTorch blog 2024-05-21 (IBM/Meta)": "fms-fsdp",
+    "NVIDIA-NeMo/Megatron-Bridge": "megatron",
+}
+OTHER_SOFTWARE = "flash-attention-2"
+# Of llm-foundry's large runs of 2024-01, only those of 13B and 30B still call its Triton kernel.
+_LARGE_SCALE = "mosaicml/llm-foundry benchmarking README [H100 80GB BF16 (Large Scale"
+_STILL_TRITON = (40, 48)
 
 
 # The cluster whose collectives were measured: collective_bandwidth_h100.csv is of this source.
@@ -89,14 +122,24 @@ class Row:
     id: str
     source: str
     split: str
-    family: str
-    gpu: str
+    device: DeviceSpec
+    software: Software
     devices: int
     units: ModelUnits
     strategy: Strategy
     columns: Configurations
     hardware: Hardware
     tokens_per_s: float  # per device
+    # What tells runs apart whose errors differ: "dense", "RL", "experts" or "adapters".
+    regime: str = "dense"
+
+    @property
+    def gpu(self) -> str:
+        return self.device.name
+
+    @property
+    def kind(self) -> Architecture:
+        return architecture(self.device)
 
     @property
     def nodes(self) -> int:
@@ -107,8 +150,10 @@ class Row:
         return self.units.blocks[0].stage.compiled
 
     @property
-    def tokens(self) -> int:
-        return self.strategy.micro_batch * self.strategy.accumulate * self.units.seq_len
+    def tokens(self) -> float:
+        """Of a step, per device; the devices of a tensor or a context group share theirs."""
+        of_group = self.strategy.micro_batch * self.strategy.accumulate * self.units.seq_len
+        return of_group / self.strategy.mesh.inner
 
 
 def read_compiled() -> list[Row]:
@@ -121,6 +166,21 @@ def read_compiled() -> list[Row]:
             if row["split"] == "aux" and row["torch_compile"] == "true"
             if row["precision"].startswith("bf16") and row["gpu"] in DEVICES
             if all(row[name] for name in stated)
+        ]
+
+
+def read_low_bits() -> list[Row]:
+    """Runs of the split `aux` whose products are in 8 bits, of stacks whose kernels are known, on
+    devices at their full power.
+    """
+    stated = ("gpus_total", "micro_batch", "tokens_per_s_per_gpu")
+    with (FOLDER / "measured_runs.csv").open(encoding="utf-8") as file:
+        return [
+            _read(row)
+            for row in csv.DictReader(file)
+            if row["split"] == "aux" and row["precision"] in get_args(LinearDType)
+            if row["gpu"] in {**DEVICES, **OTHER_DEVICES} and all(row[name] for name in stated)
+            if row["activation_ckpt"] in RECOMPUTE and row["source"].startswith(tuple(SOFTWARE))
         ]
 
 
@@ -137,6 +197,22 @@ def read_rows(splits: tuple[str, ...] = ("fit", "heldout")) -> tuple[list[Row], 
         else:
             found.append(_read(row))
     return found, left_out
+
+
+def _software(row: dict[str, str]) -> Software:
+    """The software whose kernels a run called."""
+    source = row["source"]
+    name = next((n for start, n in SOFTWARE.items() if source.startswith(start)), OTHER_SOFTWARE)
+    found = find_software(name)
+    large = source.startswith(_LARGE_SCALE) and _whole(row["n_layers"]) not in _STILL_TRITON
+    return found.but(attention=find_software(OTHER_SOFTWARE).attention) if large else found
+
+
+def devices_per_node(gpu: str, devices: int, stated: int) -> int:
+    """Devices that NVLink joins: in a rack of GB200 or GB300, as many of 72 as divide the run."""
+    if not gpu.startswith("GB"):
+        return min(devices, stated)
+    return max(size for size in range(1, NVLINK_DOMAIN + 1) if devices % size == 0)
 
 
 def _whole(text: str, otherwise: int = 0) -> int:
@@ -163,14 +239,14 @@ def model_of(row: dict[str, str], **changes: Any) -> ModelSpec:
 def _read(row: dict[str, str]) -> Row:
     model = model_of(row)
     devices = _whole(row["gpus_total"])
-    per_node = min(devices, _whole(row["gpus_per_node"], 8))
-    strategy = strategy_of(row, devices, per_node)
+    per_node = devices_per_node(row["gpu"], devices, _whole(row["gpus_per_node"], 8))
+    low = row["precision"] if row["precision"] in get_args(LinearDType) else None
+    strategy = strategy_of(row, devices, per_node, linear_dtype=low)
     columns = Configurations.of([strategy])
     if row["allgather_dtype"] == "fp32":
         # Gathered in fp32, computed in bf16: only the traffic changes.
         columns.param_bytes = np.asarray([4])
-    device = find_device(DEVICES[row["gpu"]])
-    family = "A100" if "A100" in row["gpu"] else "H100"
+    device = find_device({**DEVICES, **OTHER_DEVICES}[row["gpu"]])
     network = row["inter_node_gbps_per_gpu"]
     peak = device.peak_flops("bf16")
     assert peak is not None
@@ -178,24 +254,32 @@ def _read(row: dict[str, str]) -> Row:
         id=row["id"],
         source=row["source"],
         split=row["split"],
-        family=family,
-        gpu=device.name,
+        device=device,
+        software=_software(row),
         devices=devices,
-        units=decoder_units(
-            model, _whole(row["seq_len"]), "bf16", compiled=row["torch_compile"] == "true"
-        ),
+        units=_units(row, model, strategy),
         strategy=strategy,
         columns=columns,
         hardware=Hardware(
             peak_flops=peak,
             memory_bandwidth=device.memory_bandwidth,
             link_bandwidth=device.link_bandwidth,
-            network_bandwidth=float(network) * 1e9 / 8 if network else USUAL_NETWORK[family],
+            network_bandwidth=float(network) * 1e9 / 8
+            if network
+            else USUAL_NETWORK[architecture(device)],
             devices_per_node=per_node,
             measured=measured_bandwidths() if row["source"].startswith(MEASURED_CLUSTER) else None,
         ),
         tokens_per_s=float(row["tokens_per_s_per_gpu"]),
+        regime="low-bit" if low else "dense",
     )
+
+
+def _units(row: dict[str, str], model: ModelSpec, strategy: Strategy) -> ModelUnits:
+    compiled = row["torch_compile"] == "true"
+    units = decoder_units(model, _whole(row["seq_len"]), "bf16", compiled=compiled)
+    low = strategy.linear_dtype
+    return in_low_bits(units, low, gathered=strategy.low_bit_gather) if low else units
 
 
 def strategy_of(row: dict[str, str], devices: int, per_node: int, **changes: Any) -> Strategy:
@@ -218,7 +302,8 @@ def strategy_of(row: dict[str, str], devices: int, per_node: int, **changes: Any
         fields["shard"] = group
     if row["grad_sync"] in ("every-microbatch", "last-microbatch"):
         fields["grad_sync"] = row["grad_sync"].partition("-")[0]
-    reduce_dtype = row["reduce_dtype"] or next(
+    stated = "bf16" if row["source"].startswith(ALL_BF16) else row["reduce_dtype"]
+    reduce_dtype = stated or next(
         (dtype for source, dtype in REDUCE_DTYPES.items() if row["source"].startswith(source)), ""
     )
     if reduce_dtype in ("bf16", "fp32"):
@@ -226,11 +311,11 @@ def strategy_of(row: dict[str, str], devices: int, per_node: int, **changes: Any
     return Strategy.read({**fields, **changes}).resolve(devices, per_node)
 
 
-def predict(rows: list[Row], coefficients: dict[str, Coefficients]) -> np.ndarray[Any, Any]:
+def predict(rows: list[Row], of: Callable[[Row], Coefficients]) -> np.ndarray[Any, Any]:
     """Tokens per second and device; rows whose steps have one structure are simulated together."""
     found = np.empty(len(rows))
     for alike in _alike(tuple(rows)):
-        k = Coefficients(*np.asarray([coefficients[family] for family in alike.families]).T)
+        k = Coefficients(*np.asarray([of(rows[index]) for index in alike.rows]).T)
         prices = _Seconds(Prices(alike.sizes, alike.hardware, k), alike)
         steps = schedule(alike.program, (len(alike.rows),), prices)
         found[alike.rows] = alike.tokens / steps.step_s
@@ -247,7 +332,7 @@ class _Seconds:
         self.contention = prices.contention
         nothing = np.zeros(len(alike.rows))
         self.seconds = [
-            nothing if piece == "nothing" else getattr(prices, piece)(*given)
+            nothing if piece == "nothing" else getattr(prices, piece)(*given) * prices.k.level
             for piece, given in alike.asked
         ]
 
@@ -302,7 +387,7 @@ class Column:
 def _column(values: list[Any]) -> Any:
     first = values[0]
     found: Any = Column(values)
-    if isinstance(first, bool | Bandwidths | None):
+    if isinstance(first, bool | str | Bandwidths | None):
         found = first
     elif isinstance(first, (int, float)):
         found = np.asarray(values)
@@ -325,7 +410,6 @@ class Alike(NamedTuple):
     """Runs whose steps have one structure: their joined program and the prices it asks for."""
 
     rows: list[int]
-    families: list[str]
     tokens: np.ndarray[Any, Any]
     program: Program
     sizes: Any
@@ -341,7 +425,8 @@ def _alike(rows: tuple[Row, ...]) -> list[Alike]:
         pieces = tuple(
             (cost.piece, *(len(one) for one in cost.of if isinstance(one, tuple))) for cost in costs
         )
-        key = (structure(program), pieces, row.compiled, row.hardware.measured)
+        low = row.strategy.linear_dtype
+        key = (structure(program), pieces, row.compiled, low, row.hardware.measured)
         groups.setdefault(key, []).append(index)
     return [_joined([rows[index] for index in chosen], chosen) for chosen in groups.values()]
 
@@ -369,7 +454,6 @@ def _joined(rows: list[Row], chosen: list[int]) -> Alike:
         numbers.append(asked[key])
     return Alike(
         rows=chosen,
-        families=[row.family for row in rows],
         tokens=np.asarray([row.tokens for row in rows]),
         program=_renumbered(join([one.program for one in emitted]), numbers),
         sizes=Column([one.sizes for one in emitted]),
@@ -399,7 +483,7 @@ def constant_efficiency(fit: list[Row], rows: list[Row]) -> np.ndarray[Any, Any]
         return float(row.hardware.peak_flops * work.tokens[0] / work.hardware_flops[0])
 
     share = {
-        family: float(np.median([r.tokens_per_s / ideal(r) for r in fit if r.family == family]))
-        for family in {row.family for row in fit}
+        kind: float(np.median([r.tokens_per_s / ideal(r) for r in fit if r.kind == kind]))
+        for kind in {row.kind for row in fit}
     }
-    return np.asarray([share[row.family] * ideal(row) for row in rows])
+    return np.asarray([share[row.kind] * ideal(row) for row in rows])

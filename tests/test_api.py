@@ -62,9 +62,9 @@ def test_typed_keywords_are_the_fields_of_job_and_strategy() -> None:
     job, strategy = set(Job.model_fields), set(Strategy.model_fields) - {"kind"}
     assert set(JobSettings.__annotations__) == job
     assert set(StrategySettings.__annotations__) == strategy
-    assert set(RunSettings.__annotations__) == {*job, *strategy, "precision", "adapter"}
+    assert set(RunSettings.__annotations__) == {*job, *strategy, "precision", "adapter", "software"}
     assert job < set(PlanSettings.__annotations__) < set(RunSettings.__annotations__)
-    assert keywords_of(shardwise.estimate) == {*RunSettings.__annotations__, "run"}
+    assert keywords_of(shardwise.estimate) == {*RunSettings.__annotations__, "run", "measured"}
     assert set(PlanSettings.__annotations__) < keywords_of(shardwise.plan)
     assert set(PlanSettings.__annotations__) < keywords_of(shardwise.whatif)
 

@@ -62,7 +62,7 @@ def test_a_prediction_and_its_measurement_are_compared_term_by_term() -> None:
 
 
 def test_a_plan_has_one_step_time() -> None:
-    plan = shardwise.plan("llama-3-8b", "2x8xH100-SXM@400Gbps", global_batch=65_536)
+    plan = shardwise.plan("gpt2", "4x8xH100-SXM@100Gbps", global_batch=32_768)
     assert plan.winner is not None
     assert plan.winner.strategy.blocks_per_unit > 1
     profile = plan.profile(plan.winner)

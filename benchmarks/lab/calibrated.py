@@ -9,8 +9,9 @@ from benchmarks.lab import machine, sweep
 from benchmarks.lab.cases import CLUSTER
 from benchmarks.lab.sweep import Cell
 from shardwise.calibrate.fit import Fit, fit
-from shardwise.calibrate.runs import Observation
-from shardwise.predict.rates import Coefficients, coefficients_for
+from shardwise.observe.observation import Observation
+from shardwise.predict.kernels import coefficients_for
+from shardwise.predict.rates import Coefficients
 from shardwise.spec.lookup import find_cluster
 
 CALIBRATED_ON = [

@@ -23,7 +23,7 @@ from benchmarks.lab.baseline import spread, write_run_toml
 from benchmarks.lab.network import BURST_S, hosts, set_rate
 from benchmarks.lab.quiet import BUSY, usage, wait_until_quiet
 from benchmarks.lab.session import Session
-from shardwise.calibrate.runs import Observation, shares, units_of
+from shardwise.observe.observation import Observation, shares, units_of
 from shardwise.observe.summary import summarise
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.lookup import find_cluster

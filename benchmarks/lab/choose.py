@@ -29,8 +29,8 @@ from benchmarks.lab.network import hosts, set_rate
 from benchmarks.lab.session import Session
 from benchmarks.lab.sweep import BATCHES, RATES, Cell
 from shardwise.api import estimate_run
-from shardwise.calibrate.runs import Observation
 from shardwise.calibrate.tune import Candidate, tune
+from shardwise.observe.observation import Observation
 from shardwise.spec.calibration import Calibration
 from shardwise.spec.lookup import write_cluster
 from shardwise.spec.run import read_run

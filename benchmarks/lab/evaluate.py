@@ -20,7 +20,7 @@ from benchmarks.lab.cases import SEQ_LEN, STRATEGIES, load
 from benchmarks.lab.experiments import CROSSING, QUESTIONS, predict
 from benchmarks.lab.quiet import why_not_judged
 from benchmarks.lab.sweep import BATCHES, RATES, Cell, read_cells
-from shardwise.calibrate.runs import Observation, Parts
+from shardwise.observe.observation import Observation, Parts
 from shardwise.predict.rates import Coefficients
 
 # Strategies whose step times differ by less are not ranked.

@@ -23,7 +23,7 @@ from benchmarks.lab.cases import (
 )
 from benchmarks.lab.network import SHORT_BURST_S
 from benchmarks.lab.quiet import usage, wait_until_quiet
-from shardwise.calibrate.runs import Observation
+from shardwise.observe.observation import Observation
 from shardwise.spec.lookup import find_cluster
 
 NAME = "tensor"

@@ -22,7 +22,8 @@ from benchmarks.lab.tensor import (
     observations,
 )
 from shardwise.calibrate.fit import fit
-from shardwise.predict.rates import Coefficients, coefficients_for
+from shardwise.predict.kernels import coefficients_for
+from shardwise.predict.rates import Coefficients
 from shardwise.spec.lookup import find_cluster
 
 HERE = Path(__file__).parent

@@ -92,6 +92,7 @@ def _conclusions(rows: list[Row]) -> list[str]:
         f"Of the measured figures, {len(worst)} are further off:",
         "",
         "- rates and memory where the report contradicts itself",
+        "- fp32, whose kernels are priced as those of bf16",
         "- kernels of collectives, whose time includes waiting for another rank",
         "- one sequence at a time, where the host is the limit, which is not predicted",
         "- ZeRO-3 in a stack of 2021",

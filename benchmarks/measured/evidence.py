@@ -7,13 +7,13 @@ from typing import Any
 
 import tomli_w
 
-from benchmarks import memory
-from benchmarks.accuracy import errors, project, shipped
-from benchmarks.accuracy_report import CATALOGUE
+from benchmarks import memory, prices
+from benchmarks.accuracy import errors, project
+from benchmarks.accuracy_catalogue import CATALOGUE
 from benchmarks.measured.errors import errors_of, figures
 from benchmarks.measured.files import Entry
 from benchmarks.measured.protocol import Protocol
-from benchmarks.validation import predict, read_rows
+from benchmarks.validation import read_rows
 
 FILE = CATALOGUE.with_name("accuracy.toml")
 HEADER = """\
@@ -34,7 +34,8 @@ def published() -> list[dict[str, Any]]:
     """Held-out rows of other projects, predicted with the coefficients of the catalogue."""
     rows = read_rows(("heldout",))[0]
     time: Pairs = {}
-    for row, error in zip(rows, errors(rows, predict(rows, shipped())), strict=True):
+    found = errors(rows, prices.predicted(rows, prices.shipped()))
+    for row, error in zip(rows, found, strict=True):
         time.setdefault(row.gpu, []).append((project(row.source), float(error)))
     taken: Pairs = {}
     for run in memory.read_runs()[0]:

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.accuracy import summary
-from benchmarks.accuracy_report import CATALOGUE, UNITS
+from benchmarks.accuracy_catalogue import CATALOGUE, UNITS
 from benchmarks.measured.files import Entry
 from benchmarks.measured.protocol import Protocol
 from shardwise.calibrate.fit import Fit, fit
-from shardwise.calibrate.runs import Observation, units_of
 from shardwise.contribution.record import Contribution
-from shardwise.predict.rates import Coefficients, coefficients_for, family_coefficients, hardware_of
+from shardwise.observe.observation import Observation, units_of
+from shardwise.predict.kernels import catalogue_coefficients, coefficients_for
+from shardwise.predict.rates import Coefficients, hardware_of
 from shardwise.spec.run import RunSpec
 
 
@@ -66,7 +67,7 @@ def refit(entries: Sequence[Entry], protocol: Protocol) -> list[Refit]:
 def _refit(device: str, chosen: list[tuple[str, Observation]], held: list[Observation]) -> Refit:
     sources = sorted({source for source, _ in chosen})
     runs = [one for _, one in chosen]
-    start = family_coefficients(runs[0].run.cluster.device)
+    start = catalogue_coefficients(runs[0].run.cluster)
     found = fit(runs, start=start, source=f"{len(runs)} contributed runs: {', '.join(sources)}")
     new = Coefficients(**found.calibration.coefficients())
     shipped = coefficients_for(runs[0].run.cluster)

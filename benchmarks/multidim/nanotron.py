@@ -40,10 +40,12 @@ from benchmarks.multidim.rows import (
 )
 from benchmarks.validation import Column, measured_bandwidths
 from shardwise.predict.compute import backward_s, forward_s
+from shardwise.predict.kernels import coefficients_of
 from shardwise.predict.network import all_reduce_s, ring_s
 from shardwise.predict.rates import Coefficients, Hardware
 from shardwise.spec import Strategy
 from shardwise.spec.catalogue import find_device, step_coefficients
+from shardwise.spec.software import find_software
 from shardwise.units.decoder import decoder_units
 from shardwise.units.division import Division, Exchange
 from shardwise.units.unit import ModelUnits
@@ -76,6 +78,8 @@ class Stack(NamedTuple):
     reduce_speed: float = 2.0
     # Latency of that reduction, for each further node.
     reduce_node_s: float = 5e-3
+    # Seconds of what a device computes per second predicted.
+    level: float = 1.0
 
 
 class Held(NamedTuple):
@@ -205,7 +209,7 @@ def _kept_bytes(units: ModelUnits) -> float:
 @cache
 def _coefficients() -> Coefficients:
     """Of the catalogue. The stack's floors are its own; messages in a node are sent at once."""
-    shipped = Coefficients(**step_coefficients("H100"))
+    shipped = coefficients_of(DEVICE, find_software("nanotron"), step_coefficients())
     return shipped._replace(
         launch_s=0.0, link_efficiency=1.0, hop_latency_s=0.0, network_latency_s=0.0
     )
@@ -229,7 +233,7 @@ def _hardware(*, measured: bool) -> Hardware:
 def step_s(c: Columns, stack: Stack) -> Numbers:
     """Seconds of a step: nothing overlaps."""
     h, k = _hardware(measured=False), _coefficients()
-    head = _pass_s(c.root, c.tokens / c.tensor) + _ring_s(c, c.exchanged_root)
+    head = stack.level * _pass_s(c.root, c.tokens / c.tensor) + _ring_s(c, c.exchanged_root)
     accumulating = ACCUMULATED * c.numel / h.memory_bandwidth
     micro_batch = c.layers * _block_s(c, stack) + head + accumulating
     held = c.numel / np.where(c.zero1, c.replicas, 1)
@@ -242,7 +246,8 @@ def step_s(c: Columns, stack: Stack) -> Numbers:
 def _block_s(c: Columns, stack: Stack) -> Numbers:
     """Forward and backward of a block: the device's work, unless the host takes longer."""
     again = np.where(c.old, c.gathered, 0.0)
-    computed, exchanged = _pass_s(c.block, c.tokens), _ring_s(c, c.exchanged + again)
+    computed = stack.level * _pass_s(c.block, c.tokens)
+    exchanged = _ring_s(c, c.exchanged + again)
     # Only what goes between nodes is long enough to hide compute.
     between = np.maximum(computed, exchanged)
     device = np.where(c.tensor > PER_NODE, between, computed + exchanged)

@@ -28,11 +28,13 @@ from benchmarks.multidim.rows import (
     throughput_errors,
 )
 from shardwise.predict.configurations import Configurations
+from shardwise.predict.kernels import coefficients_of
 from shardwise.predict.program.step import Steps, emit_steps
-from shardwise.predict.rates import Coefficients, Hardware
+from shardwise.predict.rates import Hardware
 from shardwise.predict.time import steps_on
 from shardwise.spec import Strategy
 from shardwise.spec.catalogue import find_device, step_coefficients
+from shardwise.spec.software import find_software
 from shardwise.units.load import load_units
 
 DEVICE, DEVICES, SEQ_LEN = find_device("B200"), 8, 4096
@@ -104,7 +106,9 @@ def step_s(steps: Sequence[Steps], machine: Machine) -> Numbers:
         network_bandwidth=DEVICE.link_bandwidth,
         devices_per_node=DEVICES,
     )
-    k = Coefficients(**step_coefficients("H100"))._replace(**machine._asdict())
+    software = find_software("megatron")
+    known = coefficients_of(DEVICE, software, step_coefficients())
+    k = known._replace(**machine._asdict())
     return np.asarray([float(steps_on(one, hardware, k).step_s[0]) for one in steps])
 
 

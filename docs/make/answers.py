@@ -112,6 +112,10 @@ def _plan() -> dict[str, tuple[Schema, str]]:
         "fitting": (WHOLE, "Of these, how many fit."),
         "limit_bytes": (WHOLE, "Usable memory per device."),
         "error_interval": (PAIR, "Relative error of tokens/s that nine of ten runs stay within."),
+        "interval_after_a_step": (
+            either(PAIR, NULL),
+            "The same once one more step is measured; null where times were calibrated.",
+        ),
         "comparison_interval": (
             PAIR,
             "Relative error of the ratio of two speeds, in four of five measured pairs.",

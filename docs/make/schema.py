@@ -19,6 +19,7 @@ from shardwise.spec.calibration import Calibration
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.families import FAMILIES
 from shardwise.spec.job import Job
+from shardwise.spec.level import Level
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import SECTIONS
 from shardwise.spec.strategy import Strategy
@@ -32,7 +33,7 @@ from shardwise.spec.train import (
 )
 
 RECORDS: tuple[type[BaseModel], ...] = (
-    *(ModelSpec, Adapter, ClusterSpec, DeviceSpec, Calibration, Job, Strategy),
+    *(ModelSpec, Adapter, ClusterSpec, DeviceSpec, Calibration, Level, Job, Strategy),
     *(TrainSettings, ProfileSettings, MetricsSettings, CheckpointSettings, RestartSettings),
     DataSettings,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from shardwise.predict.estimate import price
 from shardwise.spec.adapter import Adapter, read_adapter
@@ -15,6 +15,7 @@ from shardwise.spec.read_file import read_toml
 from shardwise.spec.record import Problems, SpecError
 from shardwise.spec.run import RunSpec, default_seq_len, default_strategy, read_run
 from shardwise.spec.settings import PlanSettings, RunSettings, keywords
+from shardwise.spec.software import find_software, software_of_stack
 from shardwise.spec.strategy import Strategy, parse_precision, parse_strategy
 from shardwise.step import StepProfile
 from shardwise.units.load import load_units
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from shardwise.units.unit import ModelUnits
 
 
+# Seconds of steps, such as 3.2 or "3.2s", and folders of measured runs.
+Measured: TypeAlias = "str | float | Path | Iterable[str | float | Path]"
+
+
 @keywords(RunSettings)
 def estimate(
     model: str | Model | None = None,
@@ -38,6 +43,7 @@ def estimate(
     strategy: str | Strategy | None = None,
     *,
     run: str | Path | RunSpec | None = None,
+    measured: Measured = (),
     **settings: Unpack[RunSettings],
 ) -> StepProfile:
     """Predict memory, traffic and time of one configuration.
@@ -50,6 +56,8 @@ def estimate(
         strategy: "ddp", "zero1", "zero2", "zero3", "hsdp", "zero3:8" (groups of 8), or a
             Strategy. Its fields, such as micro_batch or recompute, are keywords too.
         run: A run.toml or RunSpec to start from; the other arguments override it.
+        measured: Seconds that steps of this configuration took, or folders of measured runs of
+            the same software and device: they correct the times and narrow their interval.
         **settings: Fields of Job and Strategy; `precision` sets the dtypes.
 
     Raises:
@@ -59,7 +67,18 @@ def estimate(
         >>> profile = shardwise.estimate("llama-3-8b", "8xH100-SXM", "zero3", micro_batch=2)
         >>> profile.memory.verdict, profile.time.step_s, profile.throughput.mfu
     """
-    return estimate_run(describe_run(model, cluster, strategy, run=run, **settings))
+    described = describe_run(model, cluster, strategy, run=run, **settings)
+    return estimate_run(corrected(described, measured))
+
+
+def corrected(run: RunSpec, measured: Measured) -> RunSpec:
+    """The run with what measured steps say of its cluster and software, if there are any."""
+    steps = [measured] if isinstance(measured, str | float | int | Path) else list(measured)
+    if not steps:
+        return run
+    from shardwise.observe.measured import with_measured
+
+    return with_measured(run, steps)
 
 
 def estimate_run(run: RunSpec, stack: str | None = None) -> StepProfile:
@@ -96,6 +115,7 @@ def plan(
     batch_tolerance: float | None = None,
     budget: Budget | None = None,
     for_stack: str | None = None,
+    measured: Measured = (),
     **settings: Unpack[PlanSettings],
 ) -> Plan:
     """Search all configurations for the best one; the Plan says which, and why.
@@ -113,6 +133,7 @@ def plan(
             better: 0.05 by default, 0 keeps it exactly.
         budget: Tokens, price per GPU-hour and deadline.
         for_stack: Search only what this stack can run, such as "accelerate" or "deepspeed".
+        measured: Seconds that steps of `run` took, or folders of measured runs, as in `estimate`.
         **settings: The job, the dtypes and compilation; the plan chooses everything else.
 
     Raises:
@@ -132,6 +153,7 @@ def plan(
         batch_tolerance=batch_tolerance,
         budget=budget,
         for_stack=for_stack,
+        measured=measured,
         **settings,
     )
     return found
@@ -187,6 +209,7 @@ def plan_run(
     batch_tolerance: float | None = None,
     budget: Budget | None = None,
     for_stack: str | None = None,
+    measured: Measured = (),
     in_full: bool = True,
     **settings: Any,
 ) -> tuple[Plan, RunSpec | None]:
@@ -200,6 +223,9 @@ def plan_run(
     from shardwise.planning.space import Space
 
     described = describe_run(model, cluster, run=run, planned=True, **settings)
+    if for_stack is not None:
+        described = _with_software_of(for_stack, described)
+    described = _corrected_plan(described, run, measured)
     if run is not None and objective != "sequence":
         described = _with_batch_of(run, described)
     base = described.strategy
@@ -236,6 +262,25 @@ def plan_run(
     return found, chosen
 
 
+def _corrected_plan(
+    described: RunSpec, run: str | Path | RunSpec | None, measured: Measured
+) -> RunSpec:
+    """The run to plan with, on a cluster that knows measured steps of `run` or of folders."""
+    if not measured:
+        return described
+    base = _read_base(run, {})
+    if base is None:
+        base = described
+        steps = [measured] if isinstance(measured, str | float | int | Path) else list(measured)
+        if not all(Path(str(step)).is_dir() for step in steps):
+            raise SpecError(
+                "measured: name the run whose step it is: plan run.toml --measured 3.2s; or give "
+                "the folder of a run"
+            )
+    cluster = corrected(base._replace(cluster=described.cluster), measured).cluster
+    return described._replace(cluster=cluster)
+
+
 def _with_batch_of(run: str | Path | RunSpec, described: RunSpec) -> RunSpec:
     """The described run with the tokens per step of the run it starts from as its batch.
 
@@ -269,6 +314,14 @@ def _within_stack(run: RunSpec, stack: str, space: Space) -> tuple[Strategy, Spa
         leaves_out=LEAVES_OUT.get(stack, ()),
         adapted=lambda adapter: _adapted_within_stack(run, stack, space, adapter),
     )
+
+
+def _with_software_of(stack: str, run: RunSpec) -> RunSpec:
+    """The run with the kernels that a stack calls, where nobody said which."""
+    software = software_of_stack(stack)
+    if run.cluster.software is not None or software is None:
+        return run
+    return run._replace(cluster=run.cluster.but(software=software))
 
 
 def _adapted_within_stack(
@@ -365,6 +418,7 @@ def describe_run(
     optimizer: str | None = None,
     precision: str | None = None,
     adapter: str | Adapter | None = None,
+    software: str | None = None,
     planned: bool = False,
     resolved: bool = True,
     lookup: Lookup = ON_DISK,
@@ -392,6 +446,9 @@ def describe_run(
     with problems.collect():
         if cluster is not None:
             chosen_cluster = lookup.cluster(cluster) if isinstance(cluster, str) else cluster
+    with problems.collect():
+        if software is not None and chosen_cluster is not None:
+            chosen_cluster = chosen_cluster.but(software=find_software(software).name)
     if chosen_model is None and model is None:
         problems.found.append("model: is required, such as --model llama-3-8b")
     if chosen_cluster is None and cluster is None:

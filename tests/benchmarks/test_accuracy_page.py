@@ -24,15 +24,27 @@ def test_rows_of_unseen_projects_share_no_project_with_fitted_ones() -> None:
     assert f"{len(unseen)} held-out rows are of projects without a fitted row" in PAGE
 
 
+def _figures(text: str) -> set[str]:
+    return set(re.findall(r"\d+(?:\.\d+)?%?", text.replace(" %", "%")))
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
-def test_the_front_pages_repeat_the_figures(name: str) -> None:
-    """Rows, median and mean of unseen projects; rows and median of memory; adapters' largest."""
-    time, memory = re.findall(r"^- \*\*.*$", PAGE, re.MULTILINE)[:2]
-    text = (ROOT / name).read_text(encoding="utf-8").replace(" %", "%")
-    for line, start, figures in (
-        (time, "| Tokens per second |", (0, 1, 2)),
-        (memory, "| Memory on GPUs |", (0, 1, 3, 4, 5)),
-    ):
-        told = re.findall(r"\d+(?:\.\d+)?%?", line)
-        row = next(one for one in text.splitlines() if one.startswith(start))
-        assert {told[number] for number in figures} <= set(re.findall(r"\d+(?:\.\d+)?%?", row))
+@pytest.mark.parametrize(
+    ("bullet", "row", "figures"),
+    [
+        ("Time of a stack that nobody has measured", "Tokens per second, new stack", (1, 2)),
+        ("Time on unseen projects", "Tokens per second, unseen project", (0, 1, 2)),
+        ("Time with one measured step of yours", "Tokens per second, one step measured", (0, 2)),
+        ("Memory on GPUs", "Memory on GPUs", (0, 1, 3, 4, 5)),
+    ],
+)
+def test_the_front_pages_repeat_the_figures(
+    name: str, bullet: str, row: str, figures: tuple[int, ...]
+) -> None:
+    """The figures of a bullet, by their place in it, in a row of the front page's table."""
+    (told,) = re.findall(rf"^- \*\*{bullet}\*\*.*$", PAGE, re.MULTILINE)
+    numbers = re.findall(r"\d+(?:\.\d+)?%?", told)
+    (shown,) = re.findall(
+        rf"^\| {row} \|.*$", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert {numbers[number] for number in figures} <= _figures(shown)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.accuracy_report import CATALOGUE
+from benchmarks.accuracy_catalogue import CATALOGUE
 from benchmarks.measured import evidence, refit
 from benchmarks.measured.errors import errors_of, features_of, lines
 from benchmarks.measured.files import RUNS, Entry, check
@@ -27,7 +27,7 @@ from benchmarks.measured.protocol import (
 )
 from shardwise.contribution.collect import collect
 from shardwise.contribution.record import Contribution
-from shardwise.predict import rates
+from shardwise.predict import kernels
 from shardwise.spec import catalogue
 from shardwise.spec.lookup import find_cluster
 from tests.command import ROOT, environment
@@ -446,7 +446,7 @@ def test_written_coefficients_are_used_for_the_device(
     for cached in (catalogue._sections, catalogue._entry):
         cached.cache_clear()
     try:
-        used = rates.coefficients_for(cluster)
+        used = kernels.coefficients_for(cluster)
     finally:
         monkeypatch.undo()
         for cached in (catalogue._sections, catalogue._entry):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.calibrate.fit import CPU
-from shardwise.calibrate.runs import Observation, units_of
+from shardwise.observe.observation import Observation, units_of
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster, find_model
 from shardwise.spec.run import RunSpec

@@ -17,7 +17,7 @@ from tests.command import shardwise
 
 pytest.importorskip("scipy")
 from shardwise.calibrate.fit import CPU, fit
-from shardwise.calibrate.runs import Observation
+from shardwise.observe.observation import Observation
 from tests.calibrate.known import observed, run_of
 
 FEW = [("ddp", 1), ("ddp", 4), ("zero2", 1), ("zero3", 1), ("zero3", 4), ("hsdp", 2)]
@@ -54,6 +54,10 @@ def test_a_calibrated_cluster_reads_back_and_is_used(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text(write_cluster(cluster))
     assert find_cluster(str(file)) == cluster
+    older = write_cluster(cluster).replace("fused = 0.0", "compiled_elementwise = 0.4")
+    (tmp_path / "older.toml").write_text(older.replace("level = ", "long_attention = "))
+    kept = find_cluster(str(tmp_path / "older.toml")).calibration
+    assert kept == found.calibration.but(fused=1.0)
     done = shardwise(
         "estimate", "--model", "gpt2", "--cluster", str(file), "--strategy", "zero3",
         "--seq-len", "128", "--precision", "fp32", "--json",

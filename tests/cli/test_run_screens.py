@@ -21,11 +21,11 @@ from shardwise.calibrate.machine.line import Line
 from shardwise.calibrate.machine.measure import Machine
 from shardwise.calibrate.machine.quality import doubts
 from shardwise.calibrate.machine.timing import Timing
-from shardwise.calibrate.runs import Observation, units_of
 from shardwise.checkpoint.dcp.load import Loaded
 from shardwise.checkpoint.export.weights import ExportedWeights
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.checkpoint.verify.fsck import check, find_checkpoints
+from shardwise.observe.observation import Observation, units_of
 from shardwise.progress import Stages
 from shardwise.report.calibrate import print_fit
 from shardwise.report.doctor import print_checks

@@ -22,7 +22,8 @@ from shardwise.planning.money import (
 from shardwise.planning.plan import make_plan
 from shardwise.planning.problem import Problem
 from shardwise.planning.rows import Candidate
-from shardwise.predict.rates import comparison_error, error_interval
+from shardwise.predict.intervals import error_interval
+from shardwise.predict.rates import comparison_error
 from shardwise.report.money import size_words, sizes_table
 from shardwise.report.table import csv_text
 from shardwise.spec.job import Job

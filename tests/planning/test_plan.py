@@ -88,7 +88,7 @@ BATCH = {"global_batch": 64 * 4096 * 16}
 @pytest.mark.parametrize(
     ("model", "nodes", "rate", "direction"),
     [
-        ("llama-3-8b", "2x8xH100-SXM", 150, "above"),
+        ("llama-3-8b", "2x8xH100-SXM", 80, "above"),
     ],
 )
 def test_the_choice_between_groups_and_all_devices_changes_at_the_network_it_names(
@@ -129,9 +129,9 @@ def test_a_layout_that_hardly_communicates_is_not_limited_by_bandwidth() -> None
 
 
 def test_latency_is_told_from_bandwidth() -> None:
-    """Collectives of 2,048 nodes wait for their messages to travel, not for their bytes."""
-    asked = {"seq_len": 8192, "global_batch": 16 * 2**20, "for_stack": "megatron-bridge"}
-    problem = plan("llama-3.1-405b", "2048x8xH100-SXM@400Gbps", **asked).problem
+    """Collectives of 8,192 nodes wait for their messages to travel, not for their bytes."""
+    asked = {"seq_len": 8192, "global_batch": 64 * 2**20, "for_stack": "megatron-bridge"}
+    problem = plan("llama-3.1-405b", "8192x8xH100-SXM@400Gbps", **asked).problem
     # The stack shards over all devices; its plan without pipelines is withheld.
     flat = Space(allowed=lambda s: s.kind == "zero3" and not s.hybrid)
     found = make_plan(problem, space=flat.quick())
@@ -155,7 +155,7 @@ def test_nothing_is_recommended_for_a_stack_without_what_it_is_made_of() -> None
     assert (first.parallelism, first.recommended) == (("pipeline",), False)
     assert first.waiting_share > 0.5
     assert first.mfu is not None
-    assert first.mfu < 0.05
+    assert first.mfu < 0.1
     small = plan("llama-3.1-8b", "8xH100-SXM", **asked)
     assert small.winner is not None
     assert isinstance(small.warnings[0], StackLeavesOut)

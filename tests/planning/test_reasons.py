@@ -355,7 +355,10 @@ def check_rule(plan: Plan, winner: Candidate) -> None:
 
     # Nothing as fast is simpler, but for what is larger and slower than another.
     equal = [c for c in rivals if c.tokens_per_s >= (1 - error) * fastest and not dominated(c)]
-    assert all(kind(winner) <= kind(c) for c in equal)
+    assert all(kind(winner)[0] <= kind(c)[0] for c in equal)
+    # Of those as simple, the fastest; of those as fast, the smallest groups.
+    as_fast = [c for c in equal if 1.005 * c.tokens_per_s >= winner.tokens_per_s]
+    assert all(kind(winner) <= kind(c) for c in as_fast)
 
 
 def check_warning(plan: Plan, winner: Candidate, reason: Reason) -> bool:

@@ -13,7 +13,8 @@ from shardwise.planning.plan import make_plan
 from shardwise.planning.problem import Problem
 from shardwise.planning.vary import sized, varied
 from shardwise.planning.whatif import point, study
-from shardwise.predict.rates import coefficients_for, is_fitted
+from shardwise.predict.intervals import is_fitted
+from shardwise.predict.kernels import coefficients_for
 from shardwise.spec.calibration import Calibration
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster, find_model

@@ -6,14 +6,10 @@ import numpy as np
 import pytest
 
 from shardwise.predict.configurations import Configurations
+from shardwise.predict.intervals import error_interval
+from shardwise.predict.kernels import coefficients_for
 from shardwise.predict.network import all_reduce_s, ring_s
-from shardwise.predict.rates import (
-    Bandwidths,
-    Coefficients,
-    Hardware,
-    coefficients_for,
-    error_interval,
-)
+from shardwise.predict.rates import Bandwidths, Coefficients, Hardware
 from shardwise.predict.time import times_of
 from shardwise.spec import Strategy
 from shardwise.spec.catalogue import find_device
@@ -86,20 +82,24 @@ def test_measured_bandwidth_holds_where_there_is_one(k: Coefficients) -> None:
     assert all_reduce_s(message, group, one, measured, k) == pytest.approx(expected)
 
 
-def test_the_interval_widens_with_nodes_compile_and_unknown_devices() -> None:
+def test_the_interval_widens_with_the_distance_from_what_was_measured() -> None:
     near = error_interval(_cluster("2x8xH100-SXM@400Gbps"))
     assert error_interval(_cluster("4x8xH100-SXM@400Gbps")) == near
     far = error_interval(_cluster("64x8xH100-SXM@400Gbps"))
     farther = error_interval(_cluster("256x8xH100-SXM@400Gbps"))
-    compiled = error_interval(_cluster("2x8xH100-SXM@400Gbps"), compiled=True)
-    unknown = error_interval(_cluster("2x8xMI300X@400Gbps"))
-    for narrow, wide in ((near, far), (far, farther), (near, compiled), (near, unknown)):
+    known = error_interval(_cluster("2x8xH100-SXM@400Gbps").but(software="prime-rl"), "RL")
+    new = error_interval(_cluster("2x8xH100-SXM@400Gbps"), "RL")
+    kernels = error_interval(_cluster("2x8xB200@400Gbps"))
+    relative = error_interval(_cluster("2x8xMI250X@400Gbps"))
+    experts = error_interval(_cluster("2x8xH100-SXM@400Gbps"), "experts")
+    wider = ((known, new), (near, far), (far, farther), (near, kernels), (kernels, relative))
+    for narrow, wide in (*wider, (near, experts)):
         assert wide[1] - wide[0] > narrow[1] - narrow[0]
     assert -1 < farther[0] < 0 < farther[1]
 
 
 def test_compiled_blocks_are_faster_and_save_less(k: Coefficients) -> None:
-    assert 0 < k.compiled_elementwise < 1
+    assert 0 < k.fused < 1
     strategy = Strategy.read({"kind": "zero3", "micro_batch": 2}).resolve(16, 8)
     model, columns = find_model("llama-3-8b"), Configurations.of([strategy])
     eager = load_units(model, 4096, strategy)
@@ -107,7 +107,7 @@ def test_compiled_blocks_are_faster_and_save_less(k: Coefficients) -> None:
     before = times_of(eager, columns, H100, k).step_s
     assert (times_of(compiled, columns, H100, k).step_s < before).all()
     # Without a fitted effect there is none.
-    unknown = k._replace(compiled_elementwise=1.0)
+    unknown = k._replace(fused=0.0)
     assert times_of(compiled, columns, H100, unknown).step_s == pytest.approx(before)
     kept = [units.blocks[0].stage.kept["none"].activation_bytes for units in (eager, compiled)]
     assert kept[1] < kept[0]

@@ -75,7 +75,7 @@ def _fitted(runs: Mapping[str, TrainedRun], calibrated: ClusterSpec, busy: float
     if len(runs) < 3:
         return not_run(FITTED, EXPECTED, "needs at least 3 layouts, so at least 2 devices")
     from shardwise.calibrate.fit import fit
-    from shardwise.calibrate.runs import Observation, units_of
+    from shardwise.observe.observation import Observation, units_of
 
     seen = {
         name: Observation(one.run, units_of(one.run), _measured_s(one), None, None)

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardwise.calibrate.runs import Observation
-from shardwise.predict.rates import Coefficients, coefficients_for
+from shardwise.observe.observation import Observation
+from shardwise.predict.intervals import after_steps, regime_of
+from shardwise.predict.kernels import coefficients_for
+from shardwise.predict.rates import Coefficients
 from shardwise.spec.calibration import Calibration
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.record import SpecError
@@ -109,12 +111,19 @@ def fit(
     done = least_squares(residuals, base, loss="soft_l1", max_nfev=200)
     k = coefficients(done.x)
     errors = [one.predict(k, cluster(one)).step_s / one.step_s - 1 for one in observations]
-    spread = max(0.05, 2 * float(np.std(errors)))
     known = {name: float(value) for name, value in k._asdict().items()}
-    calibration = Calibration(
-        **known, interval=(-spread, spread / (1 - min(spread, 0.5))), source=source
+    least = after_steps(
+        cluster(observations[0]), regime_of(observations[0].units), len(observations)
     )
+    calibration = Calibration(**known, interval=_interval(errors, least), source=source)
     return Fit(calibration, errors)
+
+
+def _interval(errors: Sequence[float], least: tuple[float, float]) -> tuple[float, float]:
+    """Of tokens/s. Fitted runs say little of the next one: it is never narrower than `least`."""
+    spread = 2 * float(np.std(errors))
+    low, high = least
+    return min(low, -spread), max(high, spread / (1 - min(spread, 0.5)))
 
 
 def unpack(start: Coefficients, values: dict[str, float]) -> Coefficients:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from shardwise.calibrate.fit import CPU, fit
-from shardwise.calibrate.runs import Observation, units_of
-from shardwise.predict.rates import Coefficients, coefficients_for
+from shardwise.observe.observation import Observation, units_of
+from shardwise.predict.kernels import coefficients_for
+from shardwise.predict.rates import Coefficients
 from shardwise.spec.run import RunSpec
 from shardwise.units.unit import ModelUnits
 

@@ -173,7 +173,7 @@ def _machine_json(cluster: ClusterSpec, machine: Machine, found: list[Doubt]) ->
 
 def _from_runs(from_run: list[Path], output: Path, as_json: bool) -> None:
     from shardwise.calibrate.fit import fit
-    from shardwise.calibrate.runs import read_observation
+    from shardwise.observe.observation import read_observation
     from shardwise.report.calibrate import print_fit
     from shardwise.spec.lookup import write_cluster
 

@@ -25,13 +25,15 @@ class Section(StrEnum):
     devices = "devices"
     accuracy = "accuracy"
     kernels = "kernels"
+    software = "software"
 
 
 def catalog(
     section: Annotated[
         str,
         typer.Argument(
-            help="models, devices, accuracy or kernels.", autocompletion=lambda: list(Section)
+            help="models, devices, accuracy, kernels or software.",
+            autocompletion=lambda: list(Section),
         ),
     ] = Section.models.value,
     name: Annotated[
@@ -49,6 +51,7 @@ def catalog(
     `accuracy` lists errors of predictions by device, and how many independent runs and sources
     they come from. `kernels` lists measured kernels (attention, matrix products, element-wise
     operations, collectives): the coefficients of simple forms, fitted to published measurements.
+    `software` lists which of them a stack calls.
     """
     from shardwise.report.catalog import (
         entries,

@@ -37,5 +37,11 @@ def stacks(incomplete: str) -> list[str]:
     return _that_begin(STACKS, incomplete)
 
 
+def software(incomplete: str) -> list[str]:
+    from shardwise.spec import catalogue
+
+    return _that_begin(catalogue.software_names(), incomplete)
+
+
 def _that_begin(known: Iterable[str], incomplete: str) -> list[str]:
     return sorted(word for word in known if word.lower().startswith(incomplete.lower()))

@@ -13,10 +13,12 @@ from shardwise.cli.options import (
     CompileOption,
     GlobalBatchOption,
     LossOption,
+    MeasuredOption,
     ModelOption,
     OptimizerOption,
     PrecisionOption,
     SeqLenOption,
+    SoftwareOption,
 )
 from shardwise.cli.output import JsonOption, print_json
 from shardwise.cli.values import flag_or_size, lowered, number_or_word
@@ -44,6 +46,8 @@ def estimate(
     ] = None,
     global_batch: GlobalBatchOption = None,
     precision: PrecisionOption = None,
+    software: SoftwareOption = None,
+    measured: MeasuredOption = None,
     recompute: Annotated[
         str | None, typer.Option(help="none, selective, full, or a share of blocks such as 0.5.")
     ] = None,
@@ -95,7 +99,7 @@ def estimate(
 
     Exits with 1 if it does not fit.
     """
-    from shardwise.api import describe_run, estimate_run, ways_for
+    from shardwise.api import corrected, describe_run, estimate_run, ways_for
     from shardwise.report.estimate import print_estimate
     from shardwise.spec.record import SpecError
 
@@ -112,6 +116,7 @@ def estimate(
         optimizer=lowered(optimizer),
         adapter=adapter,
         precision=lowered(precision),
+        software=lowered(software),
         micro_batch=micro_batch,
         accumulate=accumulate,
         recompute=number_or_word(recompute),
@@ -128,6 +133,7 @@ def estimate(
     if nnodes is not None:
         _show_sizes(described, nnodes, as_json)
         return
+    described = corrected(described, measured or ())
     profile = estimate_run(described)
     if trace is not None:
         _write_trace(described, trace)

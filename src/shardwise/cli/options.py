@@ -8,6 +8,7 @@ import typer
 
 from shardwise.cli import complete
 from shardwise.spec.optimizer import OPTIMIZERS
+from shardwise.spec.strategy import PRECISIONS
 
 ModelOption = Annotated[
     str | None,
@@ -56,8 +57,27 @@ PrecisionOption = Annotated[
     typer.Option(
         "--precision",
         help="Compute and all-gather dtype: bf16, fp16 or fp32, with fp32 master weights and "
-        "reductions. Default: bf16.",
-        autocompletion=complete.words("bf16", "fp16", "fp32"),
+        "reductions; fp8, mxfp8 or nvfp4: products of linear layers in these, the rest in bf16 "
+        "(planning only). Default: bf16.",
+        autocompletion=complete.words(*PRECISIONS),
+    ),
+]
+MeasuredOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--measured",
+        help="How long a step of RUN took, such as 3.2s, or the folder of a measured run; may be "
+        "repeated. Corrects the times and narrows their interval.",
+        show_default=False,
+    ),
+]
+SoftwareOption = Annotated[
+    str | None,
+    typer.Option(
+        "--software",
+        help="Whose kernels are called: a name of 'shardwise catalog software', such as "
+        "flash-attention-3 or megatron. Default: torch-2.13; with --for, the stack's.",
+        autocompletion=complete.software,
     ),
 ]
 TokensOption = Annotated[

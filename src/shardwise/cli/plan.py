@@ -15,11 +15,13 @@ from shardwise.cli.options import (
     DeadlineOption,
     GlobalBatchOption,
     LossOption,
+    MeasuredOption,
     ModelOption,
     OptimizerOption,
     PrecisionOption,
     PriceOption,
     SeqLenOption,
+    SoftwareOption,
     StackOption,
     TokensOption,
 )
@@ -78,6 +80,8 @@ def plan(
     optimizer: OptimizerOption = None,
     adapter: AdapterOption = None,
     precision: PrecisionOption = None,
+    software: SoftwareOption = None,
+    measured: MeasuredOption = None,
     objective: Annotated[
         Goal, typer.Option(help="What to optimise: speed, memory, sequence length or money.")
     ] = Goal.throughput,
@@ -130,6 +134,8 @@ def plan(
         optimizer=lowered(optimizer),
         adapter=adapter,
         precision=lowered(precision),
+        software=lowered(software),
+        measured=measured or (),
         loss=lowered(loss),
         compile=compile_,
         for_stack=lowered(for_stack),

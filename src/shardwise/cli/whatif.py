@@ -17,6 +17,7 @@ from shardwise.cli.options import (
     PrecisionOption,
     PriceOption,
     SeqLenOption,
+    SoftwareOption,
     TokensOption,
 )
 from shardwise.cli.output import (
@@ -83,6 +84,7 @@ def whatif(
     optimizer: OptimizerOption = None,
     adapter: AdapterOption = None,
     precision: PrecisionOption = None,
+    software: SoftwareOption = None,
     tokens: TokensOption = None,
     price: PriceOption = None,
     deadline: DeadlineOption = None,
@@ -135,6 +137,7 @@ def whatif(
         optimizer=lowered(optimizer),
         adapter=adapter,
         precision=lowered(precision),
+        software=lowered(software),
         micro_batch=micro_batch,
         recompute=number_or_word(recompute),
         planned=not fixed,

@@ -13,7 +13,6 @@ from typing import Any, get_args
 
 import msgspec
 
-from shardwise.calibrate.runs import read_shares
 from shardwise.contribution.check import impossible
 from shardwise.contribution.record import (
     TARGETS,
@@ -34,6 +33,7 @@ from shardwise.contribution.record import (
     Vendor,
     Work,
 )
+from shardwise.observe.observation import read_shares
 from shardwise.runs.record import NAME, RunRecord
 from shardwise.spec import catalogue
 from shardwise.spec.adapter import Adapter

@@ -63,6 +63,7 @@ def parallelize(
     adapter says.
     """
     strategy = resolve_for_world(strategy)
+    _check_products(strategy)
     check_adapter(adapter_of(model), strategy)
     blocks = find_blocks(model)
     device = device or _device(model)
@@ -101,6 +102,14 @@ def parallelize(
         keep_local_parts(model)
         model = _replicate(model, strategy, fsdp_mesh(mesh))
     return remember(model, strategy, axes_of_groups(mesh, context) if mesh else {})
+
+
+def _check_products(strategy: Strategy) -> None:
+    if strategy.linear_dtype is not None:
+        raise SpecError(
+            f"strategy.linear_dtype: products in {strategy.linear_dtype} are planned, not trained; "
+            "leave it out, or export the run"
+        )
 
 
 def _change_forward(model: nn.Module, blocks: Sequence[nn.Module], strategy: Strategy) -> None:

@@ -246,6 +246,8 @@ def _decided_by(search: Search, found: Found, other: Candidate, winner: Candidat
     inner = [c.layout.mesh.inner for c in (other, winner)]
     if score[0] == score[1] and inner[0] > inner[1]:
         return "fewer devices per sequence"
+    if other.needed_bytes <= winner.needed_bytes:
+        return "smaller groups"
     # One as simple lost to a third that is faster and smaller.
     return "memory"
 

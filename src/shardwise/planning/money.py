@@ -10,7 +10,7 @@ from shardwise.planning.problem import Problem
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space
-from shardwise.predict.rates import error_interval
+from shardwise.predict.intervals import Regime, error_interval
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.record import SpecError
 
@@ -63,6 +63,8 @@ class Budget(NamedTuple):
     tokens: float | None = None
     price: Price | None = None
     deadline_s: float | None = None
+    # Of the runs whose errors hold for what is to be trained.
+    regime: Regime = "dense"
 
     @property
     def given(self) -> bool:
@@ -91,7 +93,7 @@ class Budget(NamedTuple):
             seconds=None if self.tokens is None else seconds,
             device_hours=hours,
             money=None if price is None else hours * price,
-            interval=cost_interval(cluster),
+            interval=self.interval(cluster),
             failures=failures_share(cluster),
         )
 
@@ -99,7 +101,12 @@ class Budget(NamedTuple):
         """Seconds at the upper end of the 90 % interval; None without a number of tokens."""
         if self.tokens is None:
             return None
-        return self.tokens / tokens_per_s * (1 + cost_interval(cluster)[1])
+        return self.tokens / tokens_per_s * (1 + self.interval(cluster)[1])
+
+    def interval(self, cluster: ClusterSpec) -> tuple[float, float]:
+        """How far time and money may lie off: the step's error, and failures at the upper end."""
+        low, high = error_interval(cluster, self.regime)
+        return low, (1 + high) / (1 - failures_share(cluster)) - 1
 
     def in_time(self, tokens_per_s: float) -> bool:
         """Whether all tokens are done by the deadline; true without one."""
@@ -111,12 +118,6 @@ class Budget(NamedTuple):
 def failures_share(cluster: ClusterSpec) -> float:
     """The share of the time that is allowed for failures and what they make again."""
     return min(0.5, FAILURES_PER_DEVICE * cluster.devices)
-
-
-def cost_interval(cluster: ClusterSpec) -> tuple[float, float]:
-    """How far time and money may lie off: the error of the step, and failures at the upper end."""
-    low, high = error_interval(cluster)
-    return low, (1 + high) / (1 - failures_share(cluster)) - 1
 
 
 def read_price(text: str | float) -> Price:

@@ -31,12 +31,11 @@ from shardwise.planning.untried import untried
 from shardwise.planning.warnings import fewer_devices, is_uneven, left_out, warnings_of
 from shardwise.predict.estimate import price
 from shardwise.predict.fit import Change, ways_to_fit
+from shardwise.predict.intervals import after_a_step, error_interval, is_fitted, regime_of
+from shardwise.predict.kernels import check_products, coefficients_for
 from shardwise.predict.rates import (
-    coefficients_for,
     comparison_error,
-    error_interval,
     hardware_of,
-    is_fitted,
 )
 from shardwise.spec.catalogue import coefficient, figure
 from shardwise.spec.model import ModelSpec
@@ -95,6 +94,8 @@ class Plan(NamedTuple):
     limit_bytes: int
     # Of tokens/s; and whether it was fitted for this family of devices.
     interval: tuple[float, float]
+    # The same once one more step is measured; None where that changes nothing.
+    narrower: tuple[float, float] | None
     fitted: bool
     # Of the ratio of two configurations' speeds.
     comparison_error: float
@@ -206,6 +207,7 @@ class Plan(NamedTuple):
             "fitting": self.fitting,
             "limit_bytes": self.limit_bytes,
             "error_interval": list(self.interval),
+            "interval_after_a_step": list(self.narrower) if self.narrower else None,
             "comparison_interval": [-self.comparison_error, self.comparison_error],
             "fitted": self.fitted,
         }
@@ -230,6 +232,7 @@ def check(problem: Problem) -> None:
             f"precision: {cluster.device.name} has no known peak for {dtype}; known are {known}"
             + ("; use --precision fp16" if "fp16" in cluster.device.peak else "")
         )
+    check_products(cluster, problem.base)
 
 
 def make_plan(
@@ -257,20 +260,19 @@ def make_plan(
     size_choice = _with_winner(size_choice, winner, budget)
     lacking = left_out(problem, units, search.space, winner)
     withheld = lacking is not None and not lacking.recommended
-    if withheld:
-        winner = None
+    winner = None if withheld else winner
     warnings = [
-        *filter(None, [lacking]),
-        *warnings,
+        *filter(None, [lacking, *warnings]),
         *warnings_of(problem, search.space, found, winner, objective != "sequence"),
     ]
     limits = limits_of(search, problem.cluster, found, winner, in_full) if winner else None
+    regime = regime_of(units.of(problem.base))
     return Plan(
         problem=problem,
         units=units,
         objective=objective,
         aim=aim,
-        budget=budget,
+        budget=budget._replace(regime=regime),
         size_choice=size_choice,
         winner=winner,
         layouts=found.layouts(),
@@ -287,7 +289,8 @@ def make_plan(
         considered=found.considered,
         fitting=found.fitting,
         limit_bytes=found.limit_bytes,
-        interval=error_interval(problem.cluster, compiled=problem.base.compile),
+        interval=error_interval(problem.cluster, regime),
+        narrower=after_a_step(problem.cluster, regime),
         fitted=is_fitted(problem.cluster),
         comparison_error=comparison_error(),
     )
@@ -349,7 +352,8 @@ def _searched(problem: Problem, space: Space) -> tuple[Search, Found, list[Reaso
     best = there.best()
     if found is not None and (
         best is None
-        or (divided and divided.tokens_per_s >= (1 - comparison_error()) * best.tokens_per_s)
+        # Fewer devices and whole sequences are simpler, unless they are clearly slower.
+        or (divided and (1 - comparison_error()) * divided.tokens_per_s >= best.tokens_per_s)
     ):
         return search, found, []
     return on_fewer, there, [part[1]]

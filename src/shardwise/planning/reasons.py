@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from shardwise.planning.layout import Layout
 from shardwise.predict.fit import Parallelism
+from shardwise.predict.intervals import Evidence
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.strategy import Strategy
 from shardwise.step import Bottleneck, Verdict
@@ -83,6 +84,7 @@ DecidedBy = Literal[
     "memory",
     "simplicity",
     "fewer devices per sequence",
+    "smaller groups",
 ]
 Difference = Literal[
     "replicated",
@@ -435,9 +437,10 @@ class OnlyReplicated(Reason):
 
 @dataclass(frozen=True, kw_only=True)
 class UnfittedDevice(Reason):
-    """No run on such a device was fitted: times assume the efficiency of a related one."""
+    """No run on such a device was fitted: times follow from its kernels, or from a related one."""
 
     device: str
+    evidence: Evidence
 
 
 @dataclass(frozen=True, kw_only=True)

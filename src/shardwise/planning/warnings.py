@@ -29,7 +29,7 @@ from shardwise.planning.reasons import (
 from shardwise.planning.rows import Candidate
 from shardwise.planning.space import Space
 from shardwise.predict.fit import other_parallelism
-from shardwise.predict.rates import is_fitted
+from shardwise.predict.intervals import evidence
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer_sharding import INSTEAD
@@ -81,8 +81,9 @@ def warnings_of(
     if problem.cluster.devices > 1 and not space.trains(optimizer, Strategy(kind="zero3")):
         yield OnlyReplicated(optimizer=optimizer, instead=INSTEAD)
     experts = getattr(model, "experts", None)
-    if not is_fitted(problem.cluster):
-        yield UnfittedDevice(device=device.name)
+    near = evidence(problem.cluster)
+    if near != "runs":
+        yield UnfittedDevice(device=device.name, evidence=near)
     if experts is not None:
         yield UnfittedExperts(experts=experts)
         adapter = model.adapter

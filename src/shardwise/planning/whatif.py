@@ -16,7 +16,7 @@ from shardwise.planning.search import Search
 from shardwise.planning.space import Space
 from shardwise.planning.vary import varied
 from shardwise.predict.estimate import EXPOSED_SHARE, verdict
-from shardwise.predict.rates import error_interval, is_fitted
+from shardwise.predict.intervals import Regime, error_interval, is_fitted, regime_of
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.step import Bottleneck
@@ -37,6 +37,7 @@ class Point(NamedTuple):
     refused: str = ""
     # Whether the bandwidth that binds is that of the link inside a node.
     link_binds: bool = False
+    regime: Regime = "dense"
 
     @property
     def fitted(self) -> bool:
@@ -46,7 +47,7 @@ class Point(NamedTuple):
     @property
     def error_interval(self) -> tuple[float, float]:
         """Relative error of the step time that nine of ten runs stay within."""
-        return error_interval(self.problem.cluster, compiled=self.problem.base.compile)
+        return error_interval(self.problem.cluster, self.regime)
 
     @property
     def step_s_interval(self) -> tuple[float, float] | None:
@@ -63,7 +64,11 @@ class Point(NamedTuple):
             return {"value": self.value, "fits": False, **refused}
         cluster = self.problem.cluster
         speed = self.candidate.tokens_per_s
-        cost = {"cost": budget.cost(speed, cluster).to_dict()} if budget and budget.given else {}
+        cost = (
+            {"cost": budget._replace(regime=self.regime).cost(speed, cluster).to_dict()}
+            if budget and budget.given
+            else {}
+        )
         late = budget is not None and budget.deadline_s is not None
         return {
             "value": self.value,
@@ -98,7 +103,10 @@ def _best_point(problem: Problem, value: str, search: Search, found: Found) -> P
         return Point(value, problem, None, None, "memory")
     limits = limits_of(search, problem.cluster, found, best)
     mfu = mfu_of(problem, search.units, best)
-    return Point(value, problem, best, mfu, limits.binding, link_binds=limits.link_binds)
+    regime = regime_of(search.units.of(problem.base))
+    return Point(
+        value, problem, best, mfu, limits.binding, link_binds=limits.link_binds, regime=regime
+    )
 
 
 def _fixed_point(problem: Problem, value: str, fixed: Strategy) -> Point:
@@ -114,7 +122,8 @@ def _fixed_point(problem: Problem, value: str, fixed: Strategy) -> Point:
         return Point(value, problem, None, None, "memory")
     waits = candidate.exposed_s > EXPOSED_SHARE * candidate.step_s
     binding: Bottleneck = "bandwidth" if waits else "compute"
-    return Point(value, problem, candidate, mfu_of(problem, units, candidate), binding)
+    mfu, regime = mfu_of(problem, units, candidate), regime_of(units.of(problem.base))
+    return Point(value, problem, candidate, mfu, binding, regime=regime)
 
 
 class Points:

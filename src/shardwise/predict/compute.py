@@ -1,10 +1,13 @@
 """Seconds of what a device computes.
 
-A matmul's efficiency rises with its size, element-wise work runs at memory bandwidth, and nothing
-is faster than the launches it needs.
+Each product takes its FLOPs at a share of the peak, and a fixed time; attention reaches its share
+on long sequences only; element-wise work runs at memory bandwidth; and nothing is faster than the
+host that launches it.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,33 +15,53 @@ from shardwise.predict.configurations import Floats
 from shardwise.predict.rates import Coefficients, Hardware
 from shardwise.units.unit import Policy, Stage
 
-# The longest sequence of the fitted runs, which are of 2023, and the length from which on runs with
-# newer attention kernels were measured.
-SHORT, LONG = 2**16, 2**19
+# Sizes of heads that attention kernels were measured with.
+NARROW, WIDE = 64, 128
+
+
+class _Pass(NamedTuple):
+    """A forward, a backward or a recompute: FLOPs and bytes per token."""
+
+    matmul_flops: float
+    attention_flops: float
+    # Passes over what the forward reads and writes, and launches of its kernels.
+    passes: float
+    # Shares of all bytes that the head moves beyond its element-wise operations.
+    head: float
+    backward: bool = False
+
+
+class Parts(NamedTuple):
+    """What a pass is made of; the host's part runs beside the others."""
+
+    products: Floats | float
+    attention: Floats
+    elementwise: Floats | float
+    host: Floats | float
+
+    @property
+    def seconds(self) -> Floats:
+        device = self.products + self.attention + self.elementwise
+        seconds: Floats = np.maximum(device, self.host)
+        return seconds
 
 
 def forward_s(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Floats:
     """A forward of `tokens` of one device."""
-    return _seconds(
-        stage.matmul_flops * tokens,
-        stage.attention_flops * tokens,
-        _moved(stage, k) * tokens,
-        stage.kernels,
-        h,
-        _at_length(stage, k),
-    )
+    return forward_parts(stage, tokens, h, k).seconds
+
+
+def forward_parts(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Parts:
+    """The same, part by part."""
+    done = _Pass(stage.matmul_flops, stage.attention_flops, 1.0, 1 / 3)
+    return _parts(stage, done, tokens, h, k)
 
 
 def backward_s(stage: Stage, tokens: Floats, h: Hardware, k: Coefficients) -> Floats:
     """An attention kernel's backward does two and a half times its forward."""
-    return _seconds(
-        stage.backward_matmul_flops * tokens,
-        2.5 * stage.attention_flops * tokens,
-        2.0 * _moved(stage, k) * tokens,
-        2.0 * stage.kernels,
-        h,
-        _at_length(stage, k),
-    )
+    attention = 2.5 * stage.attention_flops
+    done = _Pass(stage.backward_matmul_flops, attention, 2.0, 2 / 3, backward=True)
+    return _parts(stage, done, tokens, h, k).seconds
 
 
 def recompute_s(
@@ -46,35 +69,65 @@ def recompute_s(
 ) -> Floats:
     """What a recompute policy adds to a backward."""
     kept = stage.kept[policy]
-    return _seconds(
-        kept.recomputed_matmul_flops * tokens,
-        kept.recomputed_attention_flops * tokens,
-        _moved(stage, k) * tokens,
-        stage.kernels,
-        h,
-        _at_length(stage, k),
+    done = _Pass(kept.recomputed_matmul_flops, kept.recomputed_attention_flops, 1.0, 1 / 3)
+    return _parts(stage, done, tokens, h, k).seconds
+
+
+def _parts(stage: Stage, done: _Pass, tokens: Floats, h: Hardware, k: Coefficients) -> Parts:
+    fused = k.fused if stage.compiled else 0.0
+    moved = done.passes * (fused * stage.fused_bytes + (1.0 - fused) * stage.elementwise_bytes)
+    # Beyond what element-wise operations of the head read and write.
+    moved = k.elementwise_factor * moved + done.head * k.head_bytes * stage.logits
+    return Parts(
+        _products(stage, done, tokens, h, k),
+        _scores(stage, done, tokens, h, k),
+        moved * tokens / h.memory_bandwidth,
+        _host(stage, done, k),
     )
 
 
-def _at_length(stage: Stage, k: Coefficients) -> Coefficients:
-    """Attention kernels that run longer sequences than were fitted are newer, and faster."""
-    longer = np.log2(np.maximum(stage.attention_span, SHORT) / SHORT)
-    way = np.minimum(1.0, longer / np.log2(LONG / SHORT))
-    return k._replace(attention_efficiency=k.attention_efficiency * k.long_attention**way)
+def _products(
+    stage: Stage, done: _Pass, tokens: Floats, h: Hardware, k: Coefficients
+) -> Floats | float:
+    if not np.any(done.matmul_flops):
+        return 0.0
+    flops = done.matmul_flops * tokens
+    # As many products as their share of the forward's FLOPs says.
+    share = done.matmul_flops / np.maximum(stage.matmul_flops, 1e-9)
+    fixed = np.where(flops > 0, k.matmul_half_s / k.matmul_efficiency, 0.0)
+    products = flops / (h.peak_flops * k.matmul_efficiency)
+    if stage.linear_dtype is not None:
+        relative, cast_width = k.low_bits(stage.linear_dtype)
+        products = products * relative * (1.0 + cast_width / stage.product_width)
+    seconds: Floats = products + fixed + k.product_s * stage.products * share
+    if np.any(stage.experts):
+        # The kernel of all experts is slow where each gets few tokens; and tokens are sorted.
+        each = np.maximum(tokens * stage.routed, 1e-9) / np.maximum(stage.experts, 1)
+        grouped = stage.grouped_flops / np.maximum(stage.matmul_flops, 1e-9)
+        seconds = seconds + products * grouped * k.grouped_half_tokens / each
+        seconds = seconds + k.routed_s * stage.routed * tokens * done.passes
+    return seconds
 
 
-def _moved(stage: Stage, k: Coefficients) -> float:
-    """Bytes per token that element-wise operations of a forward move; a compiler fuses them."""
-    return stage.elementwise_bytes * (k.compiled_elementwise if stage.compiled else 1.0)
+def _scores(stage: Stage, done: _Pass, tokens: Floats, h: Hardware, k: Coefficients) -> Floats:
+    """Attention; a causal kernel does half of what is counted."""
+    efficiency, half = k.attention_efficiency, k.attention_half_span
+    if done.backward:
+        efficiency, half = efficiency * k.attention_backward, half * k.attention_backward_span
+    # Clipping one number takes numpy ten times as long.
+    width = np.minimum(np.maximum(stage.head_dim, NARROW), WIDE)
+    narrow = np.log2(WIDE / width) / np.log2(WIDE / NARROW)
+    efficiency = efficiency * k.narrow_heads**narrow
+    slower = 1.0 + half / np.maximum(stage.attention_span, 1)
+    seconds: Floats = 0.5 * done.attention_flops * tokens / (h.peak_flops * efficiency) * slower
+    return seconds
 
 
-def _seconds(
-    matmul: Floats, attention: Floats, moved: Floats, kernels: float, h: Hardware, k: Coefficients
-) -> Floats:
-    efficiency = k.matmul_efficiency * matmul / (matmul + k.matmul_half_s * h.peak_flops)
-    product = np.where(matmul > 0, matmul / (h.peak_flops * np.maximum(efficiency, 1e-9)), 0.0)
-    # A causal kernel does half of what is counted.
-    scores = 0.5 * attention / (h.peak_flops * k.attention_efficiency)
-    rest = k.elementwise_factor * moved / h.memory_bandwidth
-    seconds: Floats = np.maximum(product + scores + rest, kernels * k.launch_s)
+def _host(stage: Stage, done: _Pass, k: Coefficients) -> Floats | float:
+    """What the host takes to launch a pass: the device waits for it where it is faster."""
+    launches = stage.kernels * k.launch_s
+    if stage.compiled:
+        launches = launches * k.compiled_launch
+    block = np.where(np.asarray(stage.attention_span) > 0, k.block_host_s, 0.0)
+    seconds: Floats = done.passes * (launches + block)
     return seconds

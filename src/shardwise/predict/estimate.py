@@ -7,15 +7,17 @@ from itertools import chain
 from typing import Any
 
 from shardwise.predict.configurations import Configurations
+from shardwise.predict.intervals import Regime, error_interval, regime_of
+from shardwise.predict.kernels import check_products
 from shardwise.predict.memory import Memory, predict_memory, sum_terms
 from shardwise.predict.program.events import PHASES
-from shardwise.predict.rates import error_interval
 from shardwise.predict.time import Times, predict_time
 from shardwise.predict.traffic import predict_traffic
 from shardwise.predict.work import MFU_CONVENTION, predict_work
 from shardwise.spec.catalogue import coefficient
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.job import Job
+from shardwise.spec.software import find_software
 from shardwise.spec.strategy import Strategy
 from shardwise.step import (
     Bottleneck,
@@ -50,12 +52,13 @@ def price(
         convention=MFU_CONVENTION,
     )
     optimizer, dtype = job.optimizer, strategy.param_dtype
+    check_products(cluster, strategy)
     times = predict_time(grouped, columns, cluster, dtype, optimizer)
     # A second race, only where the first one waits.
     without_latency = times
     if times is not None and _waits(times):
         without_latency = predict_time(grouped, columns, cluster, dtype, optimizer, latency=False)
-    weighed = _memory_profile(memory, cluster.device)
+    weighed = _memory_profile(memory, cluster)
     return StepProfile(
         provenance=Provenance(kind="predicted", shardwise=__version__, origin=origin),
         model=_described(units),
@@ -72,7 +75,7 @@ def price(
         memory=weighed,
         traffic=traffic_of(grouped, strategy),
         work=done,
-        **_timed(times, without_latency, done, cluster, strategy, weighed),
+        **_timed(times, without_latency, done, cluster, strategy, weighed, regime_of(units)),
     )
 
 
@@ -126,12 +129,13 @@ def _timed(
     cluster: ClusterSpec,
     strategy: Strategy,
     memory: MemoryProfile,
+    regime: Regime,
 ) -> dict[str, Any]:
     """Time, throughput and bottleneck of the first row; nothing where they are not known."""
     if times is None or without_latency is None:
         return {}
     step = float(times.step_s[0])
-    low, high = error_interval(cluster, compiled=strategy.compile)
+    low, high = error_interval(cluster, regime)
     exposed = float(times.exposed_communication_s[0])
     peak = cluster.device.peak_flops(strategy.param_dtype)
     return {
@@ -169,14 +173,18 @@ def _bottleneck(memory: MemoryProfile, times: Times, without_latency: Times) -> 
     return "bandwidth"
 
 
-def reserved_interval(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> tuple[int, int]:
+def reserved_interval(
+    peak_bytes: int, device: DeviceSpec, pooled: int = 0, software: str | None = None
+) -> tuple[int, int]:
     """What the allocator is likely to hold at that peak, where it has room.
 
-    `pooled` is what it keeps for other streams; a CPU has no caching allocator.
+    `pooled` is what it keeps for other streams; a CPU has no caching allocator. Runs of some
+    software reserve another share.
     """
     if device.is_cpu:
         return peak_bytes, peak_bytes
-    low, high = coefficient("reserved_over_pools")
+    own = find_software(software).reserved_over_pools
+    low, high = own or coefficient("reserved_over_pools")
     return int((peak_bytes + pooled) * low), int((peak_bytes + pooled) * high)
 
 
@@ -233,7 +241,8 @@ def verdict(peak_bytes: int, device: DeviceSpec, pooled: int = 0) -> Verdict:
     return "at risk" if peak_bytes <= most_tensor_bytes(device) else "does not fit"
 
 
-def _memory_profile(memory: Memory, device: DeviceSpec) -> MemoryProfile:
+def _memory_profile(memory: Memory, cluster: ClusterSpec) -> MemoryProfile:
+    device = cluster.device
     terms = {term: round(size) for term, size in memory.terms_at_peak().items()}
     # Rounding each term keeps the sum exact by definition: the peak is the sum of the terms.
     peak = sum(terms.values())
@@ -247,7 +256,7 @@ def _memory_profile(memory: Memory, device: DeviceSpec) -> MemoryProfile:
         usable_bytes=usable_bytes(device),
         needed_bytes=needed_bytes(peak, device, pooled),
         peak_allocated_bytes=peak,
-        peak_reserved_bytes=reserved_interval(peak, device, pooled),
+        peak_reserved_bytes=reserved_interval(peak, device, pooled, cluster.software),
         occupied_bytes=occupied_interval(peak, device, pooled),
         peak_phase=memory.peak_phase(),
         terms=terms,

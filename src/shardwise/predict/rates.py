@@ -1,26 +1,15 @@
-"""Rates and coefficients of a cluster: what its data sheet promises, and what was measured."""
+"""Rates and coefficients that prices are made of."""
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from shardwise.predict.configurations import Floats
-from shardwise.spec.catalogue import (
-    coefficient,
-    device_coefficients,
-    figure,
-    step_coefficients,
-)
-from shardwise.spec.cluster import ClusterSpec, DeviceSpec
-from shardwise.spec.dtype import DType
-
-# Devices that share the silicon a coefficient was fitted on.
-_FAMILIES = {"A100": "A100", "A800": "A100", "H100": "H100", "H200": "H100", "H800": "H100"}
-# Others are taken for relatives of the one or the other, by their dense half-precision peak.
-_NEWER_PEAK = 500e12
+from shardwise.spec.catalogue import figure
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.dtype import DType, LinearDType
 
 
 class Coefficients(NamedTuple):
@@ -52,14 +41,45 @@ class Coefficients(NamedTuple):
     # of the nodes with which that falls.
     tree_efficiency: float = 1.0
     tree_falloff: float = 0.0
-    # Bytes of element-wise operations that are left where blocks are compiled.
-    compiled_elementwise: float = 1.0
+    # Where blocks are compiled: how far that goes from single element-wise operations to all
+    # neighbours in one kernel, 0 to 1.
+    fused: float = 0.0
     # Of collectives inside blocks, which find all ranks ready: of the link inside a node, and of
     # each call. An efficiency of 0 stands for what other collectives have.
     exchange_efficiency: float = 0.0
     exchange_latency_s: float = 0.0
-    # Efficiency of attention on long sequences, relative to that on those of runs.
-    long_attention: float = 1.0
+    # Seconds of each matrix product beyond its FLOPs.
+    product_s: float = 0.0
+    # Attention's forward: keys a query sees at half of the efficiency. Its backward: efficiency
+    # and those keys relative to the forward. Heads of 64: efficiency relative to heads of 128.
+    attention_half_span: float = 0.0
+    attention_backward: float = 1.0
+    attention_backward_span: float = 1.0
+    narrow_heads: float = 1.0
+    # Of products of experts: tokens per expert that take as long again as the products of all, and
+    # seconds of sorting and combining per routed token and pass.
+    grouped_half_tokens: float = 0.0
+    routed_s: float = 0.0
+    # Bytes moved per logit beyond what its element-wise operations are counted to, in a step.
+    head_bytes: float = 0.0
+    # Of the host: per block and pass, and the launches left where blocks are compiled.
+    block_host_s: float = 0.0
+    compiled_launch: float = 1.0
+    # Seconds of the run's software per second of these forms.
+    level: float = 1.0
+    # Seconds of products in fewer bits per second of the same in 16, and the width of their output
+    # at which the cast of their inputs takes as long again.
+    fp8: float = 1.0
+    fp8_cast_width: float = 0.0
+    nvfp4: float = 1.0
+    nvfp4_cast_width: float = 0.0
+
+    def low_bits(self, dtype: LinearDType) -> tuple[float, float]:
+        """Seconds relative to products in 16 bits, and the cast width. Scales per block cost what
+        scales per tensor do."""
+        if dtype == "nvfp4":
+            return self.nvfp4, self.nvfp4_cast_width
+        return self.fp8, self.fp8_cast_width
 
     @property
     def without_latency(self) -> Coefficients:
@@ -104,52 +124,6 @@ class Hardware(NamedTuple):
         return np.broadcast(self.link_bandwidth, self.network_bandwidth).shape[:-1]
 
 
-def fitted_family(device: DeviceSpec) -> str | None:
-    """The family whose measured runs a device's coefficients come from, if there is one."""
-    return _FAMILIES.get(device.name.partition("-")[0].upper())
-
-
-def is_fitted(cluster: ClusterSpec) -> bool:
-    """Whether its step times follow from runs on such devices, or on itself."""
-    device = cluster.device
-    own = cluster.calibration is not None or device_coefficients(device.name) is not None
-    return own or fitted_family(device) is not None
-
-
-def coefficients_for(cluster: ClusterSpec) -> Coefficients | None:
-    """What was calibrated, else those of the device, its family or the nearest; None for a CPU."""
-    if cluster.calibration is not None:
-        return Coefficients(**cluster.calibration.coefficients())
-    device = cluster.device
-    if device.is_cpu:
-        return None
-    own = device_coefficients(device.name)
-    return family_coefficients(device) if own is None else Coefficients(**own)
-
-
-def family_coefficients(device: DeviceSpec) -> Coefficients:
-    """Those of the device's family or the nearest, fitted to published runs."""
-    peak = device.peak_flops("bf16") or device.peak_flops("fp16") or 0.0
-    nearest = "H100" if peak >= _NEWER_PEAK else "A100"
-    fitted = Coefficients(**step_coefficients(fitted_family(device) or nearest))
-    # Published runs used optimizers of many small kernels; the engine's are fused.
-    return fitted._replace(optimizer_factor=figure("fused_optimizer"))
-
-
-def error_interval(cluster: ClusterSpec, *, compiled: bool = False) -> tuple[float, float]:
-    """How far predicted tokens/s lie off the measured ones, in nine of ten runs.
-
-    The further from what was fitted, the wider: more nodes, another device, compiled blocks.
-    """
-    if cluster.calibration is not None:
-        return cluster.calibration.interval
-    ends = coefficient("step-interval" if is_fitted(cluster) else "step-interval-other")
-    wider = interval_growth(cluster.nodes, compiled=compiled)
-    # Math libraries differ in the last bit of a power; no end is known to so many digits.
-    low, high = (round((1.0 + end) ** wider - 1.0, 9) for end in ends)
-    return low, high
-
-
 def comparison_error() -> float:
     """How far the predicted ratio of two configurations lies off the measured one.
 
@@ -157,13 +131,6 @@ def comparison_error() -> float:
     software are the same for both. Smaller differences of speed are too close to call.
     """
     return figure("step-comparison")
-
-
-def interval_growth(nodes: int, *, compiled: bool = False) -> float:
-    """How many times as wide an interval is, on a logarithmic scale, as where runs were fitted."""
-    doublings = max(0.0, math.log2(max(1, nodes) / figure("interval_nodes")))
-    grown = 1.0 + figure("interval_per_doubling") * doublings
-    return grown * (figure("interval_compiled") if compiled else 1.0)
 
 
 def hardware_of(cluster: ClusterSpec, dtype: DType) -> Hardware | None:

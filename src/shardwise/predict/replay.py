@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from shardwise.predict.configurations import Configurations
+from shardwise.predict.kernels import coefficients_for
 from shardwise.predict.program.events import ROOT, Alloc, Event, Instant, Program, Repeat, Run, Wait
 from shardwise.predict.program.prices import Prices
 from shardwise.predict.program.sizes import Sizes
 from shardwise.predict.program.step import step_program
-from shardwise.predict.rates import coefficients_for, hardware_of
+from shardwise.predict.rates import hardware_of
 from shardwise.predict.time import Streams
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from shardwise.predict.configurations import Bools, Configurations, Floats, Ints
+from shardwise.predict.kernels import coefficients_for
 from shardwise.predict.program.events import (
     COMMUNICATION,
     INSIDE,
@@ -28,7 +29,7 @@ from shardwise.predict.program.events import (
 )
 from shardwise.predict.program.prices import Prices
 from shardwise.predict.program.step import Steps, emit_steps
-from shardwise.predict.rates import Coefficients, Hardware, coefficients_for, hardware_of
+from shardwise.predict.rates import Coefficients, Hardware, hardware_of
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.dtype import DType
 from shardwise.spec.optimizer import Optimizer
@@ -117,7 +118,10 @@ def schedule(program: Program, shape: tuple[int, ...], prices: Priced) -> Times:
         step_s=step,
         compute_s=spent("compute"),
         copy_s=spent("copy"),
-        exposed_communication_s=step - optimizer - spent("compute") - spent("copy"),
+        # Rounding makes no time that is less than none.
+        exposed_communication_s=np.maximum(
+            step - optimizer - spent("compute") - spent("copy"), 0.0
+        ),
         optimizer_s=optimizer,
         communication_s=spent("communication"),
         tensor_s=spent("tensor"),

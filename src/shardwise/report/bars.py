@@ -73,7 +73,8 @@ def step_bar(time: TimeProfile) -> list[Text]:
         "compute": time.compute_s,
         "exposed communication": time.exposed_communication_s,
         "copies": time.exposed_copy_s,
-        "optimizer": time.optimizer_s,
+        # With what the host does once per step, while devices wait.
+        "optimizer and host": time.optimizer_s,
     }
     parts = [
         Part(name, size, percent(size / time.step_s))

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from shardwise.calibrate.fit import Fit
-from shardwise.calibrate.runs import Observation
+from shardwise.observe.observation import Observation
 from shardwise.report.screen import plain_table, screen, show_error
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import show_seconds

@@ -8,6 +8,7 @@ from shardwise.report.screen import screen, terminal_table
 from shardwise.report.table import Cell, Column, Table
 from shardwise.spec import catalogue
 from shardwise.spec.quantity import show_count, show_gib
+from shardwise.spec.software import find_software
 from shardwise.units.decoder import decoder_units
 
 _MODEL_COLUMNS = (
@@ -31,6 +32,15 @@ _DEVICE_COLUMNS = (
     Column("link_bytes_per_s", "link, one way", lambda rate: f"{rate / 1e9:,.0f} GB/s"),
     Column("node_size", "per node"),
 )
+_SOFTWARE_COLUMNS = (
+    Column("name", "name", left=True),
+    Column("date", "date", left=True),
+    Column("ampere", "Ampere", left=True),
+    Column("hopper", "Hopper", left=True),
+    Column("blackwell", "Blackwell", left=True),
+    Column("head", "head and loss", left=True),
+    Column("level", "step time", lambda level: f"{level - 1:+z.0%}"),
+)
 _ENTRY_COLUMNS = (
     Column("field", "field", left=True),
     Column("value", "value", left=True, wrap=True),
@@ -39,8 +49,8 @@ _ENTRY_COLUMNS = (
 
 
 def entries(section: str, name: str | None = None) -> list[dict[str, Any]]:
-    """The entries of `models` or `devices` as plain data; one of them if `name` is given."""
-    return _models(name) if section == "models" else _devices(name)
+    """The entries of a section as plain data; one of them if `name` is given."""
+    return _ENTRIES[section](name)
 
 
 def _models(name: str | None) -> list[dict[str, Any]]:
@@ -57,12 +67,37 @@ def _devices(name: str | None) -> list[dict[str, Any]]:
     return [device.model_dump(mode="json", exclude_none=True) for device in chosen]
 
 
+def _software(name: str | None) -> list[dict[str, Any]]:
+    """Each software with how long its steps take compared with what kernels give, where known."""
+    fitted = catalogue.step_coefficients()
+    found = []
+    for one in [name] if name is not None else catalogue.software_names():
+        software = find_software(one)
+        level = fitted.get(f"{software.stack}.level")
+        found.append({**software.model_dump(mode="json"), "level": level})
+    return found
+
+
+_ENTRIES = {"models": _models, "devices": _devices, "software": _software}
+
+
 def section_table(section: str, found: list[dict[str, Any]]) -> Table:
     """One row per entry."""
     if section == "models":
         table = Table(_MODEL_COLUMNS)
         for entry in found:
             table.add(*(entry[column.key] for column in _MODEL_COLUMNS))
+        return table
+    if section == "software":
+        table = Table(_SOFTWARE_COLUMNS)
+        for entry in found:
+            level = entry["level"]
+            table.add(
+                *(entry[key] for key in ("name", "date")),
+                *(entry["attention"][kind] for kind in ("ampere", "hopper", "blackwell")),
+                entry["head"],
+                Cell(None, "not measured") if level is None else level,
+            )
         return table
     table = Table(_DEVICE_COLUMNS)
     for entry in found:

@@ -12,6 +12,7 @@ from rich.text import Text
 from shardwise.report.adapter import adapter_words
 from shardwise.report.bars import print_memory, print_step
 from shardwise.report.estimate_words import NO_WAY, not_compared, way_words, ways_title
+from shardwise.report.kernel_words import kernel_words
 from shardwise.report.memory_words import AT_RISK, shortfall_words, show_memory
 from shardwise.report.screen import option, paragraph, plain_table, screen
 from shardwise.report.strategy import arithmetic_words, compile_words, run_words
@@ -101,9 +102,9 @@ def _print_bars(out: Console, run: RunSpec, profile: StepProfile) -> None:
     """The time of a step, where it is known, and the memory of a device."""
     if profile.time is not None and profile.throughput is not None:
         print_step(out, _time(profile.time, profile.throughput), profile.time)
-        note = not_compared(run.cluster).strip()
-        if note:
-            paragraph(out, note)
+        for note in (kernel_words(run.cluster), not_compared(run.cluster).strip()):
+            if note:
+                paragraph(out, note)
     print_memory(out, profile.known_memory)
 
 

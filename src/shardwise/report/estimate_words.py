@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shardwise.predict.rates import is_fitted
+from shardwise.predict.intervals import Evidence, evidence
 from shardwise.report.memory_words import show_memory
 from shardwise.spec.cluster import ClusterSpec
 
@@ -16,13 +16,16 @@ NO_WAY = "No change of settings makes it fit. Use a shorter sequence, or devices
 
 
 def not_compared(cluster: ClusterSpec) -> str:
-    """A sentence for devices whose coefficients are those of a relative."""
-    if is_fitted(cluster):
-        return ""
-    return (
-        f"\nNo run on {cluster.device.name} was fitted: times assume the efficiency of a related "
-        "device. Published runs on such devices took up to 50% longer."
-    )
+    """A sentence for devices without fitted runs."""
+    found = evidence(cluster)
+    return "" if found == "runs" else "\n" + unfitted_words(cluster.device.name, found)
+
+
+def unfitted_words(device: str, found: Evidence) -> str:
+    """What times of a device follow from that no run was fitted on."""
+    if found == "kernels":
+        return f"Few runs on {device} were fitted, or none: times follow from its measured kernels."
+    return f"No run on {device} was fitted; on such devices runs took up to 50% longer."
 
 
 def ways_title(ways: Sequence[Change], of: str = "", in_stack: bool = False) -> str:

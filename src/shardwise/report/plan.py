@@ -31,6 +31,7 @@ from shardwise.report.adapter import adapter_words
 from shardwise.report.bars import print_memory, print_step
 from shardwise.report.brief import brief_words, three_reasons
 from shardwise.report.estimate import print_ways
+from shardwise.report.kernel_words import kernel_words, narrower_words
 from shardwise.report.memory_words import show_memory
 from shardwise.report.money import (
     cost_words,
@@ -102,7 +103,11 @@ def print_plan(plan: Plan, start: Start, in_time: Least | None = None) -> None:
     """
     out = screen()
     profile = plan.profile(plan.winner) if plan.winner else None
+    over = 0
     for room in _ROOMS:
+        if room.option and _ROOMS[0].rows - room.rows < over:
+            # A row less is at most a line less.
+            continue
         with out.capture() as captured:
             print_question(out, plan)
             if plan.winner is None or profile is None:
@@ -111,6 +116,7 @@ def print_plan(plan: Plan, start: Start, in_time: Least | None = None) -> None:
                 _print_answer(out, plan, plan.winner, profile, room)
                 _print_next(out, plan, start, in_time, room)
         answer = captured.get() if room.gaps else captured.get().replace("\n\n", "\n")
+        over = over or answer.count("\n") - LINES
         if answer.count("\n") <= LINES:
             break
     out.file.write(answer)
@@ -144,7 +150,8 @@ def _print_next(out: Console, plan: Plan, start: Start, in_time: Least | None, r
     if in_time is not None:
         paragraph(out, deadline_words(in_time, plan.problem, plan.budget))
     first, others = "Next: ", " " * len("Next: ")
-    for line in (*start_words(start), *(_option(plan) if room.option else ()), _EXPLAIN):
+    more = _more_options(plan) if room.option else ()
+    for line in (*start_words(start), *more, _EXPLAIN):
         out.print(f"{first}{line}", soft_wrap=True)
         first = others
 
@@ -156,6 +163,9 @@ def print_question(out: Console, plan: Plan) -> None:
         Text(problem.model.name, style="bold")
         + Text(f" on {problem.cluster}, sequence length {problem.job.seq_len:,}, predicted")
     )
+    kernels = kernel_words(problem.cluster)
+    if kernels:
+        paragraph(out, kernels)
     if problem.model.adapter is not None:
         units = plan.units.of(problem.base.but(blocks_per_unit=1))
         paragraph(out, adapter_words(problem.model, units.trained_numel, units.numel))
@@ -246,6 +256,12 @@ def _command_lines(command: str) -> list[str]:
     # Within quotes a line must not be broken.
     whole = [command] if "'" in command or '"' in command else lines
     return [f"  {line}{' ' + chr(92) if line is not whole[-1] else ''}" for line in whole]
+
+
+def _more_options(plan: Plan) -> Iterator[str]:
+    yield from _option(plan)
+    if plan.narrower is not None:
+        yield narrower_words(plan.narrower, plan.problem.cluster.level)
 
 
 def _option(plan: Plan) -> Iterator[str]:

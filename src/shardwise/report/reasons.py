@@ -50,6 +50,7 @@ from shardwise.planning.reasons import (
     UnquantizedExperts,
 )
 from shardwise.predict.rates import comparison_error
+from shardwise.report.estimate_words import unfitted_words
 from shardwise.report.memory_words import AT_RISK, shortfall_words, show_memory
 from shardwise.report.strategy import (
     KIND_NAMES,
@@ -201,6 +202,7 @@ _DECIDED_BY = {
     "headroom": f"it leaves less than {percent(WANTED_HEADROOM)} of usable memory free",
     "simplicity": "the recommended one is simpler",
     "fewer devices per sequence": "the recommended one has less tensor and context parallelism",
+    "smaller groups": "the recommended one communicates in smaller groups",
 }
 
 
@@ -532,15 +534,12 @@ def _only_replicated(reason: OnlyReplicated, blocks: int | None) -> str:
 
 
 def _unfitted_device(reason: UnfittedDevice, blocks: int | None) -> str:
-    return (
-        f"No run on {reason.device} was fitted: times assume the efficiency of a related device. "
-        "Published runs on such devices took up to 50% longer."
-    )
+    return unfitted_words(reason.device, reason.evidence)
 
 
 def _unfitted_experts(reason: UnfittedExperts, blocks: int | None) -> str:
     return (
-        f"No mixture of experts was fitted: times and memory assume that its {reason.experts} "
+        f"Few mixtures of experts were fitted: times and memory assume that its {reason.experts} "
         "experts get equally many tokens."
     )
 

@@ -71,8 +71,16 @@ def configuration_words(
         _blocks_per_unit(strategy),
         _gradient_sync(strategy),
         f"gradients reduced in {strategy.reduce_dtype}" if strategy.reduce_dtype != "fp32" else "",
+        _low_bits(strategy),
         "offload to host memory" if strategy.offload else "",
     )
+
+
+def _low_bits(strategy: Strategy) -> str:
+    if strategy.linear_dtype is None:
+        return ""
+    gathered = " and gathers" if strategy.low_bit_gather else ""
+    return f"products{gathered} in {strategy.linear_dtype}"
 
 
 def unusual_settings(strategy: Strategy) -> str:
@@ -96,6 +104,7 @@ def run_words(run: RunSpec) -> str:
         _accumulation(strategy),
         _recompute(strategy, blocks_of(run.model)),
         own if own == master else f"{own} over {master}",
+        _low_bits(strategy),
         job.optimizer,
         _loss(strategy),
         _inside(strategy),
@@ -128,6 +137,11 @@ def arithmetic_words(strategy: Strategy, optimizer: Optimizer) -> Iterator[str]:
         yield (
             f"Master weights in {master} change the arithmetic: updates are rounded to {master}, "
             "and small ones are lost."
+        )
+    if strategy.linear_dtype is not None:
+        yield (
+            f"Products of linear layers in {strategy.linear_dtype} change the arithmetic; planned "
+            f"from kernels and {round(figure('low_bit_runs'))} fitted runs, not trained here."
         )
     if optimizer in LOW_BIT:
         yield (

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 
 from shardwise.spec.calibration import Calibration
 from shardwise.spec.dtype import DType
+from shardwise.spec.level import Level
 from shardwise.spec.quantity import (
     ByteRate,
     Bytes,
@@ -28,6 +29,12 @@ def _has_a_unit(size: int) -> int:
     if size < 2**20:
         raise ValueError(f"{size} bytes is no memory of a device; write it like 80GiB")
     return size
+
+
+def _known_software(name: str) -> str:
+    from shardwise.spec.software import find_software
+
+    return find_software(name).name
 
 
 Memory = Annotated[Bytes, AfterValidator(_has_a_unit)]
@@ -85,8 +92,12 @@ class ClusterSpec(Record):
     network: Annotated[Rate, Field(gt=0)] | None = None
     pod_nodes: PositiveInt | None = None
     oversubscription: Annotated[float, Field(ge=1, le=1000)] = 1.0
+    # What its runs call, by a name of `shardwise catalog software`; unset, what Shardwise runs on.
+    software: Annotated[str, AfterValidator(_known_software)] | None = None
     # Written by `shardwise calibrate`; without it, the catalogue's coefficients hold.
     calibration: Calibration | None = None
+    # Written by `plan` and `estimate` with `--measured`: a few steps of a user's own stack.
+    level: Level | None = None
 
     @property
     def devices(self) -> int:

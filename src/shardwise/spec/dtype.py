@@ -6,6 +6,10 @@ from typing import Literal
 
 DType = Literal["fp64", "fp32", "bf16", "fp16"]
 
+# Of matrix products alone: 8 bits with a scale per tensor or per 32 values, 4 bits with a scale per
+# 16 values.
+LinearDType = Literal["fp8", "mxfp8", "nvfp4"]
+
 DTYPE_BYTES: dict[DType, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 # What torch and everything around it calls them.
 TORCH_NAMES: dict[DType, str] = {

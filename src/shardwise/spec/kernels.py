@@ -10,7 +10,7 @@ others published. Seconds follow from shapes and the peak or the rate of the dev
 - element-wise, cast and loss: call + bytes / (share * rate)
 - collective: the faster of a protocol for small messages and one for large ones
 
-Arguments may be numbers or arrays of numpy. Nothing predicts with these yet.
+Arguments may be numbers or arrays of numpy. `predict/kernels.py` prices steps with them.
 """
 
 from __future__ import annotations
@@ -335,6 +335,15 @@ def kernels_of(device: str) -> tuple[Kernel, ...]:
         hint = did_you_mean(device, _texts()) or "; see 'shardwise catalog kernels'"
         raise SpecError(f"no measured kernels of device {device[:60]!r}{hint}")
     return read_kernels(_texts()[name], _FILE.name)
+
+
+def find_kernel(device: str, family: Family, kernel: str, dtype: str) -> Kernel | None:
+    """One measured kernel, read without the others; None where it was not measured there."""
+    named = f'kernel = "{kernel}"\ndtype = "{dtype}"\n'
+    for entry in re.split(r"^(?=\[\[)", _texts().get(device, ""), flags=re.MULTILINE):
+        if named in entry and f".{family}]]" in entry:
+            return read_kernels(entry, _FILE.name)[0]
+    return None
 
 
 def all_kernels() -> tuple[Kernel, ...]:

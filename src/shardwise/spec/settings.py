@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, cast
 
 from shardwise.spec.adapter import Adapter
-from shardwise.spec.dtype import DType
+from shardwise.spec.dtype import DType, LinearDType
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import did_you_mean
 from shardwise.spec.strategy import ContextMethod, GradSync, Loss
@@ -20,7 +20,7 @@ from shardwise.spec.strategy import ContextMethod, GradSync, Loss
 P = ParamSpec("P")
 R = TypeVar("R")
 # Sets param_dtype and reduce_dtype at once.
-Precision = Literal["bf16", "fp16", "fp32"]
+Precision = Literal["bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4"]
 
 
 class JobSettings(TypedDict, total=False):
@@ -37,6 +37,8 @@ class FixedSettings(TypedDict, total=False):
     param_dtype: DType | None
     reduce_dtype: DType | None
     master_dtype: DType | None
+    linear_dtype: LinearDType | None
+    low_bit_gather: bool | None
     compile: bool | None
     loss: Loss | None
 
@@ -71,6 +73,8 @@ class PlanSettings(JobSettings, FixedSettings, total=False):
     """Keywords of `plan`: the job and the dtypes. Everything else is searched."""
 
     precision: Precision | None
+    # Whose kernels are called: a name of `shardwise catalog software`.
+    software: str | None
     # Such as "lora:16".
     adapter: str | Adapter | None
 
@@ -79,6 +83,7 @@ class RunSettings(JobSettings, StrategySettings, total=False):
     """Keywords of `estimate`: one complete configuration."""
 
     precision: Precision | None
+    software: str | None
     adapter: str | Adapter | None
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import fractions
 import math
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, StrictBool, field_validator, model_validator
 
-from shardwise.spec.dtype import DType
+from shardwise.spec.dtype import DType, LinearDType
 from shardwise.spec.mesh import AXES, Axis, Mesh
 from shardwise.spec.record import Record, SpecError, did_you_mean
 
@@ -74,6 +74,10 @@ class Strategy(Record):
     param_dtype: DType = "bf16"
     reduce_dtype: DType = "fp32"
     master_dtype: DType = "fp32"
+    # The linear layers of blocks, where their products run in fewer bits than `param_dtype`; and
+    # whether their weights are gathered as they are then needed, which only fp8 allows.
+    linear_dtype: LinearDType | None = None
+    low_bit_gather: StrictBool = False
     reshard_after_forward: StrictBool | PositiveInt | None = None
     reshard_after_backward: StrictBool | None = None
     grad_sync: GradSync | None = None
@@ -143,10 +147,18 @@ class Strategy(Record):
             )
         if self.within_node and self.shard is not None:
             problems.append("within_node sets shard from the cluster; leave shard out")
-        problems += self._problems_of_inner_axes()
+        problems += self._problems_of_inner_axes() + self._problems_of_low_bits()
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _problems_of_low_bits(self) -> list[str]:
+        problems = []
+        if self.linear_dtype is not None and self.param_dtype != "bf16":
+            problems.append(f"linear_dtype '{self.linear_dtype}' needs param_dtype 'bf16'")
+        if self.low_bit_gather and (self.linear_dtype != "fp8" or not self.sharded):
+            problems.append("low_bit_gather needs linear_dtype 'fp8' and zero1, zero2 or zero3")
+        return problems
 
     def _problems_of_inner_axes(self) -> list[str]:
         problems = []
@@ -366,11 +378,18 @@ PRECISIONS: dict[str, dict[str, object]] = {
     "bf16": {"param_dtype": "bf16", "reduce_dtype": "fp32"},
     "fp16": {"param_dtype": "fp16", "reduce_dtype": "fp32"},
     "fp32": {"param_dtype": "fp32", "reduce_dtype": "fp32"},
+    **{
+        name: {"param_dtype": "bf16", "reduce_dtype": "fp32", "linear_dtype": name}
+        for name in get_args(LinearDType)
+    },
 }
 
 
 def parse_precision(text: str) -> dict[str, object]:
-    """The dtypes behind `--precision`: it computes and gathers, fp32 reduces and is kept."""
+    """The dtypes behind `--precision`: it computes and gathers, fp32 reduces and is kept.
+
+    One of fewer than 16 bits is that of products of linear layers; the rest is bf16.
+    """
     if text not in PRECISIONS:
         raise SpecError(
             f"precision: {text[:60]!r} is not one of {', '.join(PRECISIONS)}"

@@ -324,11 +324,13 @@ def _experts(graph: Graph, model: ModelSpec, x: Value) -> Value:
     joined = graph.matmul(
         gathered, chosen * 2 * model.ffn, elements, 2.0 * chosen * 2 * model.ffn * model.hidden
     )
+    graph.ops[-1].routed, graph.experts = chosen, model.experts
     product = _gated(graph, model, joined, joined, copies=chosen)
     elements = graph.parameter("mlp.experts.down", model.experts, model.hidden, model.ffn)
     down = graph.matmul(
         product, chosen * model.hidden, elements, 2.0 * chosen * model.ffn * model.hidden
     )
+    graph.ops[-1].routed = chosen
     weighted = graph.pointwise(down, weights, saves=(down, weights))
     return graph.pointwise(weighted, output=graph.value(model.hidden))
 

@@ -20,6 +20,7 @@ from shardwise.units.unit import (
     Policy,
     Stage,
     frozen,
+    mean_width,
     prune,
 )
 
@@ -50,8 +51,11 @@ class Op:
     # Of the trained parameters it reads.
     parameter_elements: int = 0
     matmul_flops: float = 0.0
+    # Of a product of all experts: its rows per token.
+    routed: float = 0.0
     attention_flops: float = 0.0
     attention_span: int = 0
+    head_dim: int = 0
     alias: bool = False
     # Element-wise: a compiler can fuse it, and compute it again instead of saving its output.
     pointwise: bool = False
@@ -100,6 +104,7 @@ class Graph:
     parameters: list[Parameter] = field(default_factory=list)
     # Values that variables in the model's code keep alive until its forward returns.
     named: list[Value] = field(default_factory=list)
+    experts: int = 0
     # Collectives of gradients.
     reduced: list[Exchange] = field(default_factory=list)
 
@@ -253,6 +258,7 @@ class Graph:
                 saves=(*inputs, output, statistics),
                 attention_flops=4.0 * span * width,
                 attention_span=span,
+                head_dim=round(width / heads),
                 sent=sent,
                 returned=returned,
                 scratch=scratch,
@@ -300,10 +306,20 @@ class Graph:
             matmul_flops=sum(op.matmul_flops for op in self.ops),
             attention_flops=sum(op.attention_flops for op in self.ops),
             attention_span=max((op.attention_span for op in self.ops), default=0),
-            elementwise_bytes=sum(
-                op.output.bytes + sum(x.bytes for x in op.inputs) for op in self.ops if op.pointwise
-            ),
+            head_dim=min((op.head_dim for op in self.ops if op.head_dim), default=128),
+            elementwise_bytes=self._moved(),
+            fused_bytes=self._moved_fused() if compiled else 0.0,
             kernels=len(self.ops),
+            products=sum(op.matmul_flops > 0 for op in self.ops),
+            product_width=mean_width(
+                (op.matmul_flops, op.output.width / (op.routed or 1.0)) for op in self.ops
+            ),
+            grouped_flops=sum(op.matmul_flops for op in self.ops if op.routed),
+            routed=max((op.routed for op in self.ops), default=0.0),
+            experts=self.experts,
+            logits=sum(
+                op.output.width for op in self.ops if op.matmul_flops > 0 and op.output.logits
+            ),
             compiled=compiled,
             gradient_flops=sum(op.gradient_flops for op in self.ops),
             kept={policy: self._kept(policy, saves) for policy in POLICIES},
@@ -312,6 +328,48 @@ class Graph:
             backward=prune(moments),
             exchanges=self._exchanges(),
         )
+
+    def _moved(self) -> float:
+        """Bytes that element-wise operations of a forward read and write, one by one."""
+        pointwise = [op for op in self.ops if op.pointwise]
+        return sum(op.output.bytes + sum(x.bytes for x in op.inputs) for op in pointwise)
+
+    def _moved_fused(self) -> float:
+        """The same where a compiler runs neighbours in one kernel: what comes in and goes out.
+
+        A product between them ends the kernel.
+        """
+        group: dict[Op, int] = {}
+        # An operation in place makes a value again: the last one before counts.
+        made_by: dict[Value, Op] = {}
+        # Products and attention that have to be done before an operation.
+        behind: dict[Op, int] = {}
+        members: list[list[Op]] = []
+        for op in self.ops:
+            before = [made_by[x] for x in op.inputs if x in made_by]
+            behind[op] = max((behind[one] + (not one.pointwise) for one in before), default=0)
+            made_by[op.output] = op
+            if not op.pointwise:
+                continue
+            near = [one for one in before if one in group and behind[one] == behind[op]]
+            joined = sorted({group[one] for one in near})
+            number = joined[0] if joined else len(members)
+            if not joined:
+                members.append([])
+            for other in joined[1:]:
+                members[number] += members[other]
+                members[other] = []
+            members[number].append(op)
+            group.update(dict.fromkeys(members[number], number))
+        return sum(self._passed(set(ops)) for ops in members)
+
+    def _passed(self, ops: set[Op]) -> float:
+        """Bytes of the values that a kernel of these operations reads and writes."""
+        made = {op.output for op in ops}
+        read = {x for op in ops for x in op.inputs} - made
+        outside = [op for op in self.ops if op not in ops]
+        needed = {x for op in outside for x in op.inputs} | {self.ops[-1].output}
+        return sum(value.bytes for value in read | (made & needed))
 
     def _exchanges(self) -> Exchanges:
         stop = self._recompute_stop()
@@ -369,8 +427,11 @@ class Graph:
         )
 
     def _saved_by_selective(self) -> list[Op]:
-        """Operations whose outputs selective recompute saves: attention and every other matmul."""
-        matmuls = [op for op in self.ops if op.matmul_flops > 0]
+        """Operations whose outputs selective recompute saves: attention and every other matmul.
+
+        Products of all experts in one kernel are none of the operations that torch then saves.
+        """
+        matmuls = [op for op in self.ops if op.matmul_flops > 0 and not op.routed]
         return [op for op in self.ops if op.attention_flops > 0] + matmuls[::2]
 
     def _recompute_stop(self) -> int:

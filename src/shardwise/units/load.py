@@ -12,10 +12,19 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.units.decoder import decoder_units
 from shardwise.units.division import Division
+from shardwise.units.low_bits import in_low_bits
 from shardwise.units.unit import ModelUnits
 
 
 def load_units(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
+    """The units of a model as a strategy computes them."""
+    units = _loaded(model, seq_len, strategy)
+    if strategy.linear_dtype is None:
+        return units
+    return in_low_bits(units, strategy.linear_dtype, gathered=strategy.low_bit_gather)
+
+
+def _loaded(model: Model, seq_len: int, strategy: Strategy) -> ModelUnits:
     """Units by formulas for a ModelSpec, else by tracing the module.
 
     Formulas do not know the names of all parameters: a subset of them that is trained in full is

@@ -35,6 +35,7 @@ from shardwise.units.unit import (
     Moment,
     Policy,
     Stage,
+    mean_width,
     prune,
 )
 
@@ -57,6 +58,15 @@ class _Record:
 
     matmul_flops: float = 0.0
     attention_flops: float = 0.0
+    # FLOPs and width of the output of each product.
+    widths: list[tuple[float, float]] = field(default_factory=list)
+    # Keys that a query sees, and the width of a head.
+    attention_span: int = 0
+    head_dim: int = 0
+    # Of products that run all experts in one kernel: FLOPs, rows of the largest, and its experts.
+    grouped_flops: float = 0.0
+    grouped_rows: int = 0
+    experts: int = 0
     # Of the backward's matmuls: frozen weights need no gradient, nor do inputs below all others.
     gradient_flops: float = 0.0
     kernels: int = 0
@@ -275,10 +285,18 @@ class Recorder(TorchDispatchMode):
         record.kernels += attention or flops > 0
         if attention:
             record.attention_flops += flops
+            query, key = operands[0][:2]
+            record.attention_span = max(record.attention_span, key.shape[-2])
+            record.head_dim = query.shape[-1]
             self._choose(record, tensors)
         elif flops:
             record.matmuls += 1
             record.matmul_flops += flops
+            record.widths.append((flops, float(tensors[0].shape[-1])))
+            if func.overloadpacket is GROUPED_MATMUL:
+                record.grouped_flops += flops
+                record.grouped_rows = max(record.grouped_rows, tensors[0].shape[0])
+                record.experts = operands[0][1].shape[0]
             # Selective recompute saves the output of the first of every two matmuls.
             if record.matmuls % 2:
                 self._choose(record, tensors)
@@ -418,8 +436,17 @@ class Recorder(TorchDispatchMode):
         return Stage(
             matmul_flops=record.matmul_flops / tokens,
             attention_flops=record.attention_flops / tokens,
+            attention_span=record.attention_span,
+            head_dim=record.head_dim or 128,
             elementwise_bytes=moved / tokens,
+            fused_bytes=moved / tokens,
             kernels=record.kernels + kernels,
+            products=record.matmuls,
+            product_width=mean_width(record.widths),
+            grouped_flops=record.grouped_flops / tokens,
+            routed=record.grouped_rows / tokens,
+            experts=record.experts,
+            logits=self._logit_shape[1] / tokens if unit == ROOT and record.matmuls else 0.0,
             gradient_flops=record.gradient_flops / tokens,
             kept=_kept(record, tokens),
             forward=front(record.forward),

@@ -8,14 +8,14 @@ instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Literal, NamedTuple
 
 from shardwise.spec.adapter import Adapter
-from shardwise.spec.dtype import DTYPE_BYTES
+from shardwise.spec.dtype import DTYPE_BYTES, LinearDType
 from shardwise.units.division import NO_EXCHANGES, WHOLE, Division, Exchanges, together
 
 # Elements of a block of torchao's NF4 times the scales in a block: a rank holds full ones.
@@ -48,6 +48,8 @@ class Parameter(NamedTuple):
     quantised: float | None = None
     # Gathered in the dtype it is stored in, as FSDP2 does without a dtype in its policy.
     uncast: bool = False
+    # Gathered with one byte per element, in the dtype its products run in.
+    in_low_bits: bool = False
 
     @property
     def numel(self) -> int:
@@ -134,10 +136,26 @@ class Stage:
     attention_flops: float = 0.0
     # Keys that a query sees, at most.
     attention_span: int = 0
+    head_dim: int = 128
+    # That element-wise operations read and write, one by one, and where neighbours are one kernel.
     elementwise_bytes: float = 0.0
+    fused_bytes: float = 0.0
     kernels: int = 0
+    # Matrix products of a forward, and the mean width of their outputs, weighed by FLOPs so that
+    # what is done per column of them adds up.
+    products: int = 0
+    product_width: float = 1.0
+    # Of the matmuls' FLOPs, those of grouped products, which run all experts in one kernel; the
+    # rows of one such product per token, and its experts.
+    grouped_flops: float = 0.0
+    routed: float = 0.0
+    experts: int = 0
+    # Of the output: one of each word of the vocabulary, on this device.
+    logits: float = 0.0
     # By torch.compile, which fuses element-wise operations.
     compiled: bool = False
+    # What products run in, where that is fewer bits than the compute dtype has.
+    linear_dtype: LinearDType | None = None
     # Of the backward's matmuls; unset, those of inputs and of weights: twice the forward's.
     gradient_flops: float | None = None
     kept: Mapping[Policy, Kept] = field(
@@ -244,6 +262,14 @@ class Unit:
 
     def uncast_bytes(self, shard: int) -> float:
         return sum(parameter.stored_bytes(shard) for parameter in self.uncast)
+
+    @cached_property
+    def gathered_in_low_bits(self) -> tuple[Parameter, ...]:
+        return tuple(p for p in self.parameters if p.in_low_bits)
+
+    def low_bit_numel(self, shard: int) -> int:
+        """Elements that are gathered with one byte each."""
+        return sum(parameter.padded_numel(shard) for parameter in self.gathered_in_low_bits)
 
     def master_numel(self, shard: int) -> int:
         """Elements kept in the master dtype."""
@@ -407,8 +433,16 @@ def _joined(members: tuple[Unit, ...]) -> Unit:
         matmul_flops=sum(s.matmul_flops for s in stages),
         attention_flops=sum(s.attention_flops for s in stages),
         attention_span=max(s.attention_span for s in stages),
+        head_dim=min(s.head_dim for s in stages),
         elementwise_bytes=sum(s.elementwise_bytes for s in stages),
+        fused_bytes=sum(s.fused_bytes for s in stages),
         kernels=sum(s.kernels for s in stages),
+        products=sum(s.products for s in stages),
+        product_width=mean_width([(s.matmul_flops, s.product_width) for s in stages]),
+        grouped_flops=sum(s.grouped_flops for s in stages),
+        routed=sum(s.routed for s in stages),
+        experts=max(s.experts for s in stages),
+        logits=sum(s.logits for s in stages),
         gradient_flops=sum(s.backward_matmul_flops for s in stages),
         kept={policy: _sum_kept([s.kept[policy] for s in stages]) for policy in POLICIES},
         exchanges=Exchanges(
@@ -439,6 +473,13 @@ def _sum_kept(kept: list[Kept]) -> Kept:
         recomputed_attention_flops=sum(k.recomputed_attention_flops for k in kept),
         unread_bytes=sum(k.unread_bytes for k in kept),
     )
+
+
+def mean_width(products: Iterable[tuple[float, float]]) -> float:
+    """The harmonic mean of the widths of products, each with its FLOPs."""
+    known = [(flops, width) for flops, width in products if flops > 0]
+    per_column = sum(flops / width for flops, width in known)
+    return sum(flops for flops, _ in known) / per_column if known else 1.0
 
 
 def prune(moments: list[Moment]) -> tuple[Moment, ...]:

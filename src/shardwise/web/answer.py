@@ -156,6 +156,7 @@ def _settings(question: Question) -> dict[str, Any]:
         "global_batch": question.global_batch,
         "optimizer": _lowered(question.optimizer),
         "precision": _lowered(question.precision),
+        "software": _lowered(question.software),
         "loss": _lowered(question.loss),
         "compile": question.compile,
         "lookup": PASTED,

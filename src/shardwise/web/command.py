@@ -8,7 +8,16 @@ from shardwise.web.question import Question
 
 # In the order of the command's help.
 _OPTIONS = (
-    *("model", "cluster", "seq_len", "global_batch", "optimizer", "adapter", "precision"),
+    *(
+        "model",
+        "cluster",
+        "seq_len",
+        "global_batch",
+        "optimizer",
+        "adapter",
+        "precision",
+        "software",
+    ),
     *("objective", "tokens", "price", "deadline", "loss", "for_stack"),
 )
 _USUAL = {"objective": "throughput"}

@@ -45,6 +45,7 @@ class Question(Record):
     global_batch: Number | Word | None = None
     optimizer: Word | None = None
     precision: Word | None = None
+    software: Word | None = None
     loss: Word | None = None
     compile: bool | None = None
     # A plan: what to look for, and within which limits.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class Prices:
             key = (cost.piece, *map(id, cost.of))
             if key not in self._made:
                 self._made[key] = getattr(self, cost.piece)(*cost.of)
-            found = self._by_cost[id(cost)] = self._made[key]
+            found = self._by_cost[id(cost)] = self._made[key] * self.k.level
         return found
 
     def nothing(self) -> Floats:
@@ -168,9 +169,11 @@ class Prices:
     def _inside(self) -> Coefficients:
         """Coefficients of collectives inside blocks."""
         k = self.k
-        if k.exchange_efficiency == 0.0:
-            return k
-        return k._replace(link_efficiency=k.exchange_efficiency, hop_latency_s=0.0)
+        # Of one run each, where many were fitted together; as in any ring, where not fitted.
+        fitted = np.greater(k.exchange_efficiency, 0.0)
+        link: Any = np.where(fitted, k.exchange_efficiency, k.link_efficiency)
+        hop: Any = np.where(fitted, 0.0, k.hop_latency_s)
+        return k._replace(link_efficiency=link, hop_latency_s=hop)
 
     def buckets(self, sizes: tuple[int, ...]) -> Floats:
         """The all-reduces of some of DDP's buckets, one after the other."""

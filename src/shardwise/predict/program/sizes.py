@@ -51,6 +51,8 @@ class Sizes:
         if unit.uncast:
             elements, stored = self._of(unit, "uncast_numel"), self._of(unit, "uncast_bytes")
             gathered = gathered - elements * self.c.param_bytes + stored
+        if unit.gathered_in_low_bits:
+            gathered = gathered - self._of(unit, "low_bit_numel") * (self.c.param_bytes - 1)
         if not unit.quantised:
             return gathered
         elements, stored = self.packed(unit)

@@ -115,9 +115,25 @@ def find_device(name: str) -> DeviceSpec:
     return _DEVICES[folded[name.lower()]]
 
 
-def step_coefficients(family: str) -> dict[str, float]:
-    """Fitted coefficients of the step time of a family of devices, by name."""
-    return _values(_entry("coefficients.toml", f"step-{family}"))
+def software_names() -> list[str]:
+    return list(_sections("software.toml"))
+
+
+def software_entry(name: str) -> dict[str, Any]:
+    """What the catalogue says of a software."""
+    return _entry("software.toml", name)
+
+
+@cache
+def step_coefficients() -> dict[str, float]:
+    """What was fitted to runs, by name; what is of one stack as "stack.name"."""
+    found = _values(_entry("coefficients.toml", "step"))
+    for section in _sections("coefficients.toml"):
+        stack = section.removeprefix("stack-")
+        if stack != section:
+            own = _values(_entry("coefficients.toml", section))
+            found |= {f"{stack}.{name}": value for name, value in own.items()}
+    return found
 
 
 def _values(entry: Mapping[str, Any]) -> dict[str, float]:

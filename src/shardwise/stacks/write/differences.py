@@ -43,6 +43,12 @@ RING = Rule(
 PLAIN_LOSS = Rule(("loss", "loss_chunks"), "all logits of a micro-batch are in memory at once")
 
 
+# Of stacks whose file does not choose the dtype of products.
+LOW_BITS = Rule(
+    ("linear_dtype", "low_bit_gather"), "products run in the compute dtype unless you convert them"
+)
+
+
 class Comparison(NamedTuple):
     """A strategy as the stack runs it, and what to tell about the difference."""
 
@@ -97,6 +103,7 @@ def _told(differing: dict[str, object], there: Strategy, rules: Iterable[Rule]) 
         *rules,
         TENSOR_INSIDE,
         PLAIN_LOSS,
+        LOW_BITS,
         *(Rule((name,), f"the stack uses {{{name}}}") for name in differing),
     ):
         fields = [name for name in rule.fields if name in left]

@@ -1,4 +1,4 @@
-"""Read the measured step of a run folder, for calibration."""
+"""The measured step of a run folder, beside what is predicted for it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,73 @@
+"""The level of a stack, from one to a few measured steps of a described run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardwise.observe.observation import Observation, read_observation, units_of
+from shardwise.predict.intervals import regime_of
+from shardwise.predict.kernels import coefficients_for
+from shardwise.spec.level import Level
+from shardwise.spec.record import SpecError
+from shardwise.spec.run import RunSpec
+
+_SECONDS = re.compile(r"([0-9]*\.?[0-9]+)\s*(ms|s)?")
+
+
+def with_measured(run: RunSpec, measured: Sequence[str | float | Path]) -> RunSpec:
+    """The run on a cluster that knows how long these steps took.
+
+    Each is the seconds of a step of `run` itself, or the folder of another run that was measured.
+    """
+    observations = [_observation(run, one) for one in measured]
+    ratios = [math.log(one.step_s / _predicted_s(run, one)) for one in observations]
+    regimes = {regime_of(one.units) for one in observations}
+    if len(regimes) > 1:
+        raise SpecError(f"measured: runs of one kind, not {' and '.join(sorted(regimes))}")
+    level = Level(
+        factor=round(math.exp(sum(ratios) / len(ratios)), 6),
+        steps=len(ratios),
+        regime=regimes.pop(),
+    )
+    return run._replace(cluster=run.cluster.but(level=level))
+
+
+def _observation(run: RunSpec, measured: str | float | Path) -> Observation:
+    if isinstance(measured, int | float):
+        return _own(run, float(measured))
+    found = _SECONDS.fullmatch(str(measured).strip().lower())
+    if found:
+        return _own(run, float(found[1]) * (1e-3 if found[2] == "ms" else 1.0))
+    folder = Path(measured)
+    if not (folder / "run.toml").is_file():
+        raise SpecError(
+            f"measured: cannot read {str(measured)[:60]!r}; write the seconds of a step, such as "
+            "3.2s, or the folder of a run"
+        )
+    return read_observation(folder)
+
+
+def _own(run: RunSpec, step_s: float) -> Observation:
+    if not 1e-6 < step_s < 1e6:
+        raise SpecError(f"measured: a step of {step_s:g} s is none; write it like 3.2s")
+    resolved = run.resolved()
+    return Observation(resolved, units_of(resolved), step_s, None, None)
+
+
+def _predicted_s(run: RunSpec, one: Observation) -> float:
+    """What is predicted for it without any measured step."""
+    cluster = one.run.cluster.but(level=None, software=run.cluster.software)
+    if cluster.device.name != run.cluster.device.name:
+        raise SpecError(
+            f"measured: a run on {cluster.device.name} says nothing of {run.cluster.device.name}"
+        )
+    k = coefficients_for(cluster)
+    if k is None:
+        raise SpecError(
+            "measured: step times of these CPUs are not known; measure them with 'shardwise "
+            "calibrate'"
+        )
+    return one.predict(k, cluster).step_s

@@ -1,0 +1,42 @@
+"""Which kernels a prediction takes for granted, in one sentence."""
+
+from __future__ import annotations
+
+from shardwise.predict.kernels import measured_attention, measured_products
+from shardwise.predict.level import correction
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.level import Level
+from shardwise.spec.software import find_software
+
+
+def kernel_words(cluster: ClusterSpec) -> str:
+    """Empty where times were measured on the cluster itself, or are not known."""
+    if cluster.calibration is not None or cluster.device.is_cpu:
+        return ""
+    software = find_software(cluster.software)
+    attention = measured_attention(cluster.device, software)
+    kernel, products = attention.kernel, measured_products(cluster.device).kernel
+    away = sorted({one.device for one in (kernel, products)} - {cluster.device.name})
+    on = f", as measured on {' and '.join(away)}" if away else ""
+    name = kernel.kernel.removesuffix(" prefill")
+    corrected = _corrected_words(cluster)
+    return f"Kernels assumed: {software.title} ({software.date}), {name} attention{on}.{corrected}"
+
+
+def _corrected_words(cluster: ClusterSpec) -> str:
+    """What measured steps changed; empty without any."""
+    if cluster.level is None:
+        return ""
+    steps, times = cluster.level.steps, cluster.level.factor
+    counted = "one measured step" if steps == 1 else f"{steps} measured steps"
+    return (
+        f" Times are corrected by {counted}, which took {times:.2f} times as long as predicted "
+        f"(× {correction(cluster.level):.2f})."
+    )
+
+
+def narrower_words(interval: tuple[float, float], level: Level | None) -> str:
+    """What would narrow the interval of tokens/s most, and to what."""
+    low, high = interval
+    one = "one more" if level else "a"
+    return f"plan run.toml --measured 3.2s: {one} measured step makes it {low:+.0%} to {high:+.0%}"

@@ -1,0 +1,32 @@
+"""Linear layers whose products run in fewer bits than the rest of a model.
+
+Their inputs are cast before each product and kept for the backward as they were; master weights,
+gradients, the head and attention stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwise.spec.dtype import LinearDType
+from shardwise.units.unit import ModelUnits, Parameter, Unit
+
+
+def in_low_bits(units: ModelUnits, dtype: LinearDType, *, gathered: bool) -> ModelUnits:
+    """The same model with the linear layers of its blocks in `dtype`."""
+    made = {block: _block(block, dtype, gathered) for block in dict.fromkeys(units.blocks)}
+    return replace(units, blocks=tuple(made[block] for block in units.blocks))
+
+
+def _block(block: Unit, dtype: LinearDType, gathered: bool) -> Unit:
+    return replace(
+        block,
+        stage=replace(block.stage, linear_dtype=dtype),
+        parameters=tuple(_parameter(one, gathered) for one in block.parameters),
+        members=tuple(_block(member, dtype, gathered) for member in block.members),
+    )
+
+
+def _parameter(parameter: Parameter, gathered: bool) -> Parameter:
+    """Weights of linear layers are matrices; those of stacked experts have three dimensions."""
+    return parameter._replace(in_low_bits=gathered and len(parameter.shape) == 2)
