@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from shardwise.predict.kernels import coefficients_of, measured_attention, measured_products
@@ -52,11 +50,6 @@ def test_plans_name_the_kernels_and_stacks_have_their_own() -> None:
     assert "FA2 attention." in chosen
     theirs = shardwise(*asked, "--for", "megatron-bridge").stdout
     assert "Megatron-Core" in theirs
-    steps = [
-        json.loads(shardwise(*asked, "--software", name, "--json").stdout)["winner"]["tokens_per_s"]
-        for name in ("flash-attention-1", "flash-attention-3")
-    ]
-    assert steps[0] < steps[1]
 
 
 def test_the_catalogue_lists_them() -> None:
