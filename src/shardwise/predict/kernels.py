@@ -44,6 +44,9 @@ _MEASURED: Mapping[Architecture, tuple[str, ...]] = {
     "blackwell-pcie": ("RTX-PRO-6000-Server",),
     "cdna": ("MI300X", "MI355X"),
 }
+# GeForce cards: tensor cores that accumulate in fp32 run at half their rate, so power limits them
+# less than the cards for servers of their generation.
+_HALF_RATE = ("RTX-3090", "RTX-4090", "RTX-5090")
 # Devices of another name with the same chip.
 _SAME = {"A100-40GB": "A100-80GB", "A800-80GB": "A100-80GB", "H100-96GB-500W": "H100-SXM"}
 # Generations whose tensor cores have no 8 bits, and those that scale blocks of 32 values.
@@ -77,11 +80,13 @@ class _Place(NamedTuple):
     name: str
     kind: Architecture
     nvlink: bool
+    half_rate: bool = False
 
     @classmethod
     def of(cls, device: DeviceSpec) -> _Place:
         name = _SAME.get(device.name, device.name)
-        return cls(name, architecture(device), "NVLink" in device.link)
+        nvlink, half_rate = "NVLink" in device.link, name in _HALF_RATE
+        return cls(name, architecture(device), nvlink, half_rate)
 
 
 def coefficients_for(cluster: ClusterSpec) -> Coefficients | None:
@@ -149,7 +154,8 @@ def _measured_products(place: _Place) -> Origin:
 
 def _nearest(place: _Place, family: Family, *names: str, dtype: str = "bf16") -> Origin | None:
     """The first of these kernels on the device itself, else on its nearest relative with one."""
-    for candidate in dict.fromkeys((place.name, *_MEASURED[place.kind])):
+    near = (*(_MEASURED["ampere"] if place.half_rate else ()), *_MEASURED[place.kind])
+    for candidate in dict.fromkeys((place.name, *near)):
         for name in names:
             found = find_kernel(candidate, family, name, dtype)
             if found is not None:

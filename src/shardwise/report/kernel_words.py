@@ -17,7 +17,7 @@ def kernel_words(cluster: ClusterSpec) -> str:
     attention = measured_attention(cluster.device, software)
     kernel, products = attention.kernel, measured_products(cluster.device).kernel
     away = sorted({one.device for one in (kernel, products)} - {cluster.device.name})
-    on = f", as measured on {' and '.join(away)}" if away else ""
+    on = f", measured on {' and '.join(away)}" if away else ""
     name = kernel.kernel.removesuffix(" prefill")
     corrected = _corrected_words(cluster)
     return f"Kernels assumed: {software.title} ({software.date}), {name} attention{on}.{corrected}"

@@ -142,6 +142,7 @@ def arithmetic_words(strategy: Strategy, optimizer: Optimizer) -> Iterator[str]:
         yield (
             f"Products of linear layers in {strategy.linear_dtype} change the arithmetic; planned "
             f"from kernels and {round(figure('low_bit_runs'))} fitted runs, not trained here."
+            + ("" if strategy.compile else " Those runs compiled or fused casts; eager gains less.")
         )
     if optimizer in LOW_BIT:
         yield (
