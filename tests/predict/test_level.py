@@ -97,7 +97,12 @@ def test_a_step_of_nothing_is_one_sentence(words: tuple[str, ...], message: str)
 def test_a_step_that_is_none_and_a_foreign_device_are_told(tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     command("plan", *ASKED, "-o", str(run))
-    for measured, message in (("fast", "cannot read 'fast'"), ("0s", "write it like 3.2s")):
+    for measured, message in (
+        ("fast", "cannot read 'fast'"),
+        ("0s", "write it like 3.2s"),
+        ("100000s", "check its unit"),
+        ("0.1ms", "check its unit"),
+    ):
         done = command("estimate", str(run), "--measured", measured)
         assert done.returncode == 2
         assert message in done.stderr
@@ -107,3 +112,7 @@ def test_a_step_that_is_none_and_a_foreign_device_are_told(tmp_path: Path) -> No
     (folder / "measurement.json").write_text(json.dumps({"time": {"step_s": 2.0}}))
     with pytest.raises(SpecError, match="says nothing of H100-SXM"):
         shardwise.estimate(run=run, measured=folder)
+    for step_s in (0.0, -1.0):
+        (folder / "measurement.json").write_text(json.dumps({"time": {"step_s": step_s}}))
+        with pytest.raises(SpecError, match="has no step time"):
+            shardwise.estimate(run=run, measured=folder)

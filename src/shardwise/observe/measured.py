@@ -27,11 +27,13 @@ def with_measured(run: RunSpec, measured: Sequence[str | float | Path]) -> RunSp
     regimes = {regime_of(one.units) for one in observations}
     if len(regimes) > 1:
         raise SpecError(f"measured: runs of one kind, not {' and '.join(sorted(regimes))}")
-    level = Level(
-        factor=round(math.exp(sum(ratios) / len(ratios)), 6),
-        steps=len(ratios),
-        regime=regimes.pop(),
-    )
+    factor = round(math.exp(sum(ratios) / len(ratios)), 6)
+    if not 0.01 < factor < 100:
+        raise SpecError(
+            f"measured: {factor:.3g} times the predicted step; check its unit, and that it is of "
+            "this run"
+        )
+    level = Level(factor=factor, steps=len(ratios), regime=regimes.pop())
     return run._replace(cluster=run.cluster.but(level=level))
 
 

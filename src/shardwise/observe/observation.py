@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +60,8 @@ def read_observation(folder: Path) -> Observation:
     path = folder / "measurement.json"
     try:
         step_s = float(read_json(path, "calibrate")["time"]["step_s"])
+        if not 0.0 < step_s < math.inf:
+            raise ValueError("no step takes so long")
     except (SpecError, ValueError, KeyError, TypeError):
         raise SpecError(
             f"calibrate: {path} has no step time; train at least 8 steps with train.measure = true"
