@@ -24,7 +24,7 @@ import shardwise
 from benchmarks.validation import FOLDER
 from shardwise.spec.adapter import Adapter, parse_adapter
 from shardwise.spec.record import SpecError
-from shardwise.step import StepProfile
+from shardwise.step.profile import StepProfile
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "accuracy-tables.md"

@@ -19,7 +19,7 @@ from shardwise.predict.estimate import needed_bytes, reserved_interval, verdict
 from shardwise.predict.memory import Memory, predict_memory
 from shardwise.spec.catalogue import find_device
 from shardwise.spec.cluster import DeviceSpec
-from shardwise.step import Verdict
+from shardwise.step.profile import Verdict
 from shardwise.units.decoder import decoder_units
 from shardwise.units.unit import ModelUnits, Moment, Unit
 

@@ -28,7 +28,7 @@ import msgspec
 from shardwise.observe.file.events import Event
 from shardwise.observe.file.trace import read_trace
 from shardwise.observe.rank.classify import device_timeline
-from shardwise.timeline.breakdown import breakdown
+from shardwise.step.breakdown import breakdown
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 TRACE = TRACES / "hta" / "df_index_resolver_rank1of2_v100.json.gz"
@@ -95,7 +95,7 @@ def large_rss_mb() -> float:
             "from pathlib import Path\n"
             "from shardwise.observe.rank.classify import device_timeline\n"
             "from shardwise.observe.file.trace import read_trace\n"
-            "from shardwise.timeline.breakdown import breakdown\n"
+            "from shardwise.step.breakdown import breakdown\n"
             "breakdown(device_timeline(read_trace(Path(sys.argv[1]))))\n"
             # Not getrusage: it includes the parent process.
             "status = Path('/proc/self/status').read_text()\n"

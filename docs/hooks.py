@@ -95,7 +95,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     """JSON schemas by their path on the site, which does not change."""
     return {
         "reference/run.schema.json": run_schema(),
-        "reference/step-profile.schema.json": profile_schema("shardwise.step.StepProfile"),
+        "reference/step-profile.schema.json": profile_schema("shardwise.step.profile.StepProfile"),
         "reference/contribution.schema.json": contribution_schema(),
         "reference/plan.schema.json": plan_schema(),
         "reference/whatif.schema.json": whatif_schema(),

@@ -36,7 +36,7 @@ FILES = {
         "tests/planning/",
         "tests/predict/",
         "tests/test_scale.py",
-        "tests/timeline/",
+        "tests/step/",
         "tests/train/",
         "tests/units/",
     ),

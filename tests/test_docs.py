@@ -433,9 +433,9 @@ def test_every_field_has_a_meaning_and_every_meaning_a_field() -> None:
     from make.fields import MEANINGS, meaning
     from make.schema import RECORDS
 
-    from shardwise import step
+    from shardwise.step import profile
 
-    profiles = [one for one in vars(step).values() if hasattr(one, "_fields")]
+    profiles = [one for one in vars(profile).values() if hasattr(one, "_fields")]
     known = {one.__name__: one for one in (*RECORDS, *profiles, *answers.RECORDS)}
     for name, record in known.items():
         fields = getattr(record, "model_fields", None) or record._fields
@@ -492,7 +492,7 @@ def test_a_profile_is_as_its_schema_says() -> None:
 
     import shardwise
 
-    schema = profile_schema("shardwise.step.StepProfile")
+    schema = profile_schema("shardwise.step.profile.StepProfile")
     for strategy in ("ddp", "zero3", "hsdp"):
         profile = shardwise.estimate("llama-3-8b", "2x8xH100-SXM@400Gbps", strategy).to_dict()
         jsonschema.validate(profile, schema)

@@ -8,7 +8,7 @@ import pytest
 
 import shardwise
 from shardwise.spec.quantity import show_seconds
-from shardwise.step import Provenance, TimeProfile
+from shardwise.step.profile import Provenance, TimeProfile
 from tests.command import PATIENCE_S, environment
 
 CELLS = (

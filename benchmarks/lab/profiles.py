@@ -9,7 +9,7 @@ from benchmarks.lab.calibrated import calibrate
 from benchmarks.lab.sweep import Cell, read_cells
 from shardwise.api import estimate_run
 from shardwise.spec.calibration import Calibration
-from shardwise.step import Provenance, StepProfile, TimeProfile, throughput_of
+from shardwise.step.profile import Provenance, StepProfile, TimeProfile, throughput_of
 from shardwise.version import __version__
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from shardwise.api import describe_run, estimate_run, replay_run
 from shardwise.spec import ModelSpec
 from shardwise.spec.run import RunSpec
-from shardwise.step import CollectiveProfile, StepProfile
+from shardwise.step.profile import CollectiveProfile, StepProfile
 from shardwise.units.load import load_units
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from shardwise.predict.fit import Change
 from shardwise.spec.job import Job
 from shardwise.spec.mesh import Mesh
 from shardwise.spec.strategy import Strategy
-from shardwise.step import Bottleneck, Verdict
+from shardwise.step.profile import Bottleneck, Verdict
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}

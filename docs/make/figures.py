@@ -13,8 +13,8 @@ from markupsafe import escape
 from shardwise.api import describe_run, replay_run
 from shardwise.spec import catalogue
 from shardwise.spec.model import ModelSpec
-from shardwise.timeline.breakdown import breakdown
-from shardwise.timeline.spans import Timeline
+from shardwise.step.breakdown import breakdown
+from shardwise.step.spans import Timeline
 
 FOLDER = Path(__file__).resolve().parents[1] / "concepts"
 # Few enough blocks to be seen, each as large as those of the whole model.

@@ -10,7 +10,7 @@ from shardwise.predict import closed_form
 from shardwise.spec import catalogue
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
-from shardwise.step import CollectiveProfile
+from shardwise.step.profile import CollectiveProfile
 
 OPERATIONS = ("all_gather", "reduce_scatter", "all_reduce")
 # What the closed form assumes: of the memory, and of the peak that kernels reach.

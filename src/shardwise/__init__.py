@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardwise.step.notebook import register_renderer
 from shardwise.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from shardwise.planning.money import Budget as Budget
     from shardwise.planning.plan import Plan as Plan
     from shardwise.planning.rows import Candidate as Candidate
-    from shardwise.report.comparison import Comparison as Comparison
-    from shardwise.report.comparison import compare
     from shardwise.spec.cluster import ClusterSpec
     from shardwise.spec.job import Job as Job
     from shardwise.spec.model import ModelSpec as ModelSpec
@@ -53,7 +52,9 @@ if TYPE_CHECKING:
     from shardwise.spec.run import RunSpec as RunSpec
     from shardwise.spec.run import read_run, write_run
     from shardwise.spec.strategy import Strategy as Strategy
-    from shardwise.step import StepProfile as StepProfile
+    from shardwise.step.comparison import Comparison as Comparison
+    from shardwise.step.comparison import compare
+    from shardwise.step.profile import StepProfile as StepProfile
 
     Cluster = ClusterSpec
 
@@ -76,7 +77,7 @@ _HOMES = {
     "plan": "shardwise.api.plan",
     "estimate": "shardwise.api.estimate",
     "whatif": "shardwise.api.whatif",
-    "compare": "shardwise.report.comparison.compare",
+    "compare": "shardwise.step.comparison.compare",
     "read_run": "shardwise.spec.run.read_run",
     "write_run": "shardwise.spec.run.write_run",
     "parallelize": "shardwise.loop.parallelize",
@@ -84,8 +85,8 @@ _HOMES = {
     "Plan": "shardwise.planning.plan.Plan",
     "Candidate": "shardwise.planning.rows.Candidate",
     "Budget": "shardwise.planning.money.Budget",
-    "StepProfile": "shardwise.step.StepProfile",
-    "Comparison": "shardwise.report.comparison.Comparison",
+    "StepProfile": "shardwise.step.profile.StepProfile",
+    "Comparison": "shardwise.step.comparison.Comparison",
     "RunSpec": "shardwise.spec.run.RunSpec",
     "ModelSpec": "shardwise.spec.model.ModelSpec",
     "Cluster": "shardwise.spec.cluster.ClusterSpec",
@@ -104,6 +105,16 @@ if not TYPE_CHECKING:  # a type checker would take any name for one that exists
 
         module, _, attribute = _HOMES[name].rpartition(".")
         return getattr(import_module(module), attribute)
+
+
+def _render(record: object) -> str:
+    """HTML of a record; `report` is loaded when a notebook asks for it."""
+    from shardwise.report.page.cell import record_cell
+
+    return record_cell(record)
+
+
+register_renderer(_render)
 
 
 def __dir__() -> list[str]:

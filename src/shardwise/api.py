@@ -17,7 +17,7 @@ from shardwise.spec.run import RunSpec, default_seq_len, default_strategy, read_
 from shardwise.spec.settings import PlanSettings, RunSettings, keywords
 from shardwise.spec.software import find_software, software_of_stack
 from shardwise.spec.strategy import Strategy, parse_precision, parse_strategy
-from shardwise.step import StepProfile
+from shardwise.step.profile import StepProfile
 from shardwise.units.load import load_units
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardwise.planning.space import Space
     from shardwise.planning.whatif import Point
     from shardwise.predict.fit import Change
-    from shardwise.timeline.spans import Timeline
+    from shardwise.step.spans import Timeline
     from shardwise.units.unit import ModelUnits
 
 

@@ -25,7 +25,7 @@ from shardwise.report.accept import TITLES, print_result
 from shardwise.spec.catalogue import find_device
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.recognise import recognise
-from shardwise.step import CollectiveProfile, StepProfile, TimeProfile
+from shardwise.step.profile import CollectiveProfile, StepProfile, TimeProfile
 from tests.screens import assert_screen
 
 CPUS = Machine(2, "CPU", "gloo", 2**33, True, find_device("CPU"))

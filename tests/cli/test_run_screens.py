@@ -35,7 +35,7 @@ from shardwise.report.machine import print_doubts, print_machine
 from shardwise.report.train import TrainScreen
 from shardwise.spec.calibration import Calibration
 from shardwise.spec.run import RunSpec, read_run
-from shardwise.step import MemoryProfile, TimeProfile
+from shardwise.step.profile import MemoryProfile, TimeProfile
 from shardwise.train.check import Check
 from shardwise.train.packing import DataStatistics
 from shardwise.train.run import Result

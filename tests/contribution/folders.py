@@ -11,7 +11,13 @@ import msgspec
 from shardwise.predict.estimate import price
 from shardwise.runs.record import NAME, SCHEMA, RunRecord
 from shardwise.spec.run import RunSpec, run_from_dict, run_table, write_run
-from shardwise.step import MemoryProfile, Provenance, StepProfile, TimeProfile, throughput_of
+from shardwise.step.profile import (
+    MemoryProfile,
+    Provenance,
+    StepProfile,
+    TimeProfile,
+    throughput_of,
+)
 from shardwise.units.load import load_units
 
 ENVIRONMENT: dict[str, Any] = {

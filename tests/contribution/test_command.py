@@ -16,7 +16,7 @@ from shardwise.contribution.collect import collect, collect_all
 from shardwise.contribution.record import Contribution
 from shardwise.runs.record import NAME
 from shardwise.spec.run import write_run
-from shardwise.step import read_profile, read_profile_file
+from shardwise.step.profile import read_profile, read_profile_file
 from tests.command import COMMAND, PATIENCE_S, environment, refusal, shardwise
 from tests.contribution.folders import run_of, write_folder
 from tests.stacks.runs import tiny

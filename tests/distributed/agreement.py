@@ -7,7 +7,7 @@ from shardwise.predict.memory import predict_memory
 from shardwise.predict.traffic import predict_traffic
 from shardwise.spec import ModelSpec, Strategy
 from shardwise.spec.optimizer import Optimizer
-from shardwise.step import CollectiveProfile, by_operation
+from shardwise.step.profile import CollectiveProfile, by_operation
 from shardwise.units.adapted import adapt
 from shardwise.units.decoder import decoder_units
 from shardwise.units.division import Division

@@ -15,7 +15,7 @@ from shardwise.engine.parallelize import parallelize
 from shardwise.engine.sync import micro_batch
 from shardwise.engine.wrapped import axes_of
 from shardwise.spec import ModelSpec, Strategy
-from shardwise.step import by_operation
+from shardwise.step.profile import by_operation
 from shardwise.train.clip import clip_gradients
 from shardwise.train.measure import norm_traffic
 from tests.distributed.checkpoint_run import digest

@@ -18,7 +18,7 @@ import pytest
 from shardwise.observe.memory.read import read_memory
 from shardwise.spec.quantity import show_gib
 from shardwise.spec.run import read_run
-from shardwise.step import SCHEMA
+from shardwise.step.profile import SCHEMA
 from tests.command import COMMAND, PATIENCE_S, environment, shardwise
 from tests.distributed.launch import torchrun
 from tests.distributed.runs import FOREIGN, lines, losses, train, write

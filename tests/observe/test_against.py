@@ -13,7 +13,7 @@ from shardwise.api import describe_run, estimate_run, replay_run
 from shardwise.observe.against import against, predicted_units, side_by_side, traffic_terms
 from shardwise.observe.rank.summary import summarise_rank
 from shardwise.spec.run import RunSpec, write_run
-from shardwise.timeline.spans import Timeline
+from shardwise.step.spans import Timeline
 from tests.command import shardwise
 
 STREAMS = {"compute": 7, "optimizer": 7, "copy": 7, "all-gather": 20, "reduce-scatter": 24,

@@ -12,7 +12,7 @@ from shardwise.observe.file.trace import read_trace
 from shardwise.observe.rank.classify import device_timeline, host_timeline
 from shardwise.observe.rank.summary import summarise_rank
 from shardwise.observe.ranks import join
-from shardwise.timeline.breakdown import breakdown
+from shardwise.step.breakdown import breakdown
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason="needs the traces beside the project")

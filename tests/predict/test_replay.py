@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shardwise.api import describe_run, estimate_run, replay_run
-from shardwise.timeline.breakdown import breakdown
-from shardwise.timeline.chrome import write_chrome
+from shardwise.step.breakdown import breakdown
+from shardwise.step.chrome import write_chrome
 from tests.units.reduced import reduced
 
 CASES: list[dict[str, Any]] = [

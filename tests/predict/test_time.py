@@ -9,7 +9,7 @@ import pytest
 import shardwise
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.lookup import find_cluster
-from shardwise.step import StepProfile
+from shardwise.step.profile import StepProfile
 
 
 def estimate(cluster: str = "8x8xH100-SXM@400Gbps", **settings: Any) -> StepProfile:

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.report.bars import FILLS, FREE, MARK, MIN_SHARE, WIDTH, memory_bar
-from shardwise.report.words import TERMS
-from shardwise.step import MemoryProfile
+from shardwise.step.profile import MemoryProfile
+from shardwise.step.words import TERMS
 
 GIB = 2**30
 SIZES = st.dictionaries(st.sampled_from(sorted(TERMS)), st.integers(0, 60 * GIB), min_size=1)

@@ -26,13 +26,13 @@ from shardwise.report.page.page import write_page
 from shardwise.report.page.read import read_subjects
 from shardwise.report.page.timeline import Step, packed, thin
 from shardwise.report.reasons import plan_reasons
-from shardwise.report.strategy import layout_words
 from shardwise.spec.quantity import show_seconds
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import write_run
-from shardwise.step import Provenance, StepProfile, TimeProfile, read_profile
-from shardwise.timeline.breakdown import breakdown
-from shardwise.timeline.spans import Kind, Timeline, TimelineBuilder
+from shardwise.spec.strategy_words import layout_words
+from shardwise.step.breakdown import breakdown
+from shardwise.step.profile import Provenance, StepProfile, TimeProfile, read_profile
+from shardwise.step.spans import Kind, Timeline, TimelineBuilder
 from tests.command import PATIENCE_S
 from tests.observe.synthetic import Plan, build
 from tests.screens import assert_screen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardwise.report.page.subject import Subject
 from shardwise.report.page.timeline import _other_peak
-from shardwise.step import MemoryProfile, Provenance, StepProfile
+from shardwise.step.profile import MemoryProfile, Provenance, StepProfile
 
 MIB = 2**20
 

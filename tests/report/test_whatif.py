@@ -26,7 +26,7 @@ from shardwise.report.whatif import (
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster, find_model
 from shardwise.spec.strategy import Strategy
-from shardwise.step import Bottleneck
+from shardwise.step.profile import Bottleneck
 from tests.screens import assert_screen
 
 Printed = Callable[[], str]

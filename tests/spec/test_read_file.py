@@ -19,7 +19,7 @@ from shardwise.spec.read_file import is_too_deep, read_json, read_toml
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import read_run
 from shardwise.stacks.read.imports import import_file
-from shardwise.step import read_profile_file
+from shardwise.step.profile import read_profile_file
 
 DEEP, DIGITS = 100_000, b"9" * 5_000
 JSON = {

@@ -12,9 +12,9 @@ pytest.importorskip("torch")
 import torch
 
 from shardwise.api import estimate_run
-from shardwise.report.memory_words import show_memory
 from shardwise.spec.quantity import show_gib
 from shardwise.spec.run import RunSpec, write_run
+from shardwise.step.memory_words import show_memory
 from shardwise.train.doctor import check_plan
 from shardwise.train.start import on_this_world
 from tests.command import shardwise

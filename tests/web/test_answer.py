@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from shardwise.api import plan_run
-from shardwise.report.memory_words import show_memory
 from shardwise.report.reasons import reason_words
+from shardwise.step.memory_words import show_memory
 from shardwise.web.answer import answer
 from tests.command import environment, shardwise
 from tests.gate import first_in_gate

@@ -21,7 +21,7 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.lookup import find_cluster
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
-from shardwise.step import StepProfile, read_profile
+from shardwise.step.profile import StepProfile, read_profile
 from shardwise.train.compare_strategies import run_once
 from shardwise.train.launch import kill_tree
 

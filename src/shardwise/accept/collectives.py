@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.accept import workload
 from shardwise.accept.line import CheckFailedError, Line, judged, not_run
-from shardwise.step import StepProfile, by_operation
+from shardwise.step.profile import StepProfile, by_operation
 from shardwise.train.check import traffic_difference
 
 if TYPE_CHECKING:

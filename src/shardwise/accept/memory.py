@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardwise.accept import workload
 from shardwise.accept.bench import TrainedRun
 from shardwise.accept.line import CheckFailedError, Line, judged, not_run
-from shardwise.step import relative_error
+from shardwise.step.profile import relative_error
 
 if TYPE_CHECKING:
     from shardwise.accept.bench import Bench

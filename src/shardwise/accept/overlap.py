@@ -15,7 +15,7 @@ from shardwise.observe.rules import Rules
 from shardwise.observe.run_folder import traces_in
 from shardwise.observe.summary import Summary, summarise
 from shardwise.spec.run import write_run
-from shardwise.step import StepProfile, read_profile
+from shardwise.step.profile import StepProfile, read_profile
 
 if TYPE_CHECKING:
     from shardwise.accept.bench import Bench

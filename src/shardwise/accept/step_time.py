@@ -11,7 +11,7 @@ from shardwise.accept.line import CheckFailedError, Line, judged, not_run
 from shardwise.accept.machine import MAX_BUSY
 from shardwise.api import estimate_run
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.step import TimeProfile, relative_error
+from shardwise.step.profile import TimeProfile, relative_error
 
 if TYPE_CHECKING:
     from shardwise.accept.bench import Bench

@@ -161,7 +161,7 @@ def _show_sizes(run: RunSpec, nnodes: str, as_json: bool) -> None:
 def _write_trace(run: RunSpec, path: Path) -> None:
     from shardwise.api import replay_run
     from shardwise.spec.record import SpecError
-    from shardwise.timeline.chrome import write_chrome
+    from shardwise.step.chrome import write_chrome
 
     timeline = replay_run(run)
     if timeline is None:

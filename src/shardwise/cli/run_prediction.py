@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwise.spec.foreign_text import echo
 from shardwise.spec.record import SpecError
-from shardwise.step import CollectiveProfile, read_profile_file
+from shardwise.step.profile import CollectiveProfile, read_profile_file
 
 if TYPE_CHECKING:
     from shardwise.observe.rank.summary import RankSummary
     from shardwise.observe.rules import Rules
-    from shardwise.timeline.spans import Timeline
+    from shardwise.step.spans import Timeline
 
 
 class RunPrediction(NamedTuple):
@@ -67,7 +67,7 @@ class RunPrediction(NamedTuple):
         """Write the simulated step and the measured step of median length into one file."""
         from shardwise.observe.against import side_by_side
         from shardwise.observe.rank.summary import summarise_rank
-        from shardwise.timeline.chrome import write_events
+        from shardwise.step.chrome import write_events
 
         assert self.simulated is not None  # see check
         measured = summarise_rank(rank.path, rules, timeline=True).timeline

@@ -16,7 +16,7 @@ from shardwise.contribution.record import Contribution, MemoryTerm, Step
 from shardwise.predict.work import model_flops_per_token
 from shardwise.spec.quantity import show_gib
 from shardwise.spec.record import SpecError
-from shardwise.step import CollectiveProfile, StepProfile, throughput_of
+from shardwise.step.profile import CollectiveProfile, StepProfile, throughput_of
 from shardwise.units.decoder import decoder_units
 from shardwise.units.load import load_units
 from shardwise.version import __version__

@@ -43,7 +43,7 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.read_file import read_bytes, read_json
 from shardwise.spec.record import Record, SpecError
 from shardwise.spec.run import RunSpec, read_run
-from shardwise.step import StepProfile, read_profile_file
+from shardwise.step.profile import StepProfile, read_profile_file
 
 # Words in the names that devices report, by vendor.
 _VENDORS: dict[Vendor, tuple[str, ...]] = {

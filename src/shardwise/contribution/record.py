@@ -22,7 +22,7 @@ from shardwise.spec.mesh import Axis
 from shardwise.spec.model import Activation, Layout, ModelSpec, Norm
 from shardwise.spec.record import Record, SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.step import (
+from shardwise.step.profile import (
     CollectiveProfile,
     MemoryProfile,
     Provenance,

@@ -24,7 +24,7 @@ from shardwise.engine.torch_private import (
 from shardwise.spec.dtype import DType
 from shardwise.spec.mesh import Axis
 from shardwise.spec.strategy import Strategy
-from shardwise.step import CollectiveProfile
+from shardwise.step.profile import CollectiveProfile
 from shardwise.units.module import TORCH_DTYPES
 from shardwise.units.unit import ModelUnits, Parameter, Unit
 

@@ -27,7 +27,7 @@ from shardwise.spec.lookup import find_cluster
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy, parse_precision
-from shardwise.step import MemoryProfile, StepProfile
+from shardwise.step.profile import MemoryProfile, StepProfile
 from shardwise.train.clock import StepClock
 from shardwise.train.measure import StepMeter, measured_profile, norm_traffic, step_values
 from shardwise.train.metrics import memory_now

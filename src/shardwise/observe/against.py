@@ -11,11 +11,11 @@ import numpy as np
 from shardwise.observe.rank.axes import named_by_axis
 from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.rank.units import ROOT, UnitTime
-from shardwise.step import CollectiveProfile, relative_error
-from shardwise.timeline.breakdown import breakdown
-from shardwise.timeline.chrome import chrome_events
-from shardwise.timeline.intervals import uncovered_length, union
-from shardwise.timeline.spans import KINDS, Timeline
+from shardwise.step.breakdown import breakdown
+from shardwise.step.chrome import chrome_events
+from shardwise.step.intervals import uncovered_length, union
+from shardwise.step.profile import CollectiveProfile, relative_error
+from shardwise.step.spans import KINDS, Timeline
 
 
 class Term(NamedTuple):

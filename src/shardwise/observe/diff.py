@@ -17,7 +17,7 @@ import numpy as np
 from shardwise.observe.diagnosis.device import IDLE_FIELDS
 from shardwise.observe.diagnosis.verdict import IdleCause
 from shardwise.observe.rank.summary import RankSummary
-from shardwise.timeline.spans import KINDS
+from shardwise.step.spans import KINDS
 
 Change = Literal["added", "removed", "slower", "faster", "same"]
 # Differences below this share of a step are never reported.

@@ -17,7 +17,7 @@ from shardwise.predict.estimate import verdict
 from shardwise.predict.rates import comparison_error
 from shardwise.spec.cluster import DeviceSpec
 from shardwise.spec.strategy import Kind, Strategy
-from shardwise.step import Verdict
+from shardwise.step.profile import Verdict
 
 # Headroom counts up to this share of the usable memory; more of it is no better.
 WANTED_HEADROOM = 0.1

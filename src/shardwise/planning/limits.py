@@ -15,7 +15,7 @@ from shardwise.planning.rows import Candidate
 from shardwise.planning.search import WITH_MORE_MEMORY, Search
 from shardwise.predict.configurations import Configurations, Floats
 from shardwise.spec.cluster import ClusterSpec
-from shardwise.step import Bottleneck
+from shardwise.step.profile import Bottleneck
 
 # A step this much longer counts as slower, one this much shorter as faster.
 SLOWDOWN_THRESHOLD = 0.05

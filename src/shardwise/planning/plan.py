@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from shardwise.notebook import html_of
 from shardwise.planning.alternatives import alternatives, same_with_smaller_states
 from shardwise.planning.batches import UnevenBatchError
 from shardwise.planning.choice import Found, Nearest
@@ -41,7 +40,8 @@ from shardwise.spec.catalogue import coefficient, figure
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.step import StepProfile, Verdict
+from shardwise.step.notebook import html_of
+from shardwise.step.profile import StepProfile, Verdict
 
 Objective = Literal["throughput", "memory", "sequence", "money"]
 # The objective "memory" takes the least memory of those with this share of the best throughput.

@@ -14,7 +14,7 @@ from shardwise.predict.fit import Parallelism
 from shardwise.predict.intervals import Evidence
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.strategy import Strategy
-from shardwise.step import Bottleneck, Verdict
+from shardwise.step.profile import Bottleneck, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)

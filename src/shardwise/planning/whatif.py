@@ -19,7 +19,7 @@ from shardwise.predict.estimate import EXPOSED_SHARE, verdict
 from shardwise.predict.intervals import Regime, error_interval, is_fitted, regime_of
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.step import Bottleneck
+from shardwise.step.profile import Bottleneck
 
 # Prefetch and blocks per unit change all points alike, so studies leave them out.
 QUICK = Space().quick()

@@ -19,7 +19,7 @@ from shardwise.spec.cluster import ClusterSpec, DeviceSpec
 from shardwise.spec.job import Job
 from shardwise.spec.software import find_software
 from shardwise.spec.strategy import Strategy
-from shardwise.step import (
+from shardwise.step.profile import (
     Bottleneck,
     CollectiveProfile,
     MemoryProfile,

@@ -16,7 +16,7 @@ from shardwise.spec.optimizer import SMALLER, Optimizer
 from shardwise.spec.optimizer_sharding import is_trained_with
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.step import StepProfile, Verdict
+from shardwise.step.profile import StepProfile, Verdict
 from shardwise.units.division import Division
 from shardwise.units.unit import ModelUnits
 

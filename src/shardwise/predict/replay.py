@@ -18,7 +18,7 @@ from shardwise.predict.time import Streams
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
 from shardwise.spec.strategy import Strategy
-from shardwise.timeline.spans import Kind, Timeline, TimelineBuilder
+from shardwise.step.spans import Kind, Timeline, TimelineBuilder
 from shardwise.units.unit import ModelUnits
 
 # Lanes from the top, whichever comes first.

@@ -10,8 +10,8 @@ from rich.table import Table
 from shardwise.observe.against import UNIT_TERMS, Against, Term
 from shardwise.report.screen import plain_table, show_error
 from shardwise.report.trace import merge_equal_rows
-from shardwise.report.words import MILLISECOND, milliseconds
 from shardwise.spec.quantity import show_gb, show_whole
+from shardwise.step.words import MILLISECOND, milliseconds
 
 MAX_UNITS = 12
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from shardwise.report.memory_words import show_memory, unit_of
 from shardwise.report.screen import paragraph
-from shardwise.report.words import TERMS, percent
-from shardwise.step import MemoryProfile, TimeProfile
+from shardwise.step.memory_words import show_memory, unit_of
+from shardwise.step.profile import MemoryProfile, TimeProfile
+from shardwise.step.words import TERMS, percent
 
 WIDTH = 76
 # Neighbours differ most.

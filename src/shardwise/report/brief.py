@@ -21,7 +21,6 @@ from shardwise.planning.reasons import (
     StatesFit,
     StepBatch,
 )
-from shardwise.report.memory_words import shortfall_words, show_memory
 from shardwise.report.reasons import (
     asked_words,
     decision_words,
@@ -30,9 +29,10 @@ from shardwise.report.reasons import (
     relative_words,
     share_words,
 )
-from shardwise.report.strategy import layout_words
-from shardwise.report.words import parallelism_words
 from shardwise.spec.quantity import show_count
+from shardwise.spec.strategy_words import layout_words
+from shardwise.step.memory_words import shortfall_words, show_memory
+from shardwise.step.words import parallelism_words
 
 # What says most about a layout comes first.
 _LAYOUT = (Divided, SingleDevice, StatesFit, DoesNotFit, Compared)

@@ -8,9 +8,9 @@ from rich.table import Table as TerminalTable
 
 from shardwise.report.screen import terminal_table
 from shardwise.report.table import ERROR, Cell, Column, Table, error_cell
-from shardwise.report.words import TERMS, collective_names, percent
 from shardwise.spec.quantity import GIB, show_gb, show_seconds
-from shardwise.step import StepProfile, by_operation, relative_error
+from shardwise.step.profile import StepProfile, by_operation, relative_error
+from shardwise.step.words import TERMS, collective_names, percent
 
 # Terms that cannot be told apart in a running program; they are compared as one.
 WORKING = ("unsharded_gradients", "activations", "logits", "other")

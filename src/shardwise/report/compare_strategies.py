@@ -8,9 +8,9 @@ from rich.text import Text
 
 from shardwise.report.screen import screen, terminal_table
 from shardwise.report.table import ERROR, Cell, Column, Table, error_cell
-from shardwise.report.words import percent
 from shardwise.spec.quantity import show_gib, show_seconds
-from shardwise.step import relative_error
+from shardwise.step.profile import relative_error
+from shardwise.step.words import percent
 from shardwise.train.compare_strategies import Ranking, Score, ranking
 
 _COLUMNS = (

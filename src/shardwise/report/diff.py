@@ -7,7 +7,7 @@ from rich.text import Text
 
 from shardwise.observe.diff import Diff, Side, StepPart
 from shardwise.report.screen import plain_table, screen
-from shardwise.report.words import MILLISECOND, signed_percent
+from shardwise.step.words import MILLISECOND, signed_percent
 
 PARTS: dict[StepPart, str] = {
     "data_loading": "waiting for data",

@@ -13,10 +13,7 @@ from shardwise.report.adapter import adapter_words
 from shardwise.report.bars import print_memory, print_step
 from shardwise.report.estimate_words import NO_WAY, not_compared, way_words, ways_title
 from shardwise.report.kernel_words import kernel_words
-from shardwise.report.memory_words import AT_RISK, shortfall_words, show_memory
 from shardwise.report.screen import option, paragraph, plain_table, screen
-from shardwise.report.strategy import arithmetic_words, compile_words, run_words
-from shardwise.report.words import COLOURS, TERMS, VERDICTS, collective_names
 from shardwise.spec.dtype import DTYPE_BYTES
 from shardwise.spec.lookup import Model
 from shardwise.spec.model import ModelSpec
@@ -24,7 +21,10 @@ from shardwise.spec.optimizer import LOW_BIT
 from shardwise.spec.quantity import GIB, show_count, show_gb, show_seconds
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
-from shardwise.step import StepProfile, ThroughputProfile, TimeProfile
+from shardwise.spec.strategy_words import arithmetic_words, compile_words, run_words
+from shardwise.step.memory_words import AT_RISK, shortfall_words, show_memory
+from shardwise.step.profile import StepProfile, ThroughputProfile, TimeProfile
+from shardwise.step.words import COLOURS, TERMS, VERDICTS, collective_names
 
 if TYPE_CHECKING:
     from shardwise.predict.fit import Change

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shardwise.predict.intervals import Evidence, evidence
-from shardwise.report.memory_words import show_memory
 from shardwise.spec.cluster import ClusterSpec
+from shardwise.step.memory_words import show_memory
 
 if TYPE_CHECKING:
     from shardwise.predict.fit import Change

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from shardwise.report.memory_words import shortfall_words, show_memory
 from shardwise.report.screen import screen, terminal_table
-from shardwise.report.strategy import run_words
 from shardwise.report.table import Cell, Column, Table
 from shardwise.spec.quantity import show_seconds, show_whole
 from shardwise.spec.run import RunSpec
+from shardwise.spec.strategy_words import run_words
 from shardwise.stacks.write.differences import changed_fields
 from shardwise.stacks.write.exported import Exported
-from shardwise.step import StepProfile
+from shardwise.step.memory_words import shortfall_words, show_memory
+from shardwise.step.profile import StepProfile
 
 
 class Figures(NamedTuple):

@@ -11,8 +11,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from shardwise.report.screen import bullet, option, plain_console, plain_table, screen
-from shardwise.report.words import percent
 from shardwise.spec.quantity import show_seconds
+from shardwise.step.words import percent
 
 if TYPE_CHECKING:
     from shardwise.calibrate.machine.measure import Machine

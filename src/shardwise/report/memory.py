@@ -19,9 +19,9 @@ from shardwise.observe.memory.verdict import (
     verdict_of,
 )
 from shardwise.report.screen import plain_table, screen
-from shardwise.report.words import percent
 from shardwise.spec.foreign_text import cut
 from shardwise.spec.quantity import show_gib
+from shardwise.step.words import percent
 
 LEVELS = "▁▂▃▄▅▆▇█"
 _NAMED = "named by the recording"

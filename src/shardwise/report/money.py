@@ -16,11 +16,11 @@ from shardwise.planning.money import (
 )
 from shardwise.planning.problem import Problem
 from shardwise.planning.vary import needs_network
-from shardwise.report.strategy import shorthand
 from shardwise.report.table import Cell, Column, Table
-from shardwise.report.words import capital, multiple, percent
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import show_count
+from shardwise.spec.strategy_words import shorthand
+from shardwise.step.words import capital, multiple, percent
 
 
 def show_long(seconds: float) -> str:

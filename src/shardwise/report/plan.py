@@ -32,7 +32,6 @@ from shardwise.report.bars import print_memory, print_step
 from shardwise.report.brief import brief_words, three_reasons
 from shardwise.report.estimate import print_ways
 from shardwise.report.kernel_words import kernel_words, narrower_words
-from shardwise.report.memory_words import show_memory
 from shardwise.report.money import (
     cost_words,
     deadline_words,
@@ -50,9 +49,10 @@ from shardwise.report.plan_words import (
 )
 from shardwise.report.reasons import asked_words, compared_words, reason_words, share_words
 from shardwise.report.screen import bullet, heading, paragraph, screen, terminal_table
-from shardwise.report.strategy import arithmetic_words, compile_words
-from shardwise.report.words import COLOURS, VERDICTS
-from shardwise.step import StepProfile
+from shardwise.spec.strategy_words import arithmetic_words, compile_words
+from shardwise.step.memory_words import show_memory
+from shardwise.step.profile import StepProfile
+from shardwise.step.words import COLOURS, VERDICTS
 
 LINES = 30
 

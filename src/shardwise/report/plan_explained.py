@@ -8,7 +8,6 @@ from shardwise.planning.least import Least
 from shardwise.planning.plan import Plan
 from shardwise.planning.reasons import LeastMemory, OtherParallelism
 from shardwise.planning.rows import Candidate
-from shardwise.report.memory_words import show_memory
 from shardwise.report.money import deadline_words
 from shardwise.report.plan import (
     Start,
@@ -24,9 +23,10 @@ from shardwise.report.plan_table import layouts_table, unusual_words
 from shardwise.report.plan_words import alike_words, step_words
 from shardwise.report.reasons import compared_words, plan_tips, reason_words, rule_words
 from shardwise.report.screen import bullet, heading, option, paragraph, screen, terminal_table
-from shardwise.report.strategy import configuration_words, shorthand
-from shardwise.report.words import percent
 from shardwise.spec.quantity import GIB
+from shardwise.spec.strategy_words import configuration_words, shorthand
+from shardwise.step.memory_words import show_memory
+from shardwise.step.words import percent
 
 _LOWER_MEMORY = 3
 _NEVER_FIT = 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 from shardwise.planning.plan import Baseline, Plan
 from shardwise.report.money import added_cost_cells, added_cost_columns, sizes_table
 from shardwise.report.plan_words import ranked
-from shardwise.report.strategy import batch_words, recompute_cell, shorthand, unusual_settings
 from shardwise.report.table import Cell, Column, Table
-from shardwise.report.words import percent
 from shardwise.spec.quantity import GIB, show_count, show_seconds
+from shardwise.spec.strategy_words import batch_words, recompute_cell, shorthand, unusual_settings
+from shardwise.step.words import percent
 
 
 def plan_table(plan: Plan, top: int) -> Table:

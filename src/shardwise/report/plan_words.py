@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from shardwise.planning.plan import Plan
 from shardwise.planning.rows import Candidate
-from shardwise.report.memory_words import AT_RISK, shortfall_words
-from shardwise.report.strategy import configuration_words
-from shardwise.report.words import comparison_words, percent, span
 from shardwise.spec.quantity import show_count, show_seconds
 from shardwise.spec.strategy import Strategy
+from shardwise.spec.strategy_words import configuration_words
+from shardwise.step.memory_words import AT_RISK, shortfall_words
+from shardwise.step.words import comparison_words, percent, span
 
 
 def step_words(plan: Plan, winner: Candidate) -> str:

@@ -51,15 +51,17 @@ from shardwise.planning.reasons import (
 )
 from shardwise.predict.rates import comparison_error
 from shardwise.report.estimate_words import unfitted_words
-from shardwise.report.memory_words import AT_RISK, shortfall_words, show_memory
-from shardwise.report.strategy import (
+from shardwise.spec.quantity import show_count, write_byte_rate, write_rate
+from shardwise.spec.strategy import Strategy, show_recompute
+from shardwise.spec.strategy_words import (
     KIND_NAMES,
     configuration_words,
     layout_words,
     mesh_words,
     unusual_settings,
 )
-from shardwise.report.words import (
+from shardwise.step.memory_words import AT_RISK, shortfall_words, show_memory
+from shardwise.step.words import (
     VERDICTS,
     capital,
     comparison_words,
@@ -67,8 +69,6 @@ from shardwise.report.words import (
     percent,
     signed_percent,
 )
-from shardwise.spec.quantity import show_count, write_byte_rate, write_rate
-from shardwise.spec.strategy import Strategy, show_recompute
 
 
 def plan_reasons(plan: Plan) -> list[str]:

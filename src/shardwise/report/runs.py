@@ -9,10 +9,10 @@ from rich.text import Text
 
 from shardwise.report.screen import option, screen, terminal_table
 from shardwise.report.table import Cell, Column, Table
-from shardwise.report.words import signed_percent
 from shardwise.runs.compare import ComparedKey, Comparison
 from shardwise.runs.record import RunRecord, State, Value
 from shardwise.spec.quantity import show_count, show_gib, show_seconds
+from shardwise.step.words import signed_percent
 
 STATES: dict[State, str] = {
     "training": "cyan",

@@ -12,8 +12,8 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from shardwise.report.table import Table
-from shardwise.report.words import COLOURS, error_words
 from shardwise.spec.foreign_text import visible
+from shardwise.step.words import COLOURS, error_words
 
 WIDTH = 80
 BAR = 20

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from shardwise.report.words import COLOURS, error_words
 from shardwise.spec.foreign_text import csv_cell, one_line
+from shardwise.step.words import COLOURS, error_words
 
 Value = str | int | float | bool | None
 

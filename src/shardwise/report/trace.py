@@ -24,9 +24,9 @@ from shardwise.observe.summary import Summary
 from shardwise.report.screen import plain_table, screen, terminal_table
 from shardwise.report.trace_ranks import EXPOSED, ranks_table, ranks_to_show
 from shardwise.report.verdicts import OVERLAPPING, count, duration, explain, health_words, plural
-from shardwise.report.words import milliseconds, percent
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import show_gb
+from shardwise.step.words import milliseconds, percent
 
 MAX_RANKS, MAX_UNITS, MAX_CAUSES = 8, 12, 5
 UNIT_COLUMNS = ("forward", "backward", "copies", "gather fwd", "gather bwd", "scatter")

@@ -9,7 +9,7 @@ from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary
 from shardwise.report.table import Cell, Column, Table
-from shardwise.report.words import milliseconds, percent
+from shardwise.step.words import milliseconds, percent
 
 EXPOSED = "Exposed: no compute at the same time. Overlap: communication hidden by compute."
 PARTS = ("compute", "exposed comm", "exposed copies", "idle")

@@ -21,10 +21,10 @@ from rich.text import Text
 from shardwise.progress import stages
 from shardwise.report.compare import comparison_table
 from shardwise.report.screen import screen
-from shardwise.report.strategy import run_words
 from shardwise.spec.quantity import GIB, show_count, show_gib, show_seconds
 from shardwise.spec.run import RunSpec
-from shardwise.step import StepProfile
+from shardwise.spec.strategy_words import run_words
+from shardwise.step.profile import StepProfile
 
 if TYPE_CHECKING:
     from shardwise.checkpoint.dcp.load import Loaded

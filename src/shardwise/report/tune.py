@@ -9,9 +9,9 @@ from rich.text import Text
 from shardwise.calibrate.tune import Probe, Stopped, Tuned
 from shardwise.report.screen import screen, terminal_table
 from shardwise.report.table import ERROR, Cell, Column, Table, error_cell
-from shardwise.report.words import percent
 from shardwise.spec.quantity import show_seconds
-from shardwise.step import relative_error
+from shardwise.step.profile import relative_error
+from shardwise.step.words import percent
 
 _COLUMNS = (
     Column("name", "strategy x micro-batch", left=True),

@@ -22,8 +22,8 @@ from shardwise.observe.diagnosis.verdict import (
     StragglerReason,
     Verdict,
 )
-from shardwise.report.words import MILLISECOND, percent
 from shardwise.spec.quantity import show_gb, write_bytes
+from shardwise.step.words import MILLISECOND, percent
 
 if TYPE_CHECKING:
     from shardwise.observe.diagnosis.verdicts import Health

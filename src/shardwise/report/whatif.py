@@ -24,7 +24,9 @@ from shardwise.report.money import (
     tokens_words,
 )
 from shardwise.report.screen import bar, bullet, screen, terminal_table
-from shardwise.report.strategy import (
+from shardwise.report.table import Cell, Column, Table
+from shardwise.spec.quantity import GIB, show_count, show_seconds
+from shardwise.spec.strategy_words import (
     batch_words,
     blocks_of,
     configuration_words,
@@ -32,8 +34,7 @@ from shardwise.report.strategy import (
     recompute_cell,
     shorthand,
 )
-from shardwise.report.table import Cell, Column, Table
-from shardwise.report.words import (
+from shardwise.step.words import (
     capital,
     multiple,
     pace,
@@ -42,7 +43,6 @@ from shardwise.report.words import (
     signed_percent,
     span,
 )
-from shardwise.spec.quantity import GIB, show_count, show_seconds
 
 Study = tuple[str, Sequence[Point]]
 

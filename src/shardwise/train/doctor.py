@@ -34,7 +34,7 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
-from shardwise.step import StepProfile, by_operation
+from shardwise.step.profile import StepProfile, by_operation
 from shardwise.train.adapter_checks import adapter_checks, with_base
 from shardwise.train.admit import check_batch
 from shardwise.train.agree import Agreement

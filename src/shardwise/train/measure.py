@@ -19,7 +19,7 @@ from shardwise.engine.wrapped import axes_of
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
-from shardwise.step import (
+from shardwise.step.profile import (
     CollectiveProfile,
     MemoryProfile,
     Provenance,

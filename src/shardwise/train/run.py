@@ -15,7 +15,7 @@ from shardwise.progress import stages
 from shardwise.runs.record import State
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
-from shardwise.step import StepProfile
+from shardwise.step.profile import StepProfile
 from shardwise.train.agree import Reason
 from shardwise.train.best_effort import BestEffort
 from shardwise.train.checkpoints import RunCheckpoints

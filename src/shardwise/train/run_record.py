@@ -14,7 +14,7 @@ from shardwise.checkpoint.format.folder import find_store, is_remote
 from shardwise.checkpoint.format.place import find_place
 from shardwise.runs.record import NAME, SCHEMA, WRITE_EVERY_S, RunRecord, State, name_of
 from shardwise.spec.run import RunSpec, run_table
-from shardwise.step import StepProfile
+from shardwise.step.profile import StepProfile
 from shardwise.train.periodic import Periodic
 from shardwise.train.supervisor import count_recoveries
 from shardwise.version import __version__

@@ -8,7 +8,7 @@ from shardwise.api import estimate_run
 from shardwise.spec.quantity import show_count, show_gib, show_seconds
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
-from shardwise.step import StepProfile
+from shardwise.step.profile import StepProfile
 from shardwise.train.admit import admit, check_batch
 from shardwise.train.launch import HostRange
 

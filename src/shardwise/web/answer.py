@@ -20,13 +20,13 @@ from shardwise.planning.record import devices_in_time, plan_record
 from shardwise.planning.vary import node_size, varied
 from shardwise.report.page.markup import element
 from shardwise.report.page.subject import Subject
-from shardwise.report.strategy import blocks_of
 from shardwise.spec.quantity import GIB
 from shardwise.spec.record import SpecError, SpecWarning
 from shardwise.spec.run import RunSpec
 from shardwise.spec.settings import FixedSettings
 from shardwise.spec.strategy import Strategy
-from shardwise.timeline.spans import Timeline
+from shardwise.spec.strategy_words import blocks_of
+from shardwise.step.spans import Timeline
 from shardwise.web.changes import changed_words, figures_of
 from shardwise.web.command import plan_command
 from shardwise.web.curve import draw_curve

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.report.memory_words import show_memory
 from shardwise.spec import catalogue as known
 from shardwise.spec.optimizer import OPTIMIZERS
 from shardwise.spec.quantity import show_count
 from shardwise.stacks.write.exports import STACKS
+from shardwise.step.memory_words import show_memory
 from shardwise.units.decoder import decoder_units
 from shardwise.version import __version__
 

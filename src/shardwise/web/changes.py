@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shardwise.report.page.markup import Markup, element
-from shardwise.report.words import TERMS, percent, signed_percent
 from shardwise.spec.quantity import show_count, show_gib, show_seconds
-from shardwise.step import StepProfile, relative_error
+from shardwise.step.profile import StepProfile, relative_error
+from shardwise.step.words import TERMS, percent, signed_percent
 
 _MEMORY = "memory."
 # Differences below this are not told.

@@ -16,7 +16,7 @@ from shardwise.report.page.plans import front_section, layouts_table, reasons_li
 from shardwise.report.page.subject import Subject
 from shardwise.report.page.time import time_section
 from shardwise.report.page.timeline import timeline_section
-from shardwise.report.strategy import layout_words, shorthand
+from shardwise.spec.strategy_words import layout_words, shorthand
 from shardwise.web.options import with_buttons
 
 # Pieces with sentences that name options.

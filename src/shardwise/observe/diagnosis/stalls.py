@@ -15,7 +15,7 @@ from shardwise.observe.file.trace import Bools, Ints
 from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.rank.units import GATHER_FORWARD, SCATTER
 from shardwise.observe.rules import Thresholds
-from shardwise.timeline.intervals import length_before, union
+from shardwise.step.intervals import length_before, union
 
 # Nanoseconds: a gather that starts this soon after a reduce-scatter was queued behind it.
 _RIGHT_AFTER = 50_000

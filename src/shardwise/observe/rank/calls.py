@@ -21,7 +21,7 @@ from shardwise.observe.rank.axes import (
 )
 from shardwise.observe.rank.classify import RUNTIME_CATEGORIES, on_device
 from shardwise.observe.rank.gloo import gloo_calls, message, width_of
-from shardwise.timeline.spans import Timeline
+from shardwise.step.spans import Timeline
 
 # Names of collectives as metadata, kernels and Gloo write them.
 _OPERATIONS = {

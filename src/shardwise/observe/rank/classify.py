@@ -15,8 +15,8 @@ import numpy.typing as npt
 from shardwise.observe.file.trace import Bools, Codes, Ints, Trace
 from shardwise.observe.rank.flatten_nested import flatten_nested
 from shardwise.observe.rules import Rules
-from shardwise.timeline.intervals import contains, union
-from shardwise.timeline.spans import KINDS, Timeline
+from shardwise.step.intervals import contains, union
+from shardwise.step.spans import KINDS, Timeline
 
 # The capitalised names are those of the first Kineto versions.
 COPY_CATEGORIES = ("gpu_memcpy", "gpu_memset", "Memcpy", "Memset")

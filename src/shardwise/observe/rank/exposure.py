@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwise.observe.file.trace import Ints
 from shardwise.observe.rank.calls import Calls
-from shardwise.timeline.intervals import Intervals, length_before
+from shardwise.step.intervals import Intervals, length_before
 
 
 class Exposed(NamedTuple):

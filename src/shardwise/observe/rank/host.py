@@ -15,8 +15,8 @@ import numpy as np
 from shardwise.observe.file.trace import Ints, Trace
 from shardwise.observe.rank.calls import launch_rows
 from shardwise.observe.rank.classify import RUNTIME_CATEGORIES, named, on_device
-from shardwise.timeline.intervals import Intervals, difference, intersection, length_before, union
-from shardwise.timeline.spans import Timeline
+from shardwise.step.intervals import Intervals, difference, intersection, length_before, union
+from shardwise.step.spans import Timeline
 
 _DATA = re.compile(r"^(enumerate\(DataLoader\)|shardwise::data)")
 _RATE_LIMITER = re.compile(r"rate_limiter", re.IGNORECASE)

@@ -12,7 +12,7 @@ from shardwise.observe.file.trace import MATMULS, Ints, Trace
 from shardwise.observe.rank.calls import launch_rows
 from shardwise.observe.rank.classify import on_device
 from shardwise.spec.dtype import DType
-from shardwise.timeline.spans import Timeline
+from shardwise.step.spans import Timeline
 
 _DTYPES: dict[str, DType] = {"float": "fp32", "c10::bfloat16": "bf16", "c10::half": "fp16"}
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.timeline.intervals import length_before
-from shardwise.timeline.spans import Timeline
+from shardwise.step.intervals import length_before
+from shardwise.step.spans import Timeline
 
 # Largest standard deviation of the durations of one name, as a share of their mean.
 _MAX_SPREAD = 0.1

@@ -24,8 +24,8 @@ from shardwise.observe.rank.slowdown import Slowdown, slowdown_of
 from shardwise.observe.rank.units import Purpose, UnitTime, purposes_of, unit_times
 from shardwise.observe.rules import Rules
 from shardwise.spec.record import SpecError
-from shardwise.timeline.breakdown import Breakdown, breakdown
-from shardwise.timeline.spans import Timeline
+from shardwise.step.breakdown import Breakdown, breakdown
+from shardwise.step.spans import Timeline
 
 
 class RankSummary(NamedTuple):

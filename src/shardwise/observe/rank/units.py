@@ -19,8 +19,8 @@ from shardwise.observe.rank.axes import INNER
 from shardwise.observe.rank.calls import Calls, launch_rows
 from shardwise.observe.rank.classify import on_device
 from shardwise.observe.rank.flatten_nested import flatten_nested
-from shardwise.timeline.intervals import Intervals, overlap_length, union
-from shardwise.timeline.spans import Kind, Timeline
+from shardwise.step.intervals import Intervals, overlap_length, union
+from shardwise.step.spans import Kind, Timeline
 
 ROOT = "root"
 GATHER_FORWARD, GATHER_BACKWARD, SCATTER = "gather forward", "gather backward", "scatter"

@@ -10,10 +10,9 @@ from shardwise.report.page.bars import badge
 from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.markup import Content, Markup, element, fragment, table
 from shardwise.report.page.subject import Subject
-from shardwise.report.strategy import strategy_words
-from shardwise.report.words import error_words
 from shardwise.spec.quantity import show_gb, show_seconds, show_whole
-from shardwise.step import relative_error
+from shardwise.step.profile import relative_error
+from shardwise.step.words import error_words, strategy_words
 
 # From this many runs on, a scatter plot comes first; beyond the second, terms are left out.
 _SCATTERED, _MOST_TERMS = 12, 50

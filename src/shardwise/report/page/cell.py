@@ -13,19 +13,22 @@ from shardwise.report.page.plans import plan_section
 from shardwise.report.page.style import cell_style
 from shardwise.report.page.subject import Subject
 from shardwise.report.page.time import time_section
-from shardwise.report.strategy import strategy_words
-from shardwise.step import StepProfile
+from shardwise.step.comparison import Comparison
+from shardwise.step.profile import StepProfile
+from shardwise.step.words import strategy_words
 
 
 def record_cell(record: object) -> str:
-    """HTML of a Plan or a StepProfile."""
+    """HTML of a Plan, a StepProfile or a Comparison."""
     if isinstance(record, Plan):
         return _plan_cell(record)
+    if isinstance(record, Comparison):
+        return _comparison_cell(record.names, record.profiles)
     assert isinstance(record, StepProfile)
     return _cell([_subject(strategy_words(record), record)])
 
 
-def comparison_cell(names: Sequence[str], profiles: Sequence[StepProfile]) -> str:
+def _comparison_cell(names: Sequence[str], profiles: Sequence[StepProfile]) -> str:
     """HTML of profiles side by side; a prediction with its measurement term by term."""
     kinds = [profile.provenance.kind for profile in profiles]
     if len(profiles) == 2 and kinds.count("measured") == 1:

@@ -12,7 +12,6 @@ from shardwise.planning.rows import Candidate
 from shardwise.predict.rates import comparison_error
 from shardwise.report.adapter import adapter_words
 from shardwise.report.estimate_words import NO_WAY, not_compared, way_words, ways_title
-from shardwise.report.memory_words import memory_words, profile_memory_words, show_memory
 from shardwise.report.money import size_words
 from shardwise.report.page.bars import badge
 from shardwise.report.page.markup import Markup, element
@@ -20,11 +19,12 @@ from shardwise.report.page.subject import Subject
 from shardwise.report.page.sweeps import best_by_value
 from shardwise.report.plan_words import nearest_words, none_fits_words, step_words
 from shardwise.report.reasons import reason_words, speed_words
-from shardwise.report.strategy import configuration_words, run_words
 from shardwise.report.verdicts import explain, health_words
-from shardwise.report.words import VERDICTS, comparison_words, signed_percent
 from shardwise.spec.quantity import show_count, show_gb, show_gib, show_seconds
-from shardwise.step import StepProfile, relative_error
+from shardwise.spec.strategy_words import configuration_words, run_words
+from shardwise.step.memory_words import memory_words, profile_memory_words, show_memory
+from shardwise.step.profile import StepProfile, relative_error
+from shardwise.step.words import VERDICTS, comparison_words, signed_percent
 
 _MOST_PROBLEMS = 3
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwise.report.memory_words import profile_memory_words, show_memory
 from shardwise.report.page.bars import Bar, Limit, bars
 from shardwise.report.page.markup import Markup, element, fragment
 from shardwise.report.page.subject import Subject
-from shardwise.report.words import TERMS, VERDICTS
-from shardwise.step import StepProfile
+from shardwise.step.memory_words import profile_memory_words, show_memory
+from shardwise.step.profile import StepProfile
+from shardwise.step.words import TERMS, VERDICTS
 
 # A capacity so far beyond the bars would leave nothing of them to see.
 _FAR = 4.0

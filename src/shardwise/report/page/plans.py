@@ -15,15 +15,15 @@ from shardwise.report.page.markup import Content, Markup, element, fragment, tab
 from shardwise.report.page.subject import Subject
 from shardwise.report.plan_words import alike_words, ranked
 from shardwise.report.reasons import reason_words, rule_words
-from shardwise.report.strategy import (
+from shardwise.spec.quantity import GIB, show_count, show_seconds, show_whole
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy_words import (
     batch_words,
     blocks_of,
     configuration_words,
     recompute_cell,
     shorthand,
 )
-from shardwise.spec.quantity import GIB, show_count, show_seconds, show_whole
-from shardwise.spec.record import SpecError
 
 _LAYOUTS = 12
 

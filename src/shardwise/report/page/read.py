@@ -23,7 +23,13 @@ from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.read_file import open_regular, parse_json, read_bytes, read_json
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec, read_run
-from shardwise.step import StepProfile, TimeProfile, read_profile, read_profile_file, throughput_of
+from shardwise.step.profile import (
+    StepProfile,
+    TimeProfile,
+    read_profile,
+    read_profile_file,
+    throughput_of,
+)
 
 # Larger JSON is a trace, or a mistake.
 _MOST_BYTES = 64 * 2**20

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardwise.planning.plan import Plan
 from shardwise.spec.run import RunSpec
-from shardwise.step import StepProfile
-from shardwise.timeline.spans import Timeline
+from shardwise.step.profile import StepProfile
+from shardwise.step.spans import Timeline
 
 if TYPE_CHECKING:
     # A plan is drawn without what reads traces.

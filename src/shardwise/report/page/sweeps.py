@@ -8,9 +8,9 @@ from typing import NamedTuple
 from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.markup import Markup, element, fragment
 from shardwise.report.page.subject import Subject
-from shardwise.report.strategy import strategy_words
 from shardwise.spec.quantity import show_seconds, show_whole
-from shardwise.step import StepProfile
+from shardwise.step.profile import StepProfile
+from shardwise.step.words import strategy_words
 
 
 class _Quantity(NamedTuple):

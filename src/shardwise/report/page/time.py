@@ -9,8 +9,8 @@ from shardwise.report.page.bars import Bar, bars
 from shardwise.report.page.markup import Markup, element, fragment
 from shardwise.report.page.subject import Subject, Traced
 from shardwise.spec.quantity import show_seconds
-from shardwise.step import StepProfile
-from shardwise.timeline.breakdown import breakdown
+from shardwise.step.breakdown import breakdown
+from shardwise.step.profile import StepProfile
 
 PARTS = {
     "compute": "compute",

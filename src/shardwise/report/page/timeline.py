@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.report.memory_words import show_memory
 from shardwise.report.page.markup import Markup, element, fragment
 from shardwise.report.page.subject import Subject
 from shardwise.spec.foreign_text import visible
-from shardwise.timeline.spans import KINDS, Timeline
+from shardwise.step.memory_words import show_memory
+from shardwise.step.spans import KINDS, Timeline
 
 if TYPE_CHECKING:
     from shardwise.observe.rank.summary import RankSummary

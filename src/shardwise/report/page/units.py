@@ -11,7 +11,7 @@ from shardwise.report.page.bars import badge
 from shardwise.report.page.markup import Content, Markup, element, fragment, table
 from shardwise.report.page.subject import Subject
 from shardwise.report.trace import merge_equal_rows, unit_cells
-from shardwise.report.words import milliseconds
+from shardwise.step.words import milliseconds
 
 _MAX_ROWS = 200
 _COLUMNS = ("forward", "backward", "copies", "all-gather forward", "all-gather backward",

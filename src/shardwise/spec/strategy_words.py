@@ -16,7 +16,6 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import LOW_BIT, Optimizer
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Kind, Strategy, show_recompute
-from shardwise.step import StepProfile
 
 KIND_NAMES: dict[Kind, str] = {
     "single": "single device",
@@ -165,15 +164,6 @@ def batch_words(strategy: Strategy) -> str:
 def recompute_cell(strategy: Strategy, blocks: int | None = None) -> str:
     """Recomputation for a cell of a table: "none", "full", "28 of 32"."""
     return show_recompute(strategy.recompute, blocks).removesuffix(" blocks")
-
-
-def strategy_words(profile: StepProfile) -> str:
-    """The layout of a profile."""
-    fields = profile.strategy
-    shard, replicate = fields.get("shard") or 1, fields.get("replicate") or 1
-    mesh = Mesh(replicate, shard, fields.get("context", 1), fields.get("tensor", 1))
-    kind = fields.get("kind", "?")
-    return KIND_NAMES.get(kind, str(kind)) + mesh_words(mesh)
 
 
 def _joined(*parts: str) -> str:

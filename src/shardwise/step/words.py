@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from shardwise.step import Verdict
+from shardwise.spec.mesh import Mesh
+from shardwise.spec.strategy_words import KIND_NAMES, mesh_words
+from shardwise.step.profile import StepProfile, Verdict
 
 MILLISECOND = 1e6
 # Of good and bad news on a terminal.
@@ -39,6 +41,15 @@ VERDICTS: dict[Verdict, VerdictWords] = {
     "at risk": VerdictWords("is at risk", "fair"),
     "does not fit": VerdictWords("does not fit", "bad"),
 }
+
+
+def strategy_words(profile: StepProfile) -> str:
+    """The layout of a profile: "DDP", "ZeRO-3 in groups of 8"."""
+    fields = profile.strategy
+    shard, replicate = fields.get("shard") or 1, fields.get("replicate") or 1
+    mesh = Mesh(replicate, shard, fields.get("context", 1), fields.get("tensor", 1))
+    kind = fields.get("kind", "?")
+    return KIND_NAMES.get(kind, str(kind)) + mesh_words(mesh)
 
 
 def parallelism_words(kinds: Sequence[str]) -> str:

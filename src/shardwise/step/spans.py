@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.timeline.intervals import Intervals, Nanoseconds, union
+from shardwise.step.intervals import Intervals, Nanoseconds, union
 
 Kind = Literal["compute", "communication", "copy"]
 KINDS: tuple[Kind, ...] = ("compute", "communication", "copy")

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from shardwise.notebook import html_of
 from shardwise.spec.quantity import show_count, show_gib, show_seconds
 from shardwise.spec.read_file import read_json
 from shardwise.spec.record import SpecError
 from shardwise.spec.wording import value_sentence
+from shardwise.step.notebook import html_of
 
 SCHEMA = 1
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.timeline.intervals import Nanoseconds, merge, overlap_length, uncovered_length, union
-from shardwise.timeline.spans import Kind, Timeline
+from shardwise.step.intervals import Nanoseconds, merge, overlap_length, uncovered_length, union
+from shardwise.step.spans import Kind, Timeline
 
 
 class Breakdown(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardwise.timeline.spans import KINDS, Timeline
+from shardwise.step.spans import KINDS, Timeline
 
 
 def chrome_events(

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardwise.report.strategy import strategy_words
 from shardwise.spec.record import SpecError
-from shardwise.step import StepProfile
+from shardwise.step.notebook import html_of
+from shardwise.step.profile import StepProfile
+from shardwise.step.words import strategy_words
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,7 @@ class Comparison:
         return "\n".join([f"Comparison of {len(lines)} profiles", *lines])
 
     def _repr_html_(self) -> str:
-        from shardwise.report.page.cell import comparison_cell
-
-        return comparison_cell(self.names, self.profiles)
+        return html_of(self)
 
 
 def compare(*profiles: StepProfile, names: Sequence[str] = ()) -> Comparison:

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.report.words import (
+from shardwise.step.words import (
     collective_names,
     error_words,
     multiple,

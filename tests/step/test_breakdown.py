@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.timeline.breakdown import breakdown
-from shardwise.timeline.chrome import write_chrome
-from shardwise.timeline.intervals import overlap_length, uncovered_length, union
-from shardwise.timeline.spans import KINDS, Kind, Timeline, TimelineBuilder
+from shardwise.step.breakdown import breakdown
+from shardwise.step.chrome import write_chrome
+from shardwise.step.intervals import overlap_length, uncovered_length, union
+from shardwise.step.spans import KINDS, Kind, Timeline, TimelineBuilder
 
 SPAN = st.tuples(st.integers(0, 60), st.integers(0, 25), st.sampled_from(KINDS), st.integers(0, 2))
 

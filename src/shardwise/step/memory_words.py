@@ -6,7 +6,7 @@ Needed is tensors at the peak plus allocator overhead. Usable is the limit it is
 from __future__ import annotations
 
 from shardwise.spec.quantity import GIB
-from shardwise.step import MemoryProfile
+from shardwise.step.profile import MemoryProfile
 
 _UNITS = (("TiB", 2**40), ("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10))
 

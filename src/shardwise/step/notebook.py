@@ -1,0 +1,18 @@
+"""How records display in notebooks: rooms above register what draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Renderer = Callable[[object], str]
+_registered: list[Renderer] = []
+
+
+def register_renderer(renderer: Renderer) -> None:
+    """Let `renderer` turn a Plan, a StepProfile or a Comparison into HTML."""
+    _registered.append(renderer)
+
+
+def html_of(record: object) -> str:
+    """HTML of a Plan, a StepProfile or a Comparison, by the renderer registered last."""
+    return _registered[-1](record)

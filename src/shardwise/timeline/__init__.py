@@ -1,1 +1,0 @@
-"""Timelines of a step, simulated or measured: spans on lanes."""
