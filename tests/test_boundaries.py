@@ -34,7 +34,6 @@ MAY_NAME_DEVICES = {
     "stacks/": "reads and writes the files of other stacks, which name devices",
     "spec/train.py": "the values of train.device in run.toml",
     "train/worker.py": "a variable that must be set before torch is imported",
-    "report/verdicts.py": "advice about recorded runs: environment variables and profiler settings",
     "report/memory.py": "advice about memory snapshots: a setting of the CUDA allocator",
 }
 

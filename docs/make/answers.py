@@ -6,16 +6,17 @@ a test holds real answers against the result. Keys may be added later.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 
 from make.fields import DRAFT, meaning, plain
 from make.values import either, schema_of
-from shardwise.planning import reasons
 from shardwise.planning.layout import Layout
 from shardwise.planning.least import Obstacle, Target
 from shardwise.planning.money import SizeReason
 from shardwise.planning.plan import Objective
-from shardwise.planning.reasons import Reason
+from shardwise.planning.reasons import layout, limits, settings, warnings
+from shardwise.planning.reasons.reason import Reason
 from shardwise.planning.rows import Candidate
 from shardwise.predict.fit import Change
 from shardwise.spec.job import Job
@@ -213,21 +214,21 @@ def _layout() -> Schema:
 def reason_kinds() -> list[type[Reason]]:
     return [
         one
-        for one in vars(reasons).values()
+        for module in (layout, settings, limits, warnings)
+        for one in vars(module).values()
         if isinstance(one, type) and issubclass(one, Reason) and one is not Reason
     ]
 
 
 def reason_schema(kind: type[Reason]) -> Schema:
     hints = get_type_hints(kind)
-    known = {key: value for key, value in hints.items() if key in kind.__dataclass_fields__}
+    known = {field.name: hints[field.name] for field in fields(kind)}
     optional = [key for key, value in known.items() if type(None) in get_args(value)]
-    word = kind.__new__(kind).kind
     properties = {key: _value(key, value) for key, value in known.items()}
     return {
         "type": "object",
         "description": (kind.__doc__ or "").partition("\n")[0],
-        "properties": {"kind": {"const": word}, **properties},
+        "properties": {"kind": {"const": kind.kind}, **properties},
         "required": ["kind", *(key for key in known if key not in optional)],
     }
 

@@ -11,7 +11,7 @@ import pytest
 
 from shardwise.planning.plan import make_plan
 from shardwise.planning.problem import Problem
-from shardwise.planning.reasons import LongestSequence
+from shardwise.planning.reasons.warnings import LongestSequence
 from shardwise.predict.estimate import usable_bytes
 from shardwise.spec.calibration import Calibration
 from shardwise.spec.cluster import ClusterSpec, DeviceSpec

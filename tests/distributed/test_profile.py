@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.observe.diagnosis.verdict import Straggler
+from shardwise.observe.diagnosis.stragglers import Straggler
 from shardwise.observe.diagnosis.verdicts import verdicts_of
 from shardwise.observe.summary import summarise
 from tests.command import shardwise

@@ -10,20 +10,13 @@ from statistics import median
 
 import pytest
 
-from shardwise.observe.diagnosis.verdict import (
-    LateGathers,
-    LateRank,
-    RanksOutOfStep,
-    SlowLink,
-    SlowMatmuls,
-    SmallMessages,
-    Straggler,
-    Verdict,
-)
-from shardwise.observe.diagnosis.verdicts import Health, health_of, verdicts_of
+from shardwise.observe.diagnosis.communication import LateGathers, SlowLink, SmallMessages
+from shardwise.observe.diagnosis.device import SlowMatmuls
+from shardwise.observe.diagnosis.stragglers import LateRank, RanksOutOfStep, Straggler
+from shardwise.observe.diagnosis.verdict import Health, Verdict
+from shardwise.observe.diagnosis.verdicts import health_of, verdicts_of
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary, summarise
-from shardwise.report.verdicts import explain
 from shardwise.spec.lookup import find_cluster
 from tests.observe.synthetic import Built, Plan, build
 
@@ -239,7 +232,7 @@ def test_every_late_rank_is_told_with_its_own_reason() -> None:
         spent_ns=2e7, others_spent_ns=1e6, last_to_arrive=12, collectives=14, every_step=True,
     )  # fmt: skip
     health = Health(3, 1e8, 0.5, 1e7, None, False)
-    words = explain(one, health)
+    words = one.explain(health)
     for rank in late:
         assert rank.name in words.fix
         assert f"{rank.spent_ns / 1e6:.1f} ms" in words.evidence
@@ -251,7 +244,7 @@ def test_one_step_is_not_every_step(tmp_path: Path) -> None:
     _, summary = read(tmp_path, plan)
     (verdict,) = [one for one in verdicts_of(summary) if isinstance(one, Straggler)]
     assert not verdict.every_step
-    assert "every step" not in explain(verdict, health_of(summary, Thresholds())).result
+    assert "every step" not in verdict.explain(health_of(summary, Thresholds())).result
 
 
 @pytest.mark.parametrize(("steps", "named"), [(3, False), (12, True)])

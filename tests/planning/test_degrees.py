@@ -13,18 +13,14 @@ from shardwise.planning.layout import Degrees
 from shardwise.planning.plan import Plan
 from shardwise.planning.price import price_one
 from shardwise.planning.problem import Problem, Units
-from shardwise.planning.reasons import (
-    Alternative,
-    Divided,
-    FewerDevices,
-    NoPeerToPeer,
-    Reason,
-    StepBatch,
-)
+from shardwise.planning.reasons.layout import Divided
+from shardwise.planning.reasons.limits import Alternative
+from shardwise.planning.reasons.reason import Reason
+from shardwise.planning.reasons.settings import StepBatch
+from shardwise.planning.reasons.warnings import FewerDevices, NoPeerToPeer
 from shardwise.planning.rows import Candidate
 from shardwise.planning.space import Space
 from shardwise.predict.rates import comparison_error
-from shardwise.report.reasons import reason_words
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster, find_model
 from shardwise.spec.record import SpecError
@@ -96,11 +92,11 @@ def test_a_batch_of_fewer_sequences_than_devices_needs_groups() -> None:
     reason = only(found, Divided)
     assert isinstance(reason, Divided)
     assert reason.sequences == pytest.approx(512 / 4096)
-    told = reason_words(reason)
+    told = reason.words()
     assert "0.12 sequences per device" in told
     assert "inside the node" in told
     batch = only(found, StepBatch)
-    assert f"groups of {best.strategy.mesh.inner} devices" in reason_words(batch)
+    assert f"groups of {best.strategy.mesh.inner} devices" in batch.words()
 
 
 def test_the_cost_that_is_told_is_that_of_the_collectives() -> None:

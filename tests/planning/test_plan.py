@@ -13,25 +13,22 @@ from shardwise.planning.batches import LARGE_BATCH, USUAL_BATCH
 from shardwise.planning.layout import Layout
 from shardwise.planning.money import Budget
 from shardwise.planning.plan import FAST_ENOUGH, Plan, make_plan
-from shardwise.planning.reasons import (
+from shardwise.planning.reasons.layout import Compared, DoesNotFit, NetworkCrossover, StatesFit
+from shardwise.planning.reasons.limits import (
     Alternative,
-    BeyondPositions,
-    Compared,
-    DataParallelEnds,
-    DecimalLength,
-    DoesNotFit,
-    LargeBatch,
-    LeastMemory,
     LimitedBy,
-    LongestSequence,
     LowPrecisionReduce,
-    NetworkCrossover,
     OtherParallelism,
-    Reason,
     RiskyAlternative,
+)
+from shardwise.planning.reasons.reason import Reason
+from shardwise.planning.reasons.settings import DataParallelEnds, LargeBatch, StepBatch
+from shardwise.planning.reasons.warnings import (
+    BeyondPositions,
+    DecimalLength,
+    LeastMemory,
+    LongestSequence,
     StackLeavesOut,
-    StatesFit,
-    StepBatch,
 )
 from shardwise.planning.rows import Candidate
 from shardwise.planning.space import Space

@@ -16,45 +16,50 @@ from shardwise.planning.batches import BATCH_TOLERANCE, LARGE_BATCH, USUAL_BATCH
 from shardwise.planning.limits import MIN_GAIN
 from shardwise.planning.plan import Plan, make_plan
 from shardwise.planning.price import price_one, scaled_link, scaled_network
-from shardwise.planning.reasons import (
-    Alternative,
-    BatchCapped,
-    ChunkedLoss,
+from shardwise.planning.reasons.layout import (
     Compared,
-    CompileGain,
-    DataParallelEnds,
     Divided,
     DoesNotFit,
+    LinkCrossover,
+    NetworkCrossover,
+    Padding,
+    SingleDevice,
+    StatesFit,
+)
+from shardwise.planning.reasons.limits import (
+    Alternative,
+    CompileGain,
+    GradientsUnsharded,
+    LimitedBy,
+    LowPrecisionReduce,
+    OtherParallelism,
+    RiskyAlternative,
+    ShorterFits,
+    Slack,
+)
+from shardwise.planning.reasons.reason import Reason, share_words, speed_words
+from shardwise.planning.reasons.settings import (
+    BatchCapped,
+    ChunkedLoss,
+    DataParallelEnds,
+    LargeBatch,
+    MicroBatchGain,
+    NoRecompute,
+    Recomputes,
+    RootSplit,
+    StepBatch,
+)
+from shardwise.planning.reasons.warnings import (
     FewerDevices,
     Fragile,
-    GradientsUnsharded,
-    LargeBatch,
     LeastMemory,
-    LimitedBy,
-    LinkCrossover,
-    LowPrecisionReduce,
-    MicroBatchGain,
-    NetworkCrossover,
     NoPeerToPeer,
-    NoRecompute,
     OnlyReplicated,
-    OtherParallelism,
-    Padding,
-    Reason,
-    Recomputes,
-    RiskyAlternative,
-    RootSplit,
-    ShorterFits,
-    SingleDevice,
-    Slack,
-    StatesFit,
-    StepBatch,
     UnfittedDevice,
     UnfittedExperts,
 )
 from shardwise.planning.rows import Candidate, complexity
 from shardwise.planning.search import Search
-from shardwise.report.reasons import reason_words, share_words, speed_words
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
 from tests.examples import examples
@@ -67,7 +72,7 @@ def again(plan: Plan, strategy: Strategy) -> Candidate:
 def check_layout(plan: Plan, winner: Candidate, reason: Reason) -> bool:
     """The layout and recomputation, priced again. False for reasons of another kind."""
     devices = plan.problem.cluster.devices
-    words = reason_words(reason, plan.units.blocks)
+    words = reason.words(plan.units.blocks)
     match reason:
         case SingleDevice():
             assert devices == 1
@@ -130,7 +135,7 @@ def check_divided(plan: Plan, winner: Candidate, reason: Divided | LinkCrossover
 
 def check_compared(plan: Plan, winner: Candidate, reason: Reason) -> bool:
     """Another layout against its row of the table. False for reasons of another kind."""
-    words = reason_words(reason, plan.units.blocks)
+    words = reason.words(plan.units.blocks)
     match reason:
         case Compared(strategy=strategy, throughput=throughput):
             rival = again(plan, strategy)
@@ -155,7 +160,7 @@ def check_batch(plan: Plan, winner: Candidate, reason: Reason) -> bool:
     """Tokens per step, from their factors. False for reasons of another kind."""
     job = plan.problem.job
     devices, groups = plan.problem.cluster.devices, winner.strategy.data_parallel
-    words = reason_words(reason, plan.units.blocks)
+    words = reason.words(plan.units.blocks)
     match reason:
         case StepBatch():
             strategy = winner.strategy
@@ -186,7 +191,7 @@ def check_batch(plan: Plan, winner: Candidate, reason: Reason) -> bool:
 
 def check_limited_by(plan: Plan, winner: Candidate, reason: LimitedBy) -> None:
     """What binds, and the gains from more of it, priced again."""
-    devices, words = plan.problem.cluster.devices, reason_words(reason, plan.units.blocks)
+    devices, words = plan.problem.cluster.devices, reason.words(plan.units.blocks)
     assert plan.limits is not None
     network = scaled_network(plan.problem.cluster, 2.0)
     gains = [(reason.twice_network, network)] if devices > 1 else []
@@ -217,7 +222,7 @@ def check_limited_by(plan: Plan, winner: Candidate, reason: LimitedBy) -> None:
 
 def check_limits(plan: Plan, winner: Candidate, reason: Reason) -> bool:
     """What limits, what is left, and tips. False for reasons of another kind."""
-    words = reason_words(reason, plan.units.blocks)
+    words = reason.words(plan.units.blocks)
     match reason:
         case LimitedBy():
             check_limited_by(plan, winner, reason)
@@ -409,11 +414,11 @@ def test_every_reason_agrees_with_the_table(seed: int, objective: str) -> None:
     for reason in (*plan.why, *plan.limits_why, *plan.tips):
         assert sum(one(plan, winner, reason) for one in CHECKS) == 1, reason.kind
         # Nothing that a screen must not print.
-        assert not re.search(r"-0\.0|nan|inf\b|None", reason_words(reason, plan.units.blocks))
+        assert not re.search(r"-0\.0|nan|inf\b|None", reason.words(plan.units.blocks))
         assert reason.to_dict()["kind"] == reason.kind
     for warning in plan.warnings:
         assert check_warning(plan, winner, warning), warning.kind
-        assert not re.search(r"-0\.0|nan|inf\b|None", reason_words(warning, plan.units.blocks))
+        assert not re.search(r"-0\.0|nan|inf\b|None", warning.words(plan.units.blocks))
     check_fragile(plan, winner)
     assert sum(isinstance(reason, StepBatch) for reason in plan.why) == 1
     if isinstance(plan.aim, LeastMemory):

@@ -19,13 +19,12 @@ import pytest
 import shardwise
 from benchmarks.scale.pages import measure
 from shardwise.api import describe_run, plan_run
-from shardwise.observe.diagnosis.verdict import Straggler
+from shardwise.observe.diagnosis.stragglers import Straggler
 from shardwise.report.page.headline import headline, tiles
 from shardwise.report.page.markup import element
 from shardwise.report.page.page import write_page
 from shardwise.report.page.read import read_subjects
 from shardwise.report.page.timeline import Step, packed, thin
-from shardwise.report.reasons import plan_reasons
 from shardwise.spec.quantity import show_seconds
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import write_run
@@ -173,7 +172,8 @@ def test_a_plan_says_what_to_run_and_why(tmp_path: Path) -> None:
     for heading in ("Plan", "Memory", "Time", "Timeline", "FSDP units", "What if"):
         assert heading in text
     assert best.why
-    assert all(sentence in text for sentence in plan_reasons(best))
+    reasons = (*best.why, *best.limits_why)
+    assert all(reason.words(best.units.blocks) in text for reason in reasons)
 
 
 def test_several_on_one_cluster_are_ranked(tmp_path: Path) -> None:

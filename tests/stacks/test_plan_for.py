@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from shardwise.api import estimate_run, plan_run
 from shardwise.planning.problem import Problem
-from shardwise.planning.reasons import Alternative, OnlyReplicated
+from shardwise.planning.reasons.limits import Alternative
+from shardwise.planning.reasons.warnings import OnlyReplicated
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space
 from shardwise.spec.job import Job

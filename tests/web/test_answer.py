@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from shardwise.api import plan_run
-from shardwise.report.reasons import reason_words
 from shardwise.step.memory_words import show_memory
 from shardwise.web.answer import answer
 from tests.command import environment, shardwise
@@ -251,7 +250,7 @@ def test_what_would_fit_names_its_host_memory_and_its_command() -> None:
 @pytest.mark.parametrize(("cluster", "adapter"), [("1xRTX-4090", "qlora:16"), ("8xRTX-4090", None)])
 def test_a_page_warns_before_it_gives_reasons(cluster: str, adapter: str | None) -> None:
     asked: dict[str, Any] = {"model": "llama-3-8b", "cluster": cluster, "adapter": adapter}
-    warned = [reason_words(one) for one in plan_run(**asked)[0].warnings]
+    warned = [one.words() for one in plan_run(**asked)[0].warnings]
     html = ask(ask="plan", **asked)["html"]
     said = re.findall("<p>(.*?)</p>", html["verdict"])
     assert warned

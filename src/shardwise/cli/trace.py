@@ -10,8 +10,7 @@ import typer
 from shardwise.cli.output import JsonOption, print_json
 
 if TYPE_CHECKING:
-    from shardwise.observe.diagnosis.verdict import Verdict
-    from shardwise.observe.diagnosis.verdicts import Health
+    from shardwise.observe.diagnosis.verdict import Health, Verdict
     from shardwise.observe.rank.summary import RankSummary
     from shardwise.observe.rules import Rules
     from shardwise.observe.summary import Summary
@@ -105,7 +104,7 @@ def summary_json(summary: Summary, verdicts: list[Verdict], health: Health) -> d
         "step_ns": health.step_ns,
         "profiled_steps": health.steps,
         "healthy": health.healthy,
-        "verdicts": [_verdict_json(verdict, health) for verdict in verdicts],
+        "verdicts": [verdict.to_dict(health) for verdict in verdicts],
         "ranks": [_rank_json(rank) for rank in summary.ranks],
         "matched": None
         if joined is None
@@ -117,19 +116,6 @@ def summary_json(summary: Summary, verdicts: list[Verdict], health: Health) -> d
             "offset_ns": joined.offset_ns.tolist(),
             "unmatched": joined.unmatched,
         },
-    }
-
-
-def _verdict_json(verdict: Verdict, health: Health) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from shardwise.report.verdicts import explain
-
-    words = explain(verdict, health)
-    return {
-        **asdict(verdict),
-        "share": verdict.saves_ns / health.step_ns,
-        "text": {"result": words.result, "evidence": words.evidence, "fix": words.fix},
     }
 
 

@@ -14,8 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from shardwise.observe.diagnosis.device import IDLE_FIELDS
-from shardwise.observe.diagnosis.verdict import IdleCause
+from shardwise.observe.diagnosis.device import IDLE_FIELDS, IdleCause
 from shardwise.observe.rank.summary import RankSummary
 from shardwise.step.spans import KINDS
 

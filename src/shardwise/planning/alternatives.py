@@ -10,7 +10,7 @@ from typing import Literal
 
 from shardwise.planning.price import price_one
 from shardwise.planning.problem import Problem, Units
-from shardwise.planning.reasons import Alternative
+from shardwise.planning.reasons.limits import Alternative
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space

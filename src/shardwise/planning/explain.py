@@ -20,29 +20,30 @@ from shardwise.planning.layout import Layout
 from shardwise.planning.limits import Limits, crossover, link_crossover
 from shardwise.planning.price import price_one
 from shardwise.planning.problem import Problem, Units, steps, times
-from shardwise.planning.reasons import (
-    BatchCapped,
-    ChunkedLoss,
+from shardwise.planning.reasons.layout import (
     Compared,
-    DataParallelEnds,
     DecidedBy,
     Difference,
     Divided,
     DoesNotFit,
-    LargeBatch,
-    LimitedBy,
     LinkCrossover,
-    MicroBatchGain,
     NetworkCrossover,
-    NoRecompute,
     Padding,
-    Reason,
-    Recomputes,
-    RootSplit,
     Setting,
     SingleDevice,
-    Slack,
     StatesFit,
+)
+from shardwise.planning.reasons.limits import LimitedBy, Slack
+from shardwise.planning.reasons.reason import Reason
+from shardwise.planning.reasons.settings import (
+    BatchCapped,
+    ChunkedLoss,
+    DataParallelEnds,
+    LargeBatch,
+    MicroBatchGain,
+    NoRecompute,
+    Recomputes,
+    RootSplit,
     StepBatch,
 )
 from shardwise.planning.rows import Candidate, complexity

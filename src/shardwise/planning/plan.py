@@ -13,15 +13,15 @@ from shardwise.planning.limits import Limits, limits_of
 from shardwise.planning.money import Budget, Cost, SizeChoice, Sized, by_size, choose_size
 from shardwise.planning.price import mfu_of, price_one
 from shardwise.planning.problem import Problem, Units
-from shardwise.planning.reasons import (
+from shardwise.planning.reasons.limits import (
     CompileGain,
     GradientsUnsharded,
-    LeastMemory,
     LowPrecisionReduce,
-    Reason,
     RiskyAlternative,
     ShorterFits,
 )
+from shardwise.planning.reasons.reason import Reason
+from shardwise.planning.reasons.warnings import LeastMemory
 from shardwise.planning.rows import Candidate
 from shardwise.planning.search import Search
 from shardwise.planning.sequence import longest

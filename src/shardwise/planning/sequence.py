@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.planning.problem import Problem
-from shardwise.planning.reasons import LongestSequence
+from shardwise.planning.reasons.warnings import LongestSequence
 from shardwise.planning.search import Search
 from shardwise.planning.space import Space
 from shardwise.spec.record import SpecError

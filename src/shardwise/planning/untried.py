@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardwise.planning.batches import USUAL_BATCH
 from shardwise.planning.problem import Problem
-from shardwise.planning.reasons import OtherParallelism
+from shardwise.planning.reasons.limits import OtherParallelism
 from shardwise.planning.rows import Candidate
 from shardwise.predict.fit import other_parallelism
 from shardwise.predict.rates import comparison_error

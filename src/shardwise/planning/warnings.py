@@ -13,14 +13,14 @@ from shardwise.planning.batches import (
 from shardwise.planning.choice import WANTED_HEADROOM, Found
 from shardwise.planning.price import mfu_of
 from shardwise.planning.problem import Problem, Units
-from shardwise.planning.reasons import (
+from shardwise.planning.reasons.reason import Reason
+from shardwise.planning.reasons.warnings import (
     BeyondPositions,
     DecimalLength,
     FewerDevices,
     Fragile,
     NoPeerToPeer,
     OnlyReplicated,
-    Reason,
     StackLeavesOut,
     UnfittedDevice,
     UnfittedExperts,

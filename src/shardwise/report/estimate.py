@@ -91,11 +91,10 @@ def _print_unquantised(out: Console, model: Model) -> None:
     kept = model.unquantised_experts if isinstance(model, ModelSpec) else None
     if kept is None or model.adapter is None:
         return
-    from shardwise.planning.reasons import UnquantizedExperts
-    from shardwise.report.reasons import reason_words
+    from shardwise.planning.reasons.warnings import UnquantizedExperts
 
     warning = UnquantizedExperts(stored=model.adapter.base, kept_in=kept)
-    paragraph(out, reason_words(warning), COLOURS["fair"])
+    paragraph(out, warning.words(), COLOURS["fair"])
 
 
 def _print_bars(out: Console, run: RunSpec, profile: StepProfile) -> None:

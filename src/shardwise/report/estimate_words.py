@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shardwise.predict.intervals import Evidence, evidence
+from shardwise.planning.reasons.warnings import UnfittedDevice
+from shardwise.predict.intervals import evidence
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.step.memory_words import show_memory
 
@@ -18,14 +19,9 @@ NO_WAY = "No change of settings makes it fit. Use a shorter sequence, or devices
 def not_compared(cluster: ClusterSpec) -> str:
     """A sentence for devices without fitted runs."""
     found = evidence(cluster)
-    return "" if found == "runs" else "\n" + unfitted_words(cluster.device.name, found)
-
-
-def unfitted_words(device: str, found: Evidence) -> str:
-    """What times of a device follow from that no run was fitted on."""
-    if found == "kernels":
-        return f"Few runs on {device} were fitted, or none: times follow from its measured kernels."
-    return f"No run on {device} was fitted; on such devices runs took up to 50% longer."
+    if found == "runs":
+        return ""
+    return "\n" + UnfittedDevice(device=cluster.device.name, evidence=found).words()
 
 
 def ways_title(ways: Sequence[Change], of: str = "", in_stack: bool = False) -> str:

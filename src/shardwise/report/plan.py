@@ -5,7 +5,7 @@ It takes at most 30 lines of 80 columns. `plan_explained.py` prints all that was
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
@@ -15,21 +15,19 @@ from rich.text import Text
 from shardwise.planning.least import Least
 from shardwise.planning.money import SizeChoice, Sized
 from shardwise.planning.plan import Plan
-from shardwise.planning.reasons import (
+from shardwise.planning.reasons.limits import (
     Alternative,
     CompileGain,
-    Fragile,
-    LargeBatch,
     LowPrecisionReduce,
     OtherParallelism,
-    Reason,
-    StepBatch,
 )
+from shardwise.planning.reasons.reason import Reason, compared_words, share_words
+from shardwise.planning.reasons.settings import LargeBatch, StepBatch
+from shardwise.planning.reasons.warnings import Fragile
 from shardwise.planning.rows import Candidate
 from shardwise.predict.fit import Change
 from shardwise.report.adapter import adapter_words
 from shardwise.report.bars import print_memory, print_step
-from shardwise.report.brief import brief_words, three_reasons
 from shardwise.report.estimate import print_ways
 from shardwise.report.kernel_words import kernel_words, narrower_words
 from shardwise.report.money import (
@@ -46,8 +44,9 @@ from shardwise.report.plan_words import (
     none_fits_words,
     pace_words,
     planned_words,
+    step_words,
+    three_reasons,
 )
-from shardwise.report.reasons import asked_words, compared_words, reason_words, share_words
 from shardwise.report.screen import bullet, heading, paragraph, screen, terminal_table
 from shardwise.spec.strategy_words import arithmetic_words, compile_words
 from shardwise.step.memory_words import show_memory
@@ -125,13 +124,13 @@ def print_plan(plan: Plan, start: Start, in_time: Least | None = None) -> None:
 def _print_answer(
     out: Console, plan: Plan, winner: Candidate, profile: StepProfile, room: Room
 ) -> None:
-    print_recommended(out, plan, winner, profile, brief_words, pace_words, room.bars)
+    print_recommended(out, plan, winner, profile, brief=True, bars=room.bars)
     heading(out, "Why this layout")
     for reason in three_reasons(plan)[: room.reasons]:
-        bullet(out, brief_words(reason, plan.units.blocks))
+        bullet(out, reason.brief(plan.units.blocks))
     for tip in plan.tips:
         if isinstance(tip, OtherParallelism):
-            bullet(out, brief_words(tip))
+            bullet(out, tip.brief())
     if not room.rows:
         return
     if plan.size_choice is not None and plan.size_choice.sizes:
@@ -170,11 +169,11 @@ def print_question(out: Console, plan: Plan) -> None:
         units = plan.units.of(problem.base.but(blocks_per_unit=1))
         paragraph(out, adapter_words(problem.model, units.trained_numel, units.numel))
     if plan.aim:
-        paragraph(out, reason_words(plan.aim, plan.units.blocks))
+        paragraph(out, plan.aim.words(plan.units.blocks))
     if plan.size_choice:
         paragraph(out, size_words(plan.size_choice))
     for warning in plan.warnings:
-        paragraph(out, reason_words(warning, plan.units.blocks), "yellow")
+        paragraph(out, warning.words(plan.units.blocks), "yellow")
     out.print()
 
 
@@ -183,20 +182,17 @@ def print_recommended(
     plan: Plan,
     winner: Candidate,
     profile: StepProfile,
-    words: Callable[[Reason], str],
-    speed: Callable[[Plan, Candidate], str],
+    *,
+    brief: bool,
     bars: bool = True,
 ) -> None:
-    """The configuration, what to know about it, its time and its memory, with `bars` or without.
-
-    `words` tells of the tokens of a step, and `speed` how fast it is.
-    """
+    """The configuration, what to know about it, its time and its memory, with `bars` or without."""
     problem = plan.problem
+    speed = pace_words(plan, winner) if brief else step_words(plan, winner)
     paragraph(out, f"Recommended: {planned_words(plan, winner.strategy)}", "bold green")
     for reason in plan.why:
         if is_batch(reason):
-            for line in words(reason).splitlines():
-                paragraph(out, line)
+            paragraph(out, _said(reason, brief))
     for note in (
         cost_words(plan.budget, winner.tokens_per_s, problem.cluster),
         *arithmetic_words(winner.strategy, problem.job.optimizer),
@@ -205,8 +201,12 @@ def print_recommended(
         if note:
             paragraph(out, note)
     assert profile.time is not None
-    print_step(out, f"Step: {speed(plan, winner)}", profile.time, bars)
+    print_step(out, f"Step: {speed}", profile.time, bars)
     print_memory(out, profile.known_memory, bars)
+
+
+def _said(reason: Reason, brief: bool) -> str:
+    return reason.brief() if brief else reason.words()
 
 
 def is_batch(reason: Reason) -> bool:
@@ -276,7 +276,7 @@ def _option(plan: Plan) -> Iterator[str]:
             yield f"--compile: {share_words(gain)} faster (fitted on {runs} published runs)"
         case Alternative() as other:
             needed = show_memory(other.needed_bytes)
-            yield f"{asked_words(other)}: {compared_words(other.throughput or 0.0)}, needs {needed}"
+            yield f"{other.asked}: {compared_words(other.throughput or 0.0)}, needs {needed}"
         case LowPrecisionReduce(dtype=dtype, gain=gain):
             faster = f"{share_words(gain)} faster; reduces gradients in {dtype}"
             yield f"--allow-low-precision-reduce: {faster}"
@@ -292,9 +292,9 @@ def _print_nothing_fits(out: Console, plan: Plan, room: Room) -> None:
     if shown:
         heading(out, "What would fit")
         for tip in shown:
-            bullet(out, brief_words(tip, plan.units.blocks))
+            bullet(out, tip.brief(plan.units.blocks))
     # The last of the ways is more devices, which no alternative is.
-    print_changes(out, plan, plan.ways[-1:] if helpful else plan.ways, brief_words)
+    print_changes(out, plan, plan.ways[-1:] if helpful else plan.ways, brief=True)
     if len(shown) < len(helpful):
         paragraph(out, _ALL_THAT_FITS)
 
@@ -312,13 +312,11 @@ def print_shortfall(out: Console, plan: Plan, bars: bool = True) -> None:
         print_memory(out, plan.profile(nearest).known_memory, bars)
 
 
-def print_changes(
-    out: Console, plan: Plan, ways: Sequence[Change], words: Callable[[Reason], str]
-) -> None:
+def print_changes(out: Console, plan: Plan, ways: Sequence[Change], *, brief: bool) -> None:
     """Settings with which it would fit, and parallelism that is not run here."""
     others = [tip for tip in plan.tips if isinstance(tip, OtherParallelism)]
     if ways or len(others) == len(plan.tips):
         out.print()
         print_ways(out, ways, "shardwise estimate", plan.for_stack)
     for tip in others:
-        paragraph(out, words(tip), "dim")
+        paragraph(out, _said(tip, brief), "dim")

@@ -6,7 +6,9 @@ from rich.console import Console
 
 from shardwise.planning.least import Least
 from shardwise.planning.plan import Plan
-from shardwise.planning.reasons import LeastMemory, OtherParallelism
+from shardwise.planning.reasons.limits import OtherParallelism
+from shardwise.planning.reasons.reason import compared_words
+from shardwise.planning.reasons.warnings import LeastMemory
 from shardwise.planning.rows import Candidate
 from shardwise.report.money import deadline_words
 from shardwise.report.plan import (
@@ -20,8 +22,7 @@ from shardwise.report.plan import (
     start_words,
 )
 from shardwise.report.plan_table import layouts_table, unusual_words
-from shardwise.report.plan_words import alike_words, step_words
-from shardwise.report.reasons import compared_words, plan_tips, reason_words, rule_words
+from shardwise.report.plan_words import alike_words, rule_words
 from shardwise.report.screen import bullet, heading, option, paragraph, screen, terminal_table
 from shardwise.spec.quantity import GIB
 from shardwise.spec.strategy_words import configuration_words, shorthand
@@ -47,16 +48,16 @@ def print_explained(plan: Plan, start: Start, top: int, in_time: Least | None = 
         heading(out, "What would help")
         for tip in plan.tips:
             if not isinstance(tip, OtherParallelism):
-                bullet(out, reason_words(tip, blocks))
+                bullet(out, tip.words(blocks))
         paragraph(out, f"{plan.considered:,} configurations priced." + _rejected(plan))
-        print_changes(out, plan, plan.ways, reason_words)
+        print_changes(out, plan, plan.ways, brief=False)
         return
     profile = plan.profile(plan.winner)
-    print_recommended(out, plan, plan.winner, profile, reason_words, step_words)
+    print_recommended(out, plan, plan.winner, profile, brief=False)
     heading(out, "Why this layout")
     for reason in (*plan.why, *plan.limits_why):
         if not is_batch(reason):
-            bullet(out, reason_words(reason, blocks))
+            bullet(out, reason.words(blocks))
     if plan.size_choice is not None and plan.size_choice.sizes:
         print_sizes(out, plan, plan.size_choice.sizes)
     heading(out, "Layouts compared")
@@ -64,8 +65,8 @@ def print_explained(plan: Plan, start: Start, top: int, in_time: Least | None = 
     _print_notes(out, plan, top)
     if plan.tips:
         heading(out, "Options")
-        for words in plan_tips(plan):
-            bullet(out, words)
+        for tip in plan.tips:
+            bullet(out, tip.words(blocks))
     _print_lower_memory(out, plan, plan.winner)
     heading(out, "Next")
     if in_time is not None:

@@ -85,7 +85,7 @@ def unusual_words(plan: Plan, top: int) -> str:
     """The settings of rows that the table marks; empty where it marks none."""
     rows: dict[str, list[str]] = {}
     for rank, one in _compared(plan, top):
-        settings = unusual_settings(one.strategy).replace(" · ", ", ")
+        settings = ", ".join(unusual_settings(one.strategy))
         if settings:
             rows.setdefault(settings, []).append(rank or shorthand(one.strategy))
     notes = [

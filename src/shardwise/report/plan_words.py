@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from shardwise.planning.choice import WANTED_HEADROOM
 from shardwise.planning.plan import Plan
+from shardwise.planning.reasons.layout import (
+    Compared,
+    Divided,
+    DoesNotFit,
+    SingleDevice,
+    StatesFit,
+)
+from shardwise.planning.reasons.reason import Reason
+from shardwise.planning.reasons.settings import Recomputes, StepBatch
 from shardwise.planning.rows import Candidate
 from shardwise.spec.quantity import show_count, show_seconds
 from shardwise.spec.strategy import Strategy
@@ -84,3 +94,33 @@ def nearest_words(plan: Plan) -> str:
     if nearest.verdict(plan.problem.cluster.device) == "at risk":
         return f"{named}, at risk: {short}. {AT_RISK}"
     return f"{named} ({short})."
+
+
+def rule_words(plan: Plan) -> str:
+    """The rule that chose."""
+    asked = plan.problem.job.global_batch is not None
+    return (
+        f"Rule: speeds {comparison_words(plan.comparison_error)}, are equal; among equals "
+        f"{'the batch asked for, then ' if asked else ''}more headroom (up to "
+        f"{percent(WANTED_HEADROOM)} of usable memory), then the simpler."
+    )
+
+
+# What says most about a layout comes first.
+_LAYOUT = (Divided, SingleDevice, StatesFit, DoesNotFit, Compared)
+
+
+def three_reasons(plan: Plan) -> list[Reason]:
+    """Why this layout, what was weighed against it or what its memory costs, and its limit."""
+    why = [reason for reason in plan.why if not isinstance(reason, StepBatch)]
+    layout = next((r for kind in _LAYOUT for r in why if isinstance(r, kind)), None)
+    # A faster layout that was not chosen is what a reader of the table asks for first.
+    second = sorted((r for r in why if r is not layout), key=_weight)
+    chosen = [*([layout] if layout else []), *second[:1], *plan.limits_why[:1]]
+    return [reason for reason in (*why, *plan.limits_why) if any(reason is one for one in chosen)]
+
+
+def _weight(reason: Reason) -> int:
+    if isinstance(reason, Compared):
+        return 0 if reason.decided_by is not None else 2
+    return 1 if isinstance(reason, Recomputes) else 3

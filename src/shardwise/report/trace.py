@@ -13,8 +13,15 @@ from rich.console import Console
 from rich.text import Text
 
 from shardwise.observe.diagnosis.communication import link_of, transfers_of
-from shardwise.observe.diagnosis.verdict import Verdict
-from shardwise.observe.diagnosis.verdicts import Health, health_of
+from shardwise.observe.diagnosis.verdict import (
+    OVERLAPPING,
+    Health,
+    Verdict,
+    count,
+    duration,
+    plural,
+)
+from shardwise.observe.diagnosis.verdicts import health_of
 from shardwise.observe.file.trace import Ints
 from shardwise.observe.rank.calls import CollectiveTime
 from shardwise.observe.rank.summary import RankSummary
@@ -23,7 +30,6 @@ from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary
 from shardwise.report.screen import plain_table, screen, terminal_table
 from shardwise.report.trace_ranks import EXPOSED, ranks_table, ranks_to_show
-from shardwise.report.verdicts import OVERLAPPING, count, duration, explain, health_words, plural
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.quantity import show_gb
 from shardwise.step.words import milliseconds, percent
@@ -54,9 +60,9 @@ def print_trace(
 
 def _print_verdicts(out: Console, verdicts: list[Verdict], health: Health) -> None:
     if not verdicts:
-        out.print(Text(health_words(health), style="bold green" if health.healthy else "bold"))
+        out.print(Text(health.words(), style="bold green" if health.healthy else "bold"))
         return
-    first = explain(verdicts[0], health)
+    first = verdicts[0].explain(health)
     out.print(Text(first.result, style="bold"))
     out.print(first.evidence)
     out.print(f"Suggested fix: {first.fix}")
@@ -70,7 +76,7 @@ def _print_verdicts(out: Console, verdicts: list[Verdict], health: Health) -> No
     table.add_column("other causes", no_wrap=True)
     for one in rest:
         share = percent(one.saves_ns / health.step_ns, 1)
-        table.add_row(duration(one.saves_ns), share, explain(one, health).title)
+        table.add_row(duration(one.saves_ns), share, one.explain(health).title)
     out.print(table)
     out.print(OVERLAPPING, style="dim")
 

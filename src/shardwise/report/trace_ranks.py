@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwise.observe.diagnosis.verdict import IdleDevice, Straggler, Verdict
+from shardwise.observe.diagnosis.device import IdleDevice
+from shardwise.observe.diagnosis.stragglers import Straggler
+from shardwise.observe.diagnosis.verdict import Verdict
 from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary

@@ -39,10 +39,15 @@ class Mesh(NamedTuple):
         return self.shard * self.context
 
     @property
+    def inner_degrees(self) -> list[str]:
+        """The degrees inside a copy of the data in words: ["context 2", "tensor 8"]."""
+        degrees = {"context": self.context, "tensor": self.tensor}
+        return [f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
+
+    @property
     def in_words(self) -> str:
-        """The degrees inside a copy of the data: " × context 2 × tensor 8"; empty without."""
-        found = {"context": self.context, "tensor": self.tensor}
-        return "".join(f" × {axis} {degree}" for axis, degree in found.items() if degree > 1)
+        """The same behind a layout: " × context 2 × tensor 8"; empty without."""
+        return "".join(f" × {degree}" for degree in self.inner_degrees)
 
     @property
     def inner(self) -> int:

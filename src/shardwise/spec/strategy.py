@@ -313,7 +313,7 @@ class Strategy(Record):
 
 
 def _product(mesh: Mesh) -> str:
-    return mesh.in_words.removeprefix(" × ").replace("×", "x")
+    return " x ".join(mesh.inner_degrees)
 
 
 def show_recompute(recompute: str | float, blocks: int | None = None) -> str:
@@ -322,9 +322,15 @@ def show_recompute(recompute: str | float, blocks: int | None = None) -> str:
     """
     if isinstance(recompute, str):
         return recompute
+    share = show_recomputed_share(recompute, blocks)
+    return f"{share} of blocks" if blocks is None else f"{share} blocks"
+
+
+def show_recomputed_share(share: float, blocks: int | None) -> str:
+    """How many of the blocks a share of them is: "28 of 32", or "7/8" of an unknown number."""
     if blocks is None:
-        return f"{fractions.Fraction(recompute).limit_denominator(1000)} of blocks"
-    return f"{int(blocks_of_share(recompute, blocks))} of {blocks} blocks"
+        return str(fractions.Fraction(share).limit_denominator(1000))
+    return f"{int(blocks_of_share(share, blocks))} of {blocks}"
 
 
 def blocks_of_share(share: Any, count: int) -> Any:

@@ -7,6 +7,7 @@ Sentences name a layout ("ZeRO-3 in groups of 8"); tables show the shorthand tha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 from shardwise.spec.catalogue import figure
 from shardwise.spec.cluster import ClusterSpec
@@ -15,7 +16,7 @@ from shardwise.spec.mesh import Mesh
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.optimizer import LOW_BIT, Optimizer
 from shardwise.spec.run import RunSpec
-from shardwise.spec.strategy import Kind, Strategy, show_recompute
+from shardwise.spec.strategy import Kind, Strategy, show_recompute, show_recomputed_share
 
 KIND_NAMES: dict[Kind, str] = {
     "single": "single device",
@@ -31,9 +32,18 @@ _GRADIENT_SYNC = {
 }
 
 
-def layout_words(strategy: Strategy) -> str:
+class HasLayout(Protocol):
+    """A strategy, or a layout alone."""
+
+    @property
+    def kind(self) -> Kind: ...
+    @property
+    def mesh(self) -> Mesh: ...
+
+
+def layout_words(layout: HasLayout) -> str:
     """The layout in a sentence: "DDP", "ZeRO-3", "ZeRO-3 in groups of 8"."""
-    return KIND_NAMES[strategy.kind] + mesh_words(strategy.mesh)
+    return KIND_NAMES[layout.kind] + mesh_words(layout.mesh)
 
 
 def mesh_words(mesh: Mesh) -> str:
@@ -66,7 +76,7 @@ def configuration_words(
         _loss(strategy),
         _inside(strategy),
         _reshard(strategy),
-        _prefetch(strategy),
+        *_prefetch(strategy),
         _blocks_per_unit(strategy),
         _gradient_sync(strategy),
         f"gradients reduced in {strategy.reduce_dtype}" if strategy.reduce_dtype != "fp32" else "",
@@ -82,15 +92,16 @@ def _low_bits(strategy: Strategy) -> str:
     return f"products{gathered} in {strategy.linear_dtype}"
 
 
-def unusual_settings(strategy: Strategy) -> str:
+def unusual_settings(strategy: Strategy) -> list[str]:
     """Settings other than batch and recomputation that are not the usual ones; may be empty."""
-    return _joined(
+    settings = (
         _reshard(strategy),
-        _prefetch(strategy),
+        *_prefetch(strategy),
         _blocks_per_unit(strategy),
         _gradient_sync(strategy),
         _loss(strategy),
     )
+    return [setting for setting in settings if setting]
 
 
 def run_words(run: RunSpec) -> str:
@@ -109,7 +120,7 @@ def run_words(run: RunSpec) -> str:
         _inside(strategy),
         "embedding and head in their own units" if strategy.split_root else "",
         _blocks_per_unit(strategy),
-        _prefetch(strategy),
+        *_prefetch(strategy),
         _reshard(strategy),
         _gradient_sync(strategy),
         "torch.compile" if strategy.compile else "",
@@ -163,7 +174,8 @@ def batch_words(strategy: Strategy) -> str:
 
 def recompute_cell(strategy: Strategy, blocks: int | None = None) -> str:
     """Recomputation for a cell of a table: "none", "full", "28 of 32"."""
-    return show_recompute(strategy.recompute, blocks).removesuffix(" blocks")
+    recompute = strategy.recompute
+    return recompute if isinstance(recompute, str) else show_recomputed_share(recompute, blocks)
 
 
 def _joined(*parts: str) -> str:
@@ -204,12 +216,12 @@ def _blocks_per_unit(strategy: Strategy) -> str:
     return f"{strategy.blocks_per_unit} blocks per unit" if strategy.blocks_per_unit > 1 else ""
 
 
-def _prefetch(strategy: Strategy) -> str:
-    if not strategy.sharded:
-        return ""
-    backward = f"prefetch {strategy.prefetch}" if strategy.prefetch != 1 else ""
-    forward = f"forward prefetch {strategy.forward_prefetch}" if strategy.forward_prefetch else ""
-    return _joined(backward, forward)
+def _prefetch(strategy: Strategy) -> Iterator[str]:
+    """Prefetch in the backward and in the forward, where it is not the usual one."""
+    if strategy.sharded and strategy.prefetch != 1:
+        yield f"prefetch {strategy.prefetch}"
+    if strategy.sharded and strategy.forward_prefetch:
+        yield f"forward prefetch {strategy.forward_prefetch}"
 
 
 def _reshard(strategy: Strategy) -> str:

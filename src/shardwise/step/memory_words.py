@@ -53,7 +53,12 @@ def profile_memory_words(memory: MemoryProfile) -> str:
 
 def shortfall_words(needed: float, usable: float) -> str:
     """`needs 25.9 GiB, 18.1 GiB usable`."""
-    return f"needs {show_memory(needed)}, {show_memory(usable)} usable"
+    return f"needs {room_words(needed, usable)}"
+
+
+def room_words(needed: float, usable: float) -> str:
+    """`25.9 GiB, 18.1 GiB usable`."""
+    return f"{show_memory(needed)}, {show_memory(usable)} usable"
 
 
 def unit_of(size: float) -> tuple[str, int]:

@@ -1,25 +1,18 @@
-"""Verdicts on exposed communication: waiting, late, queued, small or slow."""
+"""Verdicts on exposed communication: late, queued, small or slow, each with its words."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 import numpy as np
 
 from shardwise.observe.diagnosis.stalls import Stalls
-from shardwise.observe.diagnosis.stragglers import straggler_of
-from shardwise.observe.diagnosis.verdict import (
-    ExposedCommunication,
-    LateGathers,
-    QueuedGathers,
-    RanksOutOfStep,
-    SlowLink,
-    SmallMessages,
-    Verdict,
-    mean,
-)
+from shardwise.observe.diagnosis.stragglers import RanksOutOfStep, straggler_of
+from shardwise.observe.diagnosis.verdict import Verdict, count, mean, plural
 from shardwise.observe.file.trace import Ints
 from shardwise.observe.rank.calls import bus_bandwidth
 from shardwise.observe.rank.summary import RankSummary
@@ -28,9 +21,138 @@ from shardwise.observe.ranks import Joined
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary
 from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.quantity import show_gb, write_bytes
+from shardwise.step.words import percent
 
 # Bandwidth is measured on messages for which latency does not matter.
 _LARGE_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateGathers(Verdict):
+    """Gathers started after compute that could have hidden them."""
+
+    cause: Literal["late_gathers"] = "late_gathers"
+    gathers: float
+    backward_gathers: float
+    units: int
+    on_cpu: bool
+
+    title = "All-gathers start too late"
+
+    def evidence(self, period: str) -> str:
+        units = f" of {plural(self.units, 'FSDP unit')}" if self.units else ""
+        backward = f" ({count(self.backward_gathers)} in the backward)"
+        return (
+            f"{plural(self.gathers, 'all-gather')}{units} {period}"
+            f"{backward if self.backward_gathers else ''} start only after compute that could have "
+            "hidden them"
+        )
+
+    @property
+    def fix(self) -> str:
+        if self.on_cpu:
+            return "none on a CPU, where FSDP2 waits for every all-gather; on GPUs it can prefetch"
+        return "set strategy.prefetch and strategy.forward_prefetch to 1 or 2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedGathers(Verdict):
+    """Gathers that waited in the queue behind a reduce-scatter."""
+
+    cause: Literal["queued_gathers"] = "queued_gathers"
+    gathers: float
+
+    title = "All-gathers queued behind reduce-scatters"
+    fix = "use a separate communicator for reductions: model.set_separate_reduce_scatter_group()"
+
+    def evidence(self, period: str) -> str:
+        return (
+            f"{plural(self.gathers, 'all-gather')} {period} are issued while a reduce-scatter "
+            "runs, and start only when it ends"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallMessages(Verdict):
+    """Messages whose time is latency, not bandwidth."""
+
+    cause: Literal["small_messages"] = "small_messages"
+    calls: float
+    all_calls: float
+    limit_bytes: int
+    median_bytes: float
+
+    title = "Latency of small messages"
+    fix = (
+        "group more blocks into an FSDP unit (strategy.blocks_per_unit), or use larger DDP buckets"
+    )
+
+    def evidence(self, period: str) -> str:
+        return (
+            f"{count(self.calls)} of {count(self.all_calls)} collectives {period} are exposed and "
+            f"move less than {write_bytes(self.limit_bytes)} (median {show_gb(self.median_bytes)})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLink(Verdict):
+    """Large messages reach only a share of the link's bandwidth."""
+
+    cause: Literal["slow_link"] = "slow_link"
+    operation: str
+    reached_share: float
+
+    fix = "check the fabric: NCCL_DEBUG=INFO shows rings, GPUDirect and NICs; then run nccl-tests"
+
+    @property
+    def title(self) -> str:
+        return f"Slow link in {self.operation}"
+
+    def evidence(self, period: str) -> str:
+        return f"Large messages reach {percent(self.reached_share)} of the link's bandwidth"
+
+
+_FEWER_BYTES = {
+    "all-gather": "raise the micro-batch, shard within a node (hsdp), or keep parameters gathered "
+    "after the forward (zero2)",
+    "reduce-scatter": "raise the micro-batch or accumulate gradients: fewer bytes per token",
+    "all-reduce": "raise the micro-batch or accumulate gradients: fewer bytes per token",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExposedCommunication(Verdict):
+    """The remaining exposed time of an operation: longer than the compute it overlaps with.
+
+    With `other_ranks_unknown`, part of it may be waiting: only one rank's trace was given.
+    """
+
+    cause: Literal["exposed_communication"] = "exposed_communication"
+    operation: str
+    calls: float
+    exposed_share: float
+    other_ranks_unknown: bool
+
+    @property
+    def title(self) -> str:
+        return f"Exposed {self.operation}"
+
+    def evidence(self, period: str) -> str:
+        exposed = (
+            f"{plural(self.calls, 'call')} {period}; {percent(self.exposed_share)} of their time "
+            "is not overlapped by compute"
+        )
+        if self.other_ranks_unknown:
+            exposed += ". Part of it may be waiting: add the traces of the other ranks"
+        return exposed
+
+    @property
+    def fix(self) -> str:
+        return _FEWER_BYTES.get(self.operation, "start it earlier, or move fewer bytes")
+
+
+# ---- which of them a run has ----------------------------------------------------------------
 
 
 def transfers_of(summary: Summary) -> list[Ints | None]:

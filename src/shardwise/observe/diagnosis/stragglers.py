@@ -1,18 +1,23 @@
-"""Stragglers: ranks for which the others wait, and why (data loading, compute or host)."""
+"""Verdicts on waiting: a few stragglers (data loading, compute or host), or ranks in turn."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import median
+from typing import Any, Literal
 
 import numpy as np
 
 from shardwise.observe.diagnosis.stalls import Stalls
-from shardwise.observe.diagnosis.verdict import LateRank, Straggler, StragglerReason
+from shardwise.observe.diagnosis.verdict import Health, Verdict, duration, listed
 from shardwise.observe.file.trace import Ints
 from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.ranks import Joined
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary
+from shardwise.step.words import capital, percent
+
+StragglerReason = Literal["data", "compute", "host"]
 
 REASONS: tuple[StragglerReason, ...] = ("data", "compute", "host")
 # By which share of a step a rank must exceed the others, in every one of at least so many steps.
@@ -23,6 +28,139 @@ ENOUGH_STEPS = 10
 _TWO_RANKS_SHARE = 0.75
 # A rank that causes this share of the waiting of the one that causes most is as late.
 AS_LATE = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateRank:
+    """What one straggler spends more time on than the others do."""
+
+    name: str
+    # None where its trace does not tell it: the name is that of the file.
+    number: int | None = None
+    reason: StragglerReason
+    # Of this rank, and the median of the ranks that are not late.
+    spent_ns: float
+    others_spent_ns: float
+    last_to_arrive: int
+
+
+_FIXES: dict[StragglerReason, str] = {
+    "data": "give the data loader{s} of {ranks} more workers, or check the disk",
+    "compute": "check the {device}{s} of {ranks}: clocks, temperature, other jobs, longer "
+    "sequences",
+    "host": "check the host{s} of {ranks}: other processes, slow Python code, CPU clocks",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler(Verdict):
+    """A few ranks for which the others wait, those that cause most of it first.
+
+    `reason` and the times are those of the first; `late` has those of each.
+    """
+
+    cause: Literal["straggler"] = "straggler"
+    ranks: tuple[str, ...]
+    late: tuple[LateRank, ...]
+    reason: StragglerReason
+    on_cpu: bool
+    spent_ns: float
+    others_spent_ns: float
+    last_to_arrive: int
+    collectives: int
+    # Whether each of them exceeds the others in every one of at least two steps.
+    every_step: bool
+
+    @property
+    def title(self) -> str:
+        return f"Straggler{'' if len(self.late) == 1 else 's'}: {_names(self._in_order())}"
+
+    def result(self, health: Health) -> str:
+        delayed = "the one traced step" if health.steps else "the run"
+        if health.steps > 1:
+            delayed = "every step" if self.every_step else "the average step"
+        verb = "delays" if len(self.ranks) == 1 else "delay"
+        share = percent(self.share(health))
+        return f"{self.title} {verb} {delayed} by {duration(self.saves_ns)} ({share})."
+
+    def evidence(self, period: str) -> str:
+        late = self._in_order()
+        spent = ". ".join(self._spent(group, period) for group in self._by_reason())
+        times = listed([f"{one.last_to_arrive:,}" for one in late])
+        arrive = "It arrives" if len(late) == 1 else f"{capital(_names(late))} arrive"
+        return f"{spent}. {arrive} last in {times} of {self.collectives:,} collectives with waiting"
+
+    @property
+    def fix(self) -> str:
+        return "; ".join(
+            _FIXES[group[0].reason].format(
+                ranks=_names(group),
+                s="s" if len(group) > 1 else "",
+                device="CPU" if self.on_cpu else "GPU",
+            )
+            for group in self._by_reason()
+        )
+
+    def to_dict(self, health: Health) -> dict[str, Any]:
+        verdict = super().to_dict(health)
+        for one in verdict["late"]:
+            del one["number"]  # the name has it
+        return verdict
+
+    def _in_order(self) -> list[LateRank]:
+        return sorted(self.late, key=lambda one: (one.number or 0, len(one.name), one.name))
+
+    def _by_reason(self) -> list[list[LateRank]]:
+        """The late ranks, those together that are late for one reason."""
+        late = self._in_order()
+        reasons = dict.fromkeys(one.reason for one in late)
+        return [[one for one in late if one.reason == reason] for reason in reasons]
+
+    def _spent(self, late: list[LateRank], period: str) -> str:
+        """What ranks that are late for one reason spend more time on than the others."""
+        one, reason = len(late) == 1, late[0].reason
+        names = capital(_names(late))
+        times = f"{listed([duration(rank.spent_ns) for rank in late])} {period}"
+        if reason == "data":
+            spent = f"{names} {'loads' if one else 'load'} data for {times}"
+        elif reason == "compute":
+            spent = f"{names} {'computes' if one else 'compute'} for {times}"
+        elif self.on_cpu:
+            spent = f"{names} {'runs' if one else 'run'} no operation for {times}"
+        else:
+            gpus = f"The GPU{' of' if one else 's of'} {_names(late)}"
+            spent = f"{gpus} {'is' if one else 'are'} idle for {times} (nothing queued by the host)"
+        return f"{spent}, other ranks for {duration(late[0].others_spent_ns)} (median)"
+
+
+def _names(late: list[LateRank]) -> str:
+    """`rank 5`, `ranks 0 and 6`; names of files where a trace does not tell its rank."""
+    numbers = [str(one.number) for one in late if one.number is not None]
+    if 1 < len(late) == len(numbers):
+        return f"ranks {listed(numbers)}"
+    return listed([one.name for one in late])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksOutOfStep(Verdict):
+    """Ranks wait for each other in turn; `latest_rank` arrives last most often."""
+
+    cause: Literal["ranks_out_of_step"] = "ranks_out_of_step"
+    latest_rank: str
+    last_to_arrive: int
+    collectives: int
+
+    title = "Ranks wait for each other"
+    fix = "give every rank the same number of tokens, and every process its own CPU cores"
+
+    def evidence(self, period: str) -> str:
+        return (
+            f"No single rank is consistently late: {self.latest_rank} arrives last most often, in "
+            f"{self.last_to_arrive:,} of {self.collectives:,} collectives with waiting"
+        )
+
+
+# ---- whether a run has them -----------------------------------------------------------------
 
 
 def caused_waiting(summary: Summary, joined: Joined, stalls: list[Stalls]) -> list[float]:
@@ -113,6 +251,7 @@ def _late(
     rank = summary.ranks[index]
     return LateRank(
         name=rank.name,
+        number=rank.rank,
         reason=reason,
         spent_ns=_average(rank, reason),
         others_spent_ns=median(_average(one, reason) for one in others),

@@ -1,19 +1,52 @@
-"""Verdicts: causes of lost time as data. `report/verdicts.py` puts them into words."""
+"""What every verdict on a run has: its cause, what it costs, its words and its JSON."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
-from shardwise.spec.dtype import DType
+from shardwise.step.words import MILLISECOND, percent
 
-IdleCause = Literal["data_loading", "allocator", "rate_limiter", "synchronisation", "launch_bound",
-                    "unexplained_idle"]  # fmt: skip
-StragglerReason = Literal["data", "compute", "host"]
+OVERLAPPING = "Savings overlap; do not add them."
+
+
+class Health(NamedTuple):
+    """One step of the average rank: its length, and shares of it."""
+
+    # Number of marked steps; 0 where the full trace stands for one step.
+    steps: int
+    step_ns: float
+    compute: float
+    idle_ns: float
+    overlap: float | None
+    healthy: bool
+
+    @property
+    def period(self) -> str:
+        """What times of verdicts are per."""
+        return "per step" if self.steps else "in the trace"
+
+    def words(self) -> str:
+        """The result where no verdict stands out."""
+        share = percent(self.compute, 1)
+        if self.healthy:
+            return f"Healthy: compute takes {share} of the time."
+        return f"No dominant cause: compute takes {share} of the time."
+
+
+class Explanation(NamedTuple):
+    """A verdict in words. `title` is a noun phrase, the others are complete sentences."""
+
+    title: str
+    result: str
+    evidence: str
+    fix: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(ABC):
     """A cause of lost time, by a stable key.
 
     `saves_ns` is what fixing it saves per step, on the average rank; per trace where no step is
@@ -24,133 +57,66 @@ class Verdict:
     cause: str
     saves_ns: float
 
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The cause as a noun phrase."""
 
-@dataclass(frozen=True, kw_only=True)
-class LateRank:
-    """What one straggler spends more time on than the others do."""
+    @abstractmethod
+    def evidence(self, period: str) -> str:
+        """What was measured, without a full stop; `period` is what times are per."""
 
-    name: str
-    reason: StragglerReason
-    # Of this rank, and the median of the ranks that are not late.
-    spent_ns: float
-    others_spent_ns: float
-    last_to_arrive: int
+    @property
+    @abstractmethod
+    def fix(self) -> str:
+        """What to change, without a full stop."""
 
+    def result(self, health: Health) -> str:
+        """The cause and what it costs."""
+        lost = f"{duration(self.saves_ns)} {health.period}"
+        return f"{self.title}: {lost} ({percent(self.share(health))})."
 
-@dataclass(frozen=True, kw_only=True)
-class Straggler(Verdict):
-    """A few ranks for which the others wait, those that cause most of it first.
+    def share(self, health: Health) -> float:
+        """The part of a step that it costs."""
+        return self.saves_ns / health.step_ns if health.step_ns else 0.0
 
-    `reason` and the times are those of the first; `late` has those of each.
-    """
+    def explain(self, health: Health) -> Explanation:
+        """The verdict in words; `health` tells the length of a step."""
+        evidence = f"{self.evidence(health.period)}."
+        return Explanation(self.title, self.result(health), evidence, f"{self.fix}.")
 
-    cause: Literal["straggler"] = "straggler"
-    ranks: tuple[str, ...]
-    late: tuple[LateRank, ...]
-    reason: StragglerReason
-    on_cpu: bool
-    spent_ns: float
-    others_spent_ns: float
-    last_to_arrive: int
-    collectives: int
-    # Whether each of them exceeds the others in every one of at least two steps.
-    every_step: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class RanksOutOfStep(Verdict):
-    """Ranks wait for each other in turn; `latest_rank` arrives last most often."""
-
-    cause: Literal["ranks_out_of_step"] = "ranks_out_of_step"
-    latest_rank: str
-    last_to_arrive: int
-    collectives: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LateGathers(Verdict):
-    """Gathers started after compute that could have hidden them."""
-
-    cause: Literal["late_gathers"] = "late_gathers"
-    gathers: float
-    backward_gathers: float
-    units: int
-    on_cpu: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueuedGathers(Verdict):
-    """Gathers that waited in the queue behind a reduce-scatter."""
-
-    cause: Literal["queued_gathers"] = "queued_gathers"
-    gathers: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class SmallMessages(Verdict):
-    """Messages whose time is latency, not bandwidth."""
-
-    cause: Literal["small_messages"] = "small_messages"
-    calls: float
-    all_calls: float
-    limit_bytes: int
-    median_bytes: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowLink(Verdict):
-    """Large messages reach only a share of the link's bandwidth."""
-
-    cause: Literal["slow_link"] = "slow_link"
-    operation: str
-    reached_share: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExposedCommunication(Verdict):
-    """The remaining exposed time of an operation: longer than the compute it overlaps with.
-
-    With `other_ranks_unknown`, part of it may be waiting: only one rank's trace was given.
-    """
-
-    cause: Literal["exposed_communication"] = "exposed_communication"
-    operation: str
-    calls: float
-    exposed_share: float
-    other_ranks_unknown: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class IdleDevice(Verdict):
-    """Idle time of one cause; figures are those of the rank that loses most by it."""
-
-    cause: IdleCause
-    rank: str
-    on_cpu: bool
-    # Calls of the allocator, or synchronisations, where these are the cause.
-    calls: float | None = None
-    synchronised_by: str = ""
-    data_loading_ns: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExposedCopies(Verdict):
-    """Copies with neither compute nor communication at the same time."""
-
-    cause: Literal["exposed_copies"] = "exposed_copies"
-    on_cpu: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowMatmuls(Verdict):
-    """Matmuls that reach only a share of the device's peak."""
-
-    cause: Literal["slow_matmuls"] = "slow_matmuls"
-    calls: float
-    dtype: DType
-    device: str
-    reached_share: float
+    def to_dict(self, health: Health) -> dict[str, Any]:
+        """The verdict as `--json` prints it."""
+        words = self.explain(health)
+        return {
+            **asdict(self),
+            "share": self.saves_ns / health.step_ns,
+            "text": {"result": words.result, "evidence": words.evidence, "fix": words.fix},
+        }
 
 
 def mean(values: list[float]) -> float:
     return sum(values) / len(values)
+
+
+def duration(nanoseconds: float) -> str:
+    """Milliseconds with a unit and about three digits."""
+    value = nanoseconds / MILLISECOND
+    digits = 0 if value >= 99.95 else 1 if value >= 0.95 else 3 if value >= 0.0005 else 0
+    return f"{value:,.{digits}f} ms"
+
+
+def listed(texts: Sequence[str]) -> str:
+    """`5`, `0 and 6`, `0, 3 and 6`."""
+    *first, last = texts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def count(number: float) -> str:
+    """`7`, `81.5`, `1,200`: an average number of things."""
+    return f"{number:,.0f}" if number == round(number) else f"{number:,.1f}"
+
+
+def plural(number: float, noun: str) -> str:
+    """`1 call`, `1,200 calls`."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"

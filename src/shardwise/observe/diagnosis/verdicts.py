@@ -6,26 +6,12 @@ cause can shrink another, so they must not be added.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from shardwise.observe.diagnosis import communication, device
 from shardwise.observe.diagnosis.stalls import stalls_of
-from shardwise.observe.diagnosis.verdict import Verdict, mean
+from shardwise.observe.diagnosis.verdict import Health, Verdict, mean
 from shardwise.observe.rules import Thresholds
 from shardwise.observe.summary import Summary
 from shardwise.spec.cluster import ClusterSpec
-
-
-class Health(NamedTuple):
-    """One step of the average rank: its length, and shares of it."""
-
-    # Number of marked steps; 0 where the full trace stands for one step.
-    steps: int
-    step_ns: float
-    compute: float
-    idle_ns: float
-    overlap: float | None
-    healthy: bool
 
 
 def health_of(summary: Summary, thresholds: Thresholds) -> Health:

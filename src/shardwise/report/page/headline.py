@@ -7,7 +7,9 @@ from statistics import median
 from typing import NamedTuple
 
 from shardwise.planning.plan import Plan
-from shardwise.planning.reasons import OtherParallelism, StepBatch
+from shardwise.planning.reasons.limits import OtherParallelism
+from shardwise.planning.reasons.reason import speed_words
+from shardwise.planning.reasons.settings import StepBatch
 from shardwise.planning.rows import Candidate
 from shardwise.predict.rates import comparison_error
 from shardwise.report.adapter import adapter_words
@@ -18,8 +20,6 @@ from shardwise.report.page.markup import Markup, element
 from shardwise.report.page.subject import Subject
 from shardwise.report.page.sweeps import best_by_value
 from shardwise.report.plan_words import nearest_words, none_fits_words, step_words
-from shardwise.report.reasons import reason_words, speed_words
-from shardwise.report.verdicts import explain, health_words
 from shardwise.spec.quantity import show_count, show_gb, show_gib, show_seconds
 from shardwise.spec.strategy_words import configuration_words, run_words
 from shardwise.step.memory_words import memory_words, profile_memory_words, show_memory
@@ -107,7 +107,7 @@ def _gain_words(one: Subject, winner: Candidate) -> list[str]:
 
 def _warning_words(plan: Plan) -> list[str]:
     """What to know before the plan is trusted."""
-    return [reason_words(one, plan.units.blocks) for one in plan.warnings]
+    return [one.words(plan.units.blocks) for one in plan.warnings]
 
 
 def _aim_words(plan: Plan) -> list[str]:
@@ -118,7 +118,7 @@ def _aim_words(plan: Plan) -> list[str]:
         units = plan.units.of(plan.problem.base.but(blocks_per_unit=1))
         told.append(adapter_words(model, units.trained_numel, units.numel))
     if plan.aim:
-        told.append(reason_words(plan.aim, plan.units.blocks))
+        told.append(plan.aim.words(plan.units.blocks))
     if plan.size_choice:
         told.append(size_words(plan.size_choice))
     return [sentence for sentence in told if sentence]
@@ -126,8 +126,7 @@ def _aim_words(plan: Plan) -> list[str]:
 
 def _batch_words(plan: Plan) -> list[str]:
     """The tokens of a step, after a warning where the batch asked for does not divide."""
-    batches = [reason_words(reason) for reason in plan.why if isinstance(reason, StepBatch)]
-    return [line for words in batches for line in words.splitlines()]
+    return [reason.words() for reason in plan.why if isinstance(reason, StepBatch)]
 
 
 def _nothing_fits(plan: Plan) -> Headline:
@@ -139,13 +138,13 @@ def _nothing_fits(plan: Plan) -> Headline:
         *([f"{nearest_words(plan)} (predicted)"] if plan.rejected else []),
     ]
     others = [tip for tip in plan.tips if isinstance(tip, OtherParallelism)]
-    told += [reason_words(tip, plan.units.blocks) for tip in plan.tips if tip not in others]
+    told += [tip.words(plan.units.blocks) for tip in plan.tips if tip not in others]
     if plan.ways:
         told.append(f"{ways_title(plan.ways, 'shardwise estimate', plan.for_stack)}:")
         told += map(way_words, plan.ways)
     elif len(others) == len(plan.tips):
         told.append(NO_WAY)
-    told += map(reason_words, others)
+    told += [tip.words() for tip in others]
     return Headline(none_fits_words(plan), told, "fair" if plan.at_risk else "bad")
 
 
@@ -219,8 +218,8 @@ def _why_slow(one: Subject) -> Headline:
     rest = [*broken[:_MOST_PROBLEMS], *against_in_words(one)]
     if not traced.verdicts:
         tone = "good" if health.healthy else "fair"
-        return Headline(f"{health_words(health)} (measured)", rest, tone)
-    first = explain(traced.verdicts[0], health)
+        return Headline(f"{health.words()} (measured)", rest, tone)
+    first = traced.verdicts[0].explain(health)
     told = [f"{first.evidence} (measured)", f"Suggested fix: {first.fix}", *rest]
     return Headline(first.result, told, "fair")
 

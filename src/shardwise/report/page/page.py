@@ -6,6 +6,7 @@ import base64
 import hashlib
 from collections.abc import Sequence
 
+from shardwise.observe.diagnosis.verdict import OVERLAPPING
 from shardwise.report.page.against import against_section
 from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.headline import about, tiles, verdict
@@ -19,7 +20,6 @@ from shardwise.report.page.sweeps import sweep_section
 from shardwise.report.page.time import time_section
 from shardwise.report.page.timeline import timeline_section
 from shardwise.report.page.units import units_section
-from shardwise.report.verdicts import OVERLAPPING, explain
 from shardwise.spec.quantity import show_whole
 from shardwise.version import __version__
 
@@ -117,7 +117,7 @@ def _causes(subjects: Sequence[Subject]) -> Markup | None:
     for one in subjects:
         if one.traced is None or not one.traced.verdicts:
             continue
-        worded = [explain(verdict, one.traced.health) for verdict in one.traced.verdicts]
+        worded = [verdict.explain(one.traced.health) for verdict in one.traced.verdicts]
         items = [
             element("li", element("b", v.result), f" {v.evidence} Suggested fix: {v.fix}")
             for v in worded

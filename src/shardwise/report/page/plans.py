@@ -6,15 +6,14 @@ from collections.abc import Callable, Sequence
 
 from shardwise.planning.plan import Plan
 from shardwise.planning.problem import Problem
-from shardwise.planning.reasons import StepBatch
+from shardwise.planning.reasons.settings import StepBatch
 from shardwise.planning.rows import Candidate
 from shardwise.planning.whatif import Point, study
 from shardwise.report.page.bars import badge
 from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.markup import Content, Markup, element, fragment, table
 from shardwise.report.page.subject import Subject
-from shardwise.report.plan_words import alike_words, ranked
-from shardwise.report.reasons import reason_words, rule_words
+from shardwise.report.plan_words import alike_words, ranked, rule_words
 from shardwise.spec.quantity import GIB, show_count, show_seconds, show_whole
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy_words import (
@@ -43,7 +42,7 @@ def reasons_list(plan: Plan) -> Markup:
     """Why the winner is the best, and what else to try."""
     # The verdict says what a step is made of, and what to know before it is trusted.
     why = [one for one in (*plan.why, *plan.limits_why) if not isinstance(one, StepBatch)]
-    sentences = [reason_words(one, plan.units.blocks) for one in (*why, *plan.tips)]
+    sentences = [one.words(plan.units.blocks) for one in (*why, *plan.tips)]
     return element("ul", [element("li", sentence) for sentence in sentences], class_="reasons")
 
 

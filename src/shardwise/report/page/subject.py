@@ -12,8 +12,7 @@ from shardwise.step.spans import Timeline
 
 if TYPE_CHECKING:
     # A plan is drawn without what reads traces.
-    from shardwise.observe.diagnosis.verdict import Verdict
-    from shardwise.observe.diagnosis.verdicts import Health
+    from shardwise.observe.diagnosis.verdict import Health, Verdict
     from shardwise.observe.summary import Summary
 
 

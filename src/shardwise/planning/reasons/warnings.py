@@ -1,0 +1,240 @@
+"""What to know before a plan is trusted, and what it was asked to find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwise.planning.reasons.reason import Reason
+from shardwise.predict.fit import Parallelism
+from shardwise.predict.intervals import Evidence
+from shardwise.spec.optimizer import Optimizer
+from shardwise.spec.quantity import show_count
+from shardwise.spec.strategy import Strategy
+from shardwise.step.memory_words import show_memory
+from shardwise.step.words import capital, parallelism_words, percent
+
+# ---- warnings -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackLeavesOut(Reason):
+    """Parallelism that a stack is made of and that the search does not try.
+
+    Where the best without it waits for most of its step, nothing is recommended.
+    """
+
+    kind = "stack leaves out"
+
+    parallelism: tuple[Parallelism, ...]
+    recommended: bool
+    # Of the best without it.
+    waiting_share: float
+    mfu: float | None
+    strategy: Strategy | None
+
+    def words(self, blocks: int | None = None) -> str:
+        names = capital(parallelism_words(self.parallelism))
+        are = "are" if len(self.parallelism) > 1 else "is"
+        searched = f"{names} of this stack {are} not searched"
+        if self.recommended:
+            return f"{searched}: a plan with it may be faster."
+        return (
+            f"{searched}, and without it a step waits {percent(self.waiting_share)} of its time "
+            f"(MFU {percent(self.mfu or 0.0)}): no recommendation. Use the stack's own recipe."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeyondPositions(Reason):
+    """The sequence is longer than the model was trained for."""
+
+    kind = "beyond positions"
+
+    seq_len: int
+    positions: int
+
+    def words(self, blocks: int | None = None) -> str:
+        return (
+            f"Sequence length {self.seq_len:,} is longer than the model's {self.positions:,} "
+            "positions."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecimalLength(Reason):
+    """The sequence length is in thousands; a multiple of 1,024 was perhaps meant."""
+
+    kind = "decimal length"
+
+    seq_len: int
+    binary: int
+
+    def words(self, blocks: int | None = None) -> str:
+        thousands = self.seq_len // 1000
+        return (
+            f"Sequence length {self.seq_len:,}: {thousands}k means {self.seq_len:,}, "
+            f"{thousands}Ki means {self.binary:,}."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewerDevices(Reason):
+    """The batch asked for does not divide over all devices; the plan is for so many of them."""
+
+    kind = "fewer devices"
+
+    devices: int
+    of_devices: int
+    asked: int
+    # Batches next to it that divide over all devices, in tokens.
+    neighbours: tuple[int, ...]
+
+    def words(self, blocks: int | None = None) -> str:
+        near = " or ".join(f"{tokens:,}" for tokens in self.neighbours)
+        return (
+            f"The global batch of {self.asked:,} tokens does not divide over {self.of_devices:,} "
+            f"devices: planned for {self.devices:,} of them. To use all, set --global-batch to "
+            f"{near}."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlyReplicated(Reason):
+    """The trainer does not shard the parameters of this optimizer: no sharded layout is tried."""
+
+    kind = "only replicated"
+
+    optimizer: Optimizer
+    # One with small states that is sharded.
+    instead: Optimizer
+
+    def words(self, blocks: int | None = None) -> str:
+        return (
+            f"{self.optimizer} updates whole matrices: the trainer runs it on one device or with "
+            f"DDP, and no sharded layout is searched. {self.instead} can be sharded, and has small "
+            "states too."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfittedDevice(Reason):
+    """No run on such a device was fitted: times follow from its kernels, or from a related one."""
+
+    kind = "unfitted device"
+
+    device: str
+    evidence: Evidence
+
+    def words(self, blocks: int | None = None) -> str:
+        if self.evidence == "kernels":
+            return (
+                f"Few runs on {self.device} were fitted, or none: times follow from its measured "
+                "kernels."
+            )
+        return f"No run on {self.device} was fitted; on such devices runs took up to 50% longer."
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfittedExperts(Reason):
+    """No run of a mixture of experts was fitted, and routing is assumed to be even."""
+
+    kind = "unfitted experts"
+
+    experts: int
+
+    def words(self, blocks: int | None = None) -> str:
+        return (
+            f"Few mixtures of experts were fitted: times and memory assume that its {self.experts} "
+            "experts get equally many tokens."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnquantizedExperts(Reason):
+    """The base is stored in few bits, its experts are not: they are no linear layers."""
+
+    kind = "unquantized experts"
+
+    stored: str
+    kept_in: str
+
+    def words(self, blocks: int | None = None) -> str:
+        return f"The experts stay in {self.kept_in}: {self.stored} covers linear layers only."
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPeerToPeer(Reason):
+    """Devices of a node reach each other through host memory: no tensor parallelism is tried."""
+
+    kind = "no peer to peer"
+
+    device: str
+    link: str
+
+    def words(self, blocks: int | None = None) -> str:
+        return (
+            f"{self.device} has no peer-to-peer over {self.link}: tensor parallelism is not "
+            "recommended."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fragile(Reason):
+    """The recommended configuration leaves less memory free than is wanted, as shares of usable."""
+
+    kind = "fragile"
+
+    free_bytes: float
+    headroom: float
+    wanted: float
+    assumes_even_routing: bool
+
+    def words(self, blocks: int | None = None) -> str:
+        return (
+            f"Fragile: {show_memory(self.free_bytes)} of usable memory is free "
+            f"({percent(self.headroom)}; {percent(self.wanted)} is wanted)"
+            f"{', if routing is even' if self.assumes_even_routing else ''}."
+        )
+
+
+# ---- the objective --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongestSequence(Reason):
+    """The longest sequence, and what keeps it from being longer."""
+
+    kind = "longest sequence"
+
+    tokens: int
+    limited_by: Literal["memory", "input", "search"]
+    # What is wrong with a longer one, where it is not memory.
+    refused: str | None = None
+    positions: int | None = None
+
+    def words(self, blocks: int | None = None) -> str:
+        why = {
+            "memory": "Longer ones do not fit.",
+            "input": f"Longer ones are refused: {self.refused}.",
+            "search": "Longer ones were not searched.",
+        }[self.limited_by]
+        has = f" The model has {self.positions:,} positions." if self.positions is not None else ""
+        return f"Longest sequence length: {self.tokens:,}. {why}{has}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeastMemory(Reason):
+    """The least memory among configurations with a share of the best throughput."""
+
+    kind = "least memory"
+
+    share: float
+    fastest_tokens_per_s: float
+    throughput: float
+
+    def words(self, blocks: int | None = None) -> str:
+        return (
+            f"Objective: least memory with at least {percent(self.share)} of the best throughput "
+            f"({show_count(self.fastest_tokens_per_s)} tokens/s)."
+        )
