@@ -26,6 +26,7 @@ from shardwise.report.whatif import (
 from shardwise.spec.job import Job
 from shardwise.spec.lookup import find_cluster, find_model
 from shardwise.spec.strategy import Strategy
+from shardwise.spec.wording import KeyedProblem
 from shardwise.step.profile import Bottleneck
 from tests.screens import assert_screen
 
@@ -106,10 +107,11 @@ def test_devices_by_name_have_prices_and_warnings_of_their_own(printed: Printed)
 
 def test_numbers_of_devices(printed: Printed) -> None:
     problem = asked()
+    refused = KeyedProblem("devices", "12 do not fill nodes of 8")
     points = [
         Point("2", varied(problem, "devices", "2")[0], None, None, "memory"),
         at(problem, "devices", "8", kind="zero2", micro_batch=1, per_device=7100.0, mfu=0.369),
-        Point("12", problem, None, None, "memory", "devices: 12 do not fill nodes of 8"),
+        Point("12", problem, None, None, "memory", refused),
         at(problem, "devices", "512", per_device=6900.0, mfu=0.359, exposed=0.05),
     ]
     print_study("devices", points, Budget(price=2.5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from typing import Any
@@ -18,6 +19,7 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.record import Record, SpecError
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
+from shardwise.spec.wording import without_key
 
 RECORDS: list[type[Record]] = [
     *(Strategy, Job, ModelSpec, ClusterSpec, DeviceSpec, Calibration, TrainSettings, DataSettings),
@@ -87,3 +89,15 @@ def test_a_sentence_names_the_key_and_what_is_allowed(
     assert problem.startswith(f"here.{key}: ")
     for word in words:
         assert word in problem
+
+
+def test_a_problem_can_be_told_without_its_key() -> None:
+    with pytest.raises(SpecError) as caught:
+        Job.read({"seq_len": 0})
+    (problem,) = caught.value.problems
+    reason = without_key(problem, "seq_len")
+    assert problem == f"seq_len: {reason}"
+    # Where another key is asked for, or none is known, all of it is told.
+    assert without_key(problem, "seq") == problem
+    assert without_key("seq_len: at least 1", "seq_len") == "seq_len: at least 1"
+    assert without_key(copy.copy(problem), "seq_len") == reason

@@ -17,6 +17,7 @@ from shardwise.calibrate.machine.quality import busy_share
 from shardwise.child import start_python
 from shardwise.contribution.collect import collect
 from shardwise.contribution.record import Contribution
+from shardwise.runs.find import round_folder
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.lookup import find_cluster
 from shardwise.spec.record import SpecError
@@ -142,7 +143,7 @@ class Bench:
         if isinstance(found, str):
             raise CheckFailedError(f"{name}: {found}")
         try:
-            contribution = collect(folder / "runs" / "round-1")
+            contribution = collect(round_folder(folder, 1))
         except SpecError:
             contribution = None
         try:

@@ -19,6 +19,7 @@ from shardwise.spec.quantity import (
     write_rate,
 )
 from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.spec.wording import KeyedProblem
 
 
 def varied(problem: Problem, name: str, text: str) -> tuple[Problem, str]:
@@ -35,11 +36,12 @@ def varied(problem: Problem, name: str, text: str) -> tuple[Problem, str]:
 def _network(problem: Problem, text: str) -> tuple[Problem, str]:
     rate = parse_rate(text if not _is_bare(text) else f"{text}Gbps")
     if rate <= 0:
-        raise SpecError("network: must be more than 0; write it like 400Gbps")
+        raise _refused("network", "must be more than 0; write it like 400Gbps")
     if problem.cluster.nodes == 1:
-        raise SpecError(
-            "network: a single node has no network; give a cluster of several nodes, such as "
-            f"--cluster {_several_nodes(problem.cluster)}"
+        raise _refused(
+            "network",
+            "a single node has no network; give a cluster of several nodes, such as "
+            f"--cluster {_several_nodes(problem.cluster)}",
         )
     return _with_cluster(problem, network=rate), write_rate(rate)
 
@@ -47,7 +49,7 @@ def _network(problem: Problem, text: str) -> tuple[Problem, str]:
 def _link(problem: Problem, text: str) -> tuple[Problem, str]:
     rate = parse_rate(text if not _is_bare(text) else f"{text}GB/s")
     if rate <= 0:
-        raise SpecError("link: must be more than 0; write it like 450GB/s")
+        raise _refused("link", "must be more than 0; write it like 450GB/s")
     # Measured on the other link.
     device = problem.cluster.device.but(link_bandwidth=rate)
     return _with_cluster(problem, device=device, calibration=None), write_byte_rate(rate)
@@ -93,6 +95,10 @@ VARIABLES: dict[str, Callable[[Problem, str], tuple[Problem, str]]] = {
 }
 
 
+def _refused(name: str, reason: str) -> SpecError:
+    return SpecError(KeyedProblem(name, reason))
+
+
 def _is_bare(text: str) -> bool:
     """Whether a text is a number without a unit."""
     return text.replace(".", "", 1).isdigit()
@@ -124,15 +130,15 @@ def sized(cluster: ClusterSpec, devices: int) -> ClusterSpec:
     """The same kind of cluster with another number of devices, in full nodes."""
     per_node = node_size(cluster)
     if devices < 1:
-        raise SpecError("devices: must be at least 1")
+        raise _refused("devices", "must be at least 1")
     if devices <= per_node:
         return cluster.but(nodes=1, devices_per_node=devices)
     if devices % per_node:
         below = devices // per_node * per_node
-        raise SpecError(
-            f"devices: {devices:,} do not fill nodes of {per_node}; give {below:,} or "
-            f"{below + per_node:,}"
+        raise _refused(
+            "devices",
+            f"{devices:,} do not fill nodes of {per_node}; give {below:,} or {below + per_node:,}",
         )
     if cluster.network is None:
-        raise SpecError(f"devices: {needs_network(cluster)}")
+        raise _refused("devices", needs_network(cluster))
     return cluster.but(nodes=devices // per_node, devices_per_node=per_node)

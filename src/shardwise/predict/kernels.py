@@ -123,6 +123,8 @@ class Origin(NamedTuple):
 
     kernel: Kernel
     own: bool
+    # What software calls it; the name of its figures may add how they were measured.
+    name: str
 
 
 def measured_attention(device: DeviceSpec, software: Software) -> Origin:
@@ -136,7 +138,7 @@ def _measured_attention(place: _Place, name: str) -> Origin:
         # Kernels of serving were measured forward only, but on a nearer device.
         found = _nearest(place, "attention", kernel, f"{kernel} prefill")
         if found is not None:
-            return found
+            return found._replace(name=kernel)
     raise AssertionError("each generation has a measured attention kernel")
 
 
@@ -159,7 +161,7 @@ def _nearest(place: _Place, family: Family, *names: str, dtype: str = "bf16") ->
         for name in names:
             found = find_kernel(candidate, family, name, dtype)
             if found is not None:
-                return Origin(found, own=candidate == place.name)
+                return Origin(found, own=candidate == place.name, name=name)
     return None
 
 

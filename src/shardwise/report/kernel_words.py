@@ -18,9 +18,8 @@ def kernel_words(cluster: ClusterSpec) -> str:
     kernel, products = attention.kernel, measured_products(cluster.device).kernel
     away = sorted({one.device for one in (kernel, products)} - {cluster.device.name})
     on = f", measured on {' and '.join(away)}" if away else ""
-    name = kernel.kernel.removesuffix(" prefill")
-    corrected = _corrected_words(cluster)
-    return f"Kernels assumed: {software.title} ({software.date}), {name} attention{on}.{corrected}"
+    assumed = f"{software.title} ({software.date}), {attention.name} attention{on}"
+    return f"Kernels assumed: {assumed}.{_corrected_words(cluster)}"
 
 
 def _corrected_words(cluster: ClusterSpec) -> str:

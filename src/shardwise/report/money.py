@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from shardwise.planning.least import MOST_DEVICES, Least
 from shardwise.planning.money import (
@@ -23,15 +24,35 @@ from shardwise.spec.strategy_words import shorthand
 from shardwise.step.words import capital, multiple, percent
 
 
+class Figure(NamedTuple):
+    """A number as a screen writes it, and its unit; empty for money."""
+
+    number: str
+    unit: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.unit}" if self.unit else self.number
+
+
+def _long(seconds: float) -> Figure:
+    days = seconds / DAY
+    return (
+        Figure(f"{days:,.1f}", "days") if days >= 1 else Figure(f"{seconds / HOUR:,.1f}", "hours")
+    )
+
+
+def _money(amount: float) -> Figure:
+    return Figure(f"{amount:,.0f}" if amount >= 100 else f"{amount:,.2f}")
+
+
 def show_long(seconds: float) -> str:
     """Days or hours."""
-    days = seconds / DAY
-    return f"{days:,.1f} days" if days >= 1 else f"{seconds / HOUR:,.1f} hours"
+    return str(_long(seconds))
 
 
 def show_money(amount: float) -> str:
     """An amount in the currency of `--price`; cents below 100."""
-    return f"{amount:,.0f}" if amount >= 100 else f"{amount:,.2f}"
+    return str(_money(amount))
 
 
 def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str:
@@ -40,9 +61,9 @@ def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str
         return ""
     cost = budget.cost(tokens_per_s, cluster)
     parts = [
-        _between(cost, cost.seconds, show_long) if cost.seconds is not None else "",
+        _between(cost, cost.seconds, _long) if cost.seconds is not None else "",
         f"{cost.device_hours:,.0f} device-hours" if cost.money is None else "",
-        f"money {_between(cost, cost.money, show_money)}" if cost.money is not None else "",
+        f"money {_between(cost, cost.money, _money)}" if cost.money is not None else "",
     ]
     sentence = f"For {tokens_words(budget)}: {', '.join(part for part in parts if part)}."
     if budget.deadline_s is None or cost.seconds is None:
@@ -58,12 +79,12 @@ def cost_words(budget: Budget, tokens_per_s: float, cluster: ClusterSpec) -> str
     return sentence
 
 
-def _between(cost: Cost, value: float, show: Callable[[float], str]) -> str:
+def _between(cost: Cost, value: float, figure_of: Callable[[float], Figure]) -> str:
     """A figure and its 90 % interval, failures allowed for in the upper end."""
-    ends = [show(value * (1 + end)) for end in cost.interval]
-    units = {text.partition(" ")[2] for text in (show(value), *ends)}
-    low, high = (text.partition(" ")[0] for text in ends) if len(units) == 1 else ends
-    return f"{show(value)} ({low} to {high})"
+    figure, ends = figure_of(value), [figure_of(value * (1 + end)) for end in cost.interval]
+    one_unit = {end.unit for end in ends} == {figure.unit}
+    low, high = (end.number if one_unit else str(end) for end in ends)
+    return f"{figure} ({low} to {high})"
 
 
 def tokens_words(budget: Budget) -> str:

@@ -34,6 +34,7 @@ from shardwise.spec.strategy_words import (
     recompute_cell,
     shorthand,
 )
+from shardwise.spec.wording import without_key
 from shardwise.step.words import (
     capital,
     multiple,
@@ -141,9 +142,7 @@ def print_study(name: str, points: Sequence[Point], budget: Budget) -> None:
             out.print()
             out.print(told)
     sentences = [
-        f"{point.value}: {point.refused.removeprefix(f'{name}: ')}."
-        for point in points
-        if point.refused
+        f"{point.value}: {without_key(point.refused, name)}." for point in points if point.refused
     ]
     possible = [point for point in points if not point.refused]
     for before, after in pairwise(possible):

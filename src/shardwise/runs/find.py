@@ -18,6 +18,21 @@ from shardwise.spec.record import SpecError
 _INSIDE = (f"*/{NAME}", f"*/replica-*/{NAME}")
 
 
+# Where `compare` and `tune` put the runs of each contender.
+_ROUNDS, _ROUND = "runs", "round-"
+
+
+def round_folder(contender: Path, number: int) -> Path:
+    """The folder of one short run of a contender, counted from 1."""
+    return contender / _ROUNDS / f"{_ROUND}{number}"
+
+
+def contender_of(run: Path) -> Path:
+    """The folder of the contender that a run is a round of; that of the run where it is none."""
+    is_round = run.name.startswith(_ROUND) and run.parent.name == _ROUNDS
+    return run.parent.parent if is_round else run
+
+
 class FoundRuns(NamedTuple):
     """Runs, newest first, and one sentence for each file that could not be read."""
 

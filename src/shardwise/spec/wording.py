@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -32,6 +32,29 @@ _BOUNDS = {
 _LONGEST_VALUE = 60
 
 
+class KeyedProblem(str):
+    """What is wrong with a key, as `key: reason`; both parts stay known."""
+
+    key: str
+    reason: str
+
+    def __new__(cls, key: str, reason: str) -> Self:
+        problem = super().__new__(cls, f"{key}: {reason}")
+        problem.key, problem.reason = key, reason
+        return problem
+
+    def __reduce__(self) -> tuple[type[KeyedProblem], tuple[str, str]]:
+        """What a process that reads the error of another makes it from."""
+        return type(self), (self.key, self.reason)
+
+
+def without_key(problem: str, key: str) -> str:
+    """A problem without its key, where it is about `key`."""
+    if isinstance(problem, KeyedProblem) and problem.key == key:
+        return problem.reason
+    return problem
+
+
 def sentences(cls: type[BaseModel], error: ValidationError, where: str) -> list[str]:
     """One sentence for each key at fault, under `where`, in the order of the errors."""
     by_key: dict[str, list[Mapping[str, Any]]] = {}
@@ -41,7 +64,7 @@ def sentences(cls: type[BaseModel], error: ValidationError, where: str) -> list[
     found = []
     for key, problems in by_key.items():
         sentence = _sentence(cls, problems)
-        found.append(f"{key}: {sentence}" if key else sentence)
+        found.append(KeyedProblem(key, sentence) if key else sentence)
     return found
 
 

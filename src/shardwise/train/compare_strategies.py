@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from shardwise.child import start_python
+from shardwise.runs.find import round_folder
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.train.launch import FOLDER, kill_tree
 
@@ -120,14 +121,15 @@ def run_once(
     After `timeout_s` all of its processes are killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"round-{number + 1}.toml"
+    into = round_folder(folder, number + 1)
+    file = folder / f"{into.name}.toml"
     assert run.train is not None
-    settings = run.train.but(folder=str(folder / "runs"))
+    settings = run.train.but(folder=str(into.parent))
     file.write_text(write_run(run._replace(train=settings)))
     environment = {k: v for k, v in os.environ.items() if k not in (FOLDER, "RANK", "WORLD_SIZE")}
     with start_python(
         *("-m", "shardwise", "train", str(file), "--json"),
-        *("--nproc", str(processes), "--name", f"round-{number + 1}"),
+        *("--nproc", str(processes), "--name", into.name),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
     ) as process:  # fmt: skip
         try:
@@ -139,7 +141,7 @@ def run_once(
         except BaseException:
             kill_tree(process.pid)
             raise
-    (folder / f"round-{number + 1}.log").write_text(log)
+    (folder / f"{into.name}.log").write_text(log)
     try:
         result: dict[str, Any] = json.loads(output)
         result["measured"]["time"]["step_s"]

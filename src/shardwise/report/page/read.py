@@ -18,6 +18,7 @@ from shardwise.observe.run_folder import TRACES, profiled_windows, traces_in
 from shardwise.observe.summary import Summary, summarise
 from shardwise.planning.plan import Plan
 from shardwise.report.page.subject import Subject, Traced
+from shardwise.runs.find import contender_of
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.read_file import open_regular, parse_json, read_bytes, read_json
@@ -95,17 +96,11 @@ def _many(folder: Path, runs: list[Path]) -> list[Subject]:
     """Read the runs in a folder; rounds of one contender of `compare` become one subject."""
     subjects = []
     # One run says that nothing was profiled; many need not repeat it.
-    for name, group in groupby(runs, key=lambda run: _contender(folder, run)):
+    for contender, group in groupby(runs, key=contender_of):
+        name = "/".join(contender.relative_to(folder).parts)
         rounds = [_run_folder(run, name, alone=False) for run in group]
         subjects.append(rounds[0] if len(rounds) == 1 else _rounds(rounds))
     return subjects
-
-
-def _contender(folder: Path, run: Path) -> str:
-    parts = run.relative_to(folder).parts
-    if run.name.startswith("round-") and "runs" in parts:
-        parts = parts[: parts.index("runs")]
-    return "/".join(parts)
 
 
 def _rounds(rounds: list[Subject]) -> Subject:
