@@ -61,13 +61,13 @@ def recorded(predicted: StepProfile, summary: Summary) -> Line:
         # Small all-reduces of the trainer depend on the step.
         if term.name.startswith(SHARDED)
     ]
-    different = [term for term in terms if round(term.measured) != term.predicted]
-    calls = {term.name.partition(":")[0]: term for term in terms if term.name.endswith("calls")}
+    different = [term for term in terms if round(term.second or 0) != term.first]
+    calls = {term.name.partition(":")[0]: term for term in terms if term.unit == "calls"}
     return judged(
         RECORDED,
-        ", ".join(f"{one.predicted:.0f} {name}" for name, one in calls.items()),
-        ", ".join(f"{one.measured:.0f} {name}" for name, one in calls.items()),
+        ", ".join(f"{one.first:.0f} {name}" for name, one in calls.items()),
+        ", ".join(f"{one.second:.0f} {name}" for name, one in calls.items()),
         bool(terms) and not different,
-        "; ".join(f"{one.name}: {one.measured:,.1f} recorded" for one in different) or "none",
+        "; ".join(f"{one.name}: {one.second:,.1f} recorded" for one in different) or "none",
         ranks=len(summary.ranks),
     )

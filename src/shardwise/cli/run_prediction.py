@@ -12,6 +12,7 @@ from shardwise.step.profile import CollectiveProfile, read_profile_file
 if TYPE_CHECKING:
     from shardwise.observe.rank.summary import RankSummary
     from shardwise.observe.rules import Rules
+    from shardwise.step.comparison import Term
     from shardwise.step.spans import Timeline
 
 
@@ -42,8 +43,8 @@ class RunPrediction(NamedTuple):
 
         compared = against(self.simulated, rank) if self.simulated is not None else None
         terms = [*(compared.terms if compared else []), *traffic_terms(self.traffic, rank)]
-        units = {u.unit: [t._asdict() for t in u.terms] for u in compared.units} if compared else {}
-        return {"against": {"terms": [t._asdict() for t in terms], "units": units}}
+        units = {u.unit: list(map(_term_json, u.terms)) for u in compared.units} if compared else {}
+        return {"against": {"terms": list(map(_term_json, terms)), "units": units}}
 
     def show(self, rank: RankSummary) -> None:
         """Print simulated against measured."""
@@ -76,3 +77,7 @@ class RunPrediction(NamedTuple):
         events = side_by_side(self.simulated, measured, windows[len(windows) // 2])
         write_events(path, events, {"kind": "simulated and measured"})
         echo(f"Wrote both steps to {path}; open it in ui.perfetto.dev.", err=True)
+
+
+def _term_json(term: Term) -> dict[str, Any]:
+    return {"name": term.name, "predicted": term.first, "measured": term.second}

@@ -11,23 +11,13 @@ import numpy as np
 from shardwise.observe.rank.axes import named_by_axis
 from shardwise.observe.rank.summary import RankSummary
 from shardwise.observe.rank.units import ROOT, UnitTime
+from shardwise.step import comparison
 from shardwise.step.breakdown import breakdown
 from shardwise.step.chrome import chrome_events
+from shardwise.step.comparison import Term
 from shardwise.step.intervals import uncovered_length, union
-from shardwise.step.profile import CollectiveProfile, relative_error
+from shardwise.step.profile import CollectiveProfile
 from shardwise.step.spans import KINDS, Timeline
-
-
-class Term(NamedTuple):
-    """One quantity per step, predicted and measured: nanoseconds, calls or bytes."""
-
-    name: str
-    predicted: float
-    measured: float
-
-    @property
-    def error(self) -> float | None:
-        return relative_error(self.predicted, self.measured)
 
 
 class UnitTerms(NamedTuple):
@@ -63,7 +53,7 @@ def against(predicted: Timeline, rank: RankSummary) -> Against:
         predicted = replace(predicted, kind=kinds.astype(np.int8))
     simulated = breakdown(predicted)
     terms = [
-        Term(name, getattr(simulated, field), rank.per_step(getattr(rank.profiled, field)))
+        Term(name, "ns", getattr(simulated, field), rank.per_step(getattr(rank.profiled, field)))
         for name, field in (
             ("step", "window_ns"),
             ("compute", "compute_ns"),
@@ -73,7 +63,7 @@ def against(predicted: Timeline, rank: RankSummary) -> Against:
             ("communication (exposed and hidden)", "communication_ns"),
         )
     ]
-    return Against([t for t in terms if t.predicted or t.measured], _units(predicted, rank))
+    return Against([t for t in terms if t.first or t.second], _units(predicted, rank))
 
 
 def _units(predicted: Timeline, rank: RankSummary) -> list[UnitTerms]:
@@ -84,7 +74,7 @@ def _units(predicted: Timeline, rank: RankSummary) -> list[UnitTerms]:
     return [
         UnitTerms(
             real.unit,
-            [Term(name, getattr(mine, field), rank.per_step(getattr(real, field)))
+            [Term(name, "ns", getattr(mine, field), rank.per_step(getattr(real, field)))
              for name, field in UNIT_TERMS.items()],
         )
         for mine, real in zip(simulated, measured, strict=True)
@@ -149,16 +139,16 @@ def traffic_terms(predicted: Sequence[CollectiveProfile], rank: RankSummary) -> 
         name = named_by_axis(one.op.replace("_", "-"), one.group)
         calls, size = expected.get(name, (0, 0))
         expected[name] = (calls + one.calls, size + one.bytes)
-    measured = {one.operation: one for one in rank.collectives}
-    terms = []
-    for name in sorted({*expected, *measured}):
-        calls, size = expected.get(name, (0, 0))
-        real = measured.get(name)
-        terms.append(Term(f"{name}: calls", calls, rank.per_step(real.calls) if real else 0))
-        if real is None or real.moved_bytes is not None:
-            moved = rank.per_step(real.moved_bytes or 0) if real else 0
-            terms.append(Term(f"{name}: bytes", size, moved))
-    return terms
+    measured = {
+        one.operation: (
+            rank.per_step(one.calls),
+            None if one.moved_bytes is None else rank.per_step(one.moved_bytes),
+        )
+        for one in rank.collectives
+    }
+    names = {name: name for name in (*expected, *measured)}
+    terms = comparison.traffic_terms(expected, measured, names)
+    return [term for pair in terms.values() for term in pair if term.second is not None]
 
 
 def side_by_side(predicted: Timeline, measured: Timeline, window: tuple[int, int]) -> list[Any]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rich.console import Console
 from rich.table import Table
 
-from shardwise.observe.against import UNIT_TERMS, Against, Term
+from shardwise.observe.against import UNIT_TERMS, Against
 from shardwise.report.screen import plain_table, show_error
 from shardwise.report.trace import merge_equal_rows
-from shardwise.spec.quantity import show_gb, show_whole
-from shardwise.step.words import MILLISECOND, milliseconds
+from shardwise.step.comparison import Term
+from shardwise.step.words import milliseconds
 
 MAX_UNITS = 12
 
@@ -21,10 +19,8 @@ def print_against(out: Console, compared: Against | None, traffic: list[Term], r
     out.print()
     out.print(f"Prediction against measurement ({rank}, per step)", style="bold")
     table = _table("", "simulated" if compared else "predicted")
-    for term in compared.terms if compared else []:
-        _add(table, term, _time)
-    for term in traffic:
-        _add(table, term, show_gb if term.name.endswith("bytes") else show_whole)
+    for term in (*(compared.terms if compared else ()), *traffic):
+        table.add_row(term.name, *term.texts(), show_error(term.error))
     out.print(table)
     if compared is None:
         out.print(
@@ -57,18 +53,10 @@ def _table(title: str, predicted: str) -> Table:
     return table
 
 
-def _add(table: Table, term: Term, show: Callable[[float], str]) -> None:
-    table.add_row(term.name, show(term.predicted), show(term.measured), show_error(term.error))
-
-
-def _time(nanoseconds: float) -> str:
-    return f"{nanoseconds / MILLISECOND:,.2f} ms"
-
-
 def _pair(term: Term) -> str:
-    if not term.predicted and not term.measured:
+    if not term.first and not term.second:
         return "-"
-    return f"{_short(term.predicted)} → {_short(term.measured)}"
+    return " → ".join(term.texts({"ns": _short}))
 
 
 def _short(nanoseconds: float) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from shardwise.runs.record import RunRecord, Value
 from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.step.comparison import relative_change
 
 # Results in the order of a screen.
 RESULTS = (
@@ -32,7 +33,7 @@ class ComparedKey(NamedTuple):
         before, after = self.values
         if isinstance(before, str | bool | None) or isinstance(after, str | bool | None):
             return None
-        return after / before - 1 if before else None
+        return relative_change(before, after)
 
 
 class Comparison(NamedTuple):

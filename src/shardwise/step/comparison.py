@@ -1,15 +1,139 @@
-"""`compare`: StepProfiles side by side, predicted or measured."""
+"""Two records of a step, term by term; and `compare`, which puts StepProfiles side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeVar
 
+from shardwise.spec.quantity import GIB, show_gb, show_seconds, show_whole
 from shardwise.spec.record import SpecError
 from shardwise.step.notebook import html_of
-from shardwise.step.profile import StepProfile
-from shardwise.step.words import strategy_words
+from shardwise.step.profile import MemoryProfile, StepProfile, relative_error
+from shardwise.step.words import MILLISECOND, TERMS, percent, strategy_words
+
+Unit = Literal["GiB", "MiB", "bytes", "calls", "ns", "s", "share", "tokens/s"]
+Writer = Callable[[float], str]
+_WRITERS: dict[Unit, Writer] = {
+    "GiB": lambda size: f"{size:,.2f} GiB",
+    "MiB": lambda size: f"{size:,.2f} MiB",
+    "bytes": show_gb,
+    "calls": show_whole,
+    "ns": lambda time: f"{time / MILLISECOND:,.2f} ms",
+    "s": show_seconds,
+    "share": lambda share: percent(share, 1),
+    "tokens/s": show_whole,
+}
+
+
+class Term(NamedTuple):
+    """One quantity of two records: its name, its unit, and both values; None for an unknown one.
+
+    The first is predicted and the second measured, or they are of before and after.
+    """
+
+    name: str
+    unit: Unit
+    first: float | None
+    second: float | None
+
+    @property
+    def error(self) -> float | None:
+        """How far a prediction, the first, is from the second, as a share of the second."""
+        if self.first is None or self.second is None:
+            return None
+        return relative_error(self.first, self.second)
+
+    @property
+    def change(self) -> float | None:
+        """How far the second is from the first, as a share of the first."""
+        return relative_change(self.first, self.second)
+
+    def texts(self, own: Mapping[Unit, Writer] | None = None) -> tuple[str, str]:
+        """Both values with their unit, empty for an unknown one.
+
+        `own` has the units that a screen writes in its own way.
+        """
+        write = {**_WRITERS, **(own or {})}[self.unit]
+        first, second = ("" if v is None else write(v) for v in (self.first, self.second))
+        return first, second
+
+
+def relative_change(before: float | None, after: float | None) -> float | None:
+    """By how much a number is larger than before, as a share of it; None where it was 0."""
+    return after / before - 1 if before and after is not None else None
+
+
+# ---- the terms of two steps -----------------------------------------------------------------
+
+# Terms that cannot be told apart in a running program; they are compared as one.
+WORKING = ("unsharded_gradients", "activations", "logits", "other")
+_NAMES = {term: name for term, name in TERMS.items() if term not in WORKING}
+_NAMES["gradients"] = "reduced gradients"
+
+
+def memory_terms(predicted: MemoryProfile, measured: MemoryProfile) -> list[Term]:
+    """The terms of memory that both sides know, and their total as the last."""
+    first, second = dict(predicted.terms), dict(measured.terms)
+    merged = [term for term in first if term in WORKING or term not in second]
+    first["working"] = sum(first.pop(term) for term in merged)
+    large = sum(first.values()) >= GIB
+    unit: Unit = "GiB" if large else "MiB"
+    factor = GIB if large else 2**20
+    sizes = {name: (first.get(term, 0), second.get(term, 0)) for term, name in _NAMES.items()}
+    known = {name: pair for name, pair in sizes.items() if any(pair)}
+    known["total"] = (predicted.peak_allocated_bytes, measured.peak_allocated_bytes)
+    return [Term(name, unit, a / factor, b / factor) for name, (a, b) in known.items()]
+
+
+Key = TypeVar("Key", str, tuple[str, int, str])
+# Calls and bytes; None for bytes that are not known.
+Traffic = tuple[float, float | None]
+
+
+def traffic_terms(
+    predicted: Mapping[Key, Traffic], measured: Mapping[Key, Traffic], names: Mapping[Key, str]
+) -> dict[Key, tuple[Term, Term]]:
+    """Calls and bytes of each collective in `names`; what one side does not have is 0."""
+    terms: dict[Key, tuple[Term, Term]] = {}
+    for key in sorted(names):
+        (calls, size), (real_calls, real_size) = (
+            side.get(key, (0, 0)) for side in (predicted, measured)
+        )
+        terms[key] = (
+            Term(f"{names[key]}: calls", "calls", calls, real_calls),
+            Term(f"{names[key]}: bytes", "bytes", size, real_size),
+        )
+    return terms
+
+
+def step_time(predicted: StepProfile | None, measured: StepProfile | None) -> Term | None:
+    """Seconds of the step; None where they were not measured."""
+    if measured is None or measured.time is None:
+        return None
+    guess = predicted.time.step_s if predicted is not None and predicted.time is not None else None
+    return Term("time, median", "s", guess, measured.time.step_s)
+
+
+def peak_memory(predicted: StepProfile | None, measured: StepProfile | None) -> Term | None:
+    """Bytes of tensors at the peak; None where they were not measured."""
+    if measured is None or measured.memory is None:
+        return None
+    guess = predicted.memory if predicted is not None else None
+    first = guess.peak_allocated_bytes if guess is not None else None
+    return Term("total", "bytes", first, measured.memory.peak_allocated_bytes)
+
+
+def step_terms(predicted: StepProfile, measured: StepProfile) -> list[Term]:
+    """Time of the step as the first, and what is only measured; empty without a measured time."""
+    time, rates = step_time(predicted, measured), measured.throughput
+    if time is None or rates is None:
+        return []
+    terms = [time, Term("tokens per second", "tokens/s", None, rates.tokens_per_s)]
+    return terms if rates.mfu is None else [*terms, Term("MFU", "share", None, rates.mfu)]
+
+
+# ---- profiles side by side ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

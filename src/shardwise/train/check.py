@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from shardwise.step.comparison import traffic_terms
+
 
 class Check(NamedTuple):
     """A check; `passed` is None if it was not run. `detail` says what to change."""
@@ -15,16 +17,17 @@ class Check(NamedTuple):
 
 
 def traffic_difference(
-    predicted: Mapping[tuple[str, int, str], tuple[int, ...]],
-    counted: Mapping[tuple[str, int, str], tuple[int, ...]],
+    predicted: Mapping[tuple[str, int, str], tuple[int, int]],
+    counted: Mapping[tuple[str, int, str], tuple[int, int]],
 ) -> str:
     """The collectives whose calls or bytes differ from the prediction."""
-    differences = []
-    for key in sorted({*predicted, *counted}):
-        (calls, size), (seen, moved) = predicted.get(key, (0, 0)), counted.get(key, (0, 0))
-        if (calls, size) != (seen, moved):
-            differences.append(
-                f"{key[0].replace('_', '-')} over {key[1]} ranks ({key[2]}): {seen} calls of "
-                f"{moved:,} bytes counted, {calls} of {size:,} predicted"
-            )
-    return "; ".join(differences)
+    names = {
+        (op, size, axis): f"{op.replace('_', '-')} over {size} ranks ({axis})"
+        for op, size, axis in (*predicted, *counted)
+    }
+    return "; ".join(
+        f"{names[key]}: {calls.second} calls of {size.second:,} bytes counted, {calls.first} of "
+        f"{size.first:,} predicted"
+        for key, (calls, size) in traffic_terms(predicted, counted, names).items()
+        if (calls.first, size.first) != (calls.second, size.second)
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shardwise.observe.against import against, traffic_terms
 from shardwise.report.compare import compare
@@ -10,12 +10,14 @@ from shardwise.report.page.bars import badge
 from shardwise.report.page.chart import Axis, Series, chart
 from shardwise.report.page.markup import Content, Markup, element, fragment, table
 from shardwise.report.page.subject import Subject
-from shardwise.spec.quantity import show_gb, show_seconds, show_whole
-from shardwise.step.profile import relative_error
+from shardwise.spec.quantity import show_seconds
+from shardwise.step.comparison import Term, Unit, Writer, peak_memory, step_time
 from shardwise.step.words import error_words, strategy_words
 
 # From this many runs on, a scatter plot comes first; beyond the second, terms are left out.
 _SCATTERED, _MOST_TERMS = 12, 50
+_STEPS: dict[Unit, Writer] = {"ns": lambda time: show_seconds(time / 1e9)}
+_PEAKS: dict[Unit, Writer] = {"bytes": lambda size: f"{size / 2**20:,.1f} MiB"}
 
 
 def against_section(subjects: Sequence[Subject]) -> Markup | None:
@@ -90,38 +92,24 @@ def _profiled(one: Subject) -> Markup | None:
     if one.simulated is None or one.traced is None:
         return None
     rank = one.traced.summary.ranks[0]
-    rows: list[list[Content]] = [
-        [t.name, show_seconds(t.predicted / 1e9), show_seconds(t.measured / 1e9),
-         show_error(t.error)]
-        for t in against(one.simulated, rank).terms
-    ]  # fmt: skip
-    for term in traffic_terms(one.predicted.traffic if one.predicted else (), rank):
-        show = show_gb if term.name.endswith("bytes") else show_whole
-        rows.append([term.name, show(term.predicted), show(term.measured), show_error(term.error)])
+    traffic = traffic_terms(one.predicted.traffic if one.predicted else (), rank)
+    terms = [*against(one.simulated, rank).terms, *traffic]
+    rows: list[list[Content]] = [[term.name, *_cells(term, _STEPS)] for term in terms]
     head = [f"profiled step, {rank.name}", badge("simulated"), badge("measured"), "error"]
     return table(head, rows)
+
+
+def _cells(term: Term | None, own: Mapping[Unit, Writer] | None = None) -> list[Content]:
+    """Both values and the error; empty without a term."""
+    return ["", "", None] if term is None else [*term.texts(own), show_error(term.error)]
 
 
 def _overview(pairs: Sequence[Subject]) -> Markup:
     rows: list[list[Content]] = []
     for one in pairs:
-        mine, real = one.predicted, one.measured
-        assert mine is not None
-        assert real is not None
-        cells: list[Content] = ["", "", None]
-        if real.time is not None:
-            guess = mine.time.step_s if mine.time else None
-            cells = [
-                show_seconds(guess) if guess else "",
-                show_seconds(real.time.step_s),
-                show_error(relative_error(guess, real.time.step_s)) if guess else None,
-            ]
-        memory: list[Content] = ["", "", None]
-        if real.memory is not None and mine.memory is not None:
-            sizes = [p.memory.peak_allocated_bytes for p in (mine, real) if p.memory]
-            memory = [f"{size / 2**20:,.1f} MiB" for size in sizes]
-            memory.append(show_error(relative_error(sizes[0], sizes[1])))
-        rows.append([one.name, *cells, *memory])
+        step = step_time(one.predicted, one.measured)
+        peak = peak_memory(one.predicted, one.measured)
+        rows.append([one.name, *_cells(step), *_cells(peak, _PEAKS)])
     weighed = any(any(row[4:]) for row in rows)
     head: list[Content] = ["", fragment("step ", badge("predicted")),
                            fragment("step ", badge("measured")), "error"]  # fmt: skip

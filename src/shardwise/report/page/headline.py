@@ -22,8 +22,9 @@ from shardwise.report.page.sweeps import best_by_value
 from shardwise.report.plan_words import nearest_words, none_fits_words, step_words
 from shardwise.spec.quantity import show_count, show_gb, show_gib, show_seconds
 from shardwise.spec.strategy_words import configuration_words, run_words
+from shardwise.step.comparison import Term, peak_memory, step_time
 from shardwise.step.memory_words import memory_words, profile_memory_words, show_memory
-from shardwise.step.profile import StepProfile, relative_error
+from shardwise.step.profile import StepProfile
 from shardwise.step.words import VERDICTS, comparison_words, signed_percent
 
 _MOST_PROBLEMS = 3
@@ -174,39 +175,27 @@ def _measured(one: Subject, measured: StepProfile) -> Headline:
         said = f"A step took {show_seconds(measured.time.step_s)} (measured)"
         # The headline tells of the time.
         told = told[1:]
-    guess = one.predicted.time if one.predicted is not None else None
-    if guess is not None and measured.time is not None:
-        error = relative_error(guess.step_s, measured.time.step_s)
-        if error is not None:
-            tone = "good" if abs(error) < 0.1 else "fair"
-            said += f"; {show_seconds(guess.step_s)} was predicted ({signed_percent(error, 1)})"
+    time = step_time(one.predicted, measured)
+    if time is not None and time.error is not None:
+        tone = "good" if abs(time.error) < 0.1 else "fair"
+        said += f"; {time.texts()[0]} was predicted ({signed_percent(time.error, 1)})"
     return Headline(f"{said}.", told, tone)
 
 
 def against_in_words(one: Subject) -> list[str]:
     """Predicted against measured in at most two sentences: time, then memory."""
-    mine, real = one.predicted, one.measured
-    if real is None:
-        return []
-    told = []
-    if real.time is not None:
-        guess = mine.time.step_s if mine is not None and mine.time is not None else None
-        error = relative_error(guess, real.time.step_s) if guess else None
-        was = (
-            f", predicted {show_seconds(guess)} ({signed_percent(error, 1)})"
-            if guess and error
-            else ""
-        )
-        told.append(f"An undisturbed step took {show_seconds(real.time.step_s)} (measured){was}.")
-    if real.memory is not None:
-        peak = real.memory.peak_allocated_bytes
-        was = ""
-        if mine is not None and mine.memory is not None:
-            error = relative_error(mine.memory.peak_allocated_bytes, peak)
-            guessed = show_gib(mine.memory.peak_allocated_bytes)
-            was = f", predicted {guessed} ({signed_percent(error, 1)})" if error is not None else ""
-        told.append(f"Memory peaked at {show_gib(peak)} (measured){was}.")
-    return told
+    time = step_time(one.predicted, one.measured)
+    peak = peak_memory(one.predicted, one.measured)
+    told = {"An undisturbed step took": time, "Memory peaked at": peak}
+    return [f"{start} {_against(term)}." for start, term in told.items() if term is not None]
+
+
+def _against(term: Term) -> str:
+    guess, real = term.texts({"bytes": show_gib})
+    error = (
+        f", predicted {guess} ({signed_percent(term.error, 1)})" if term.error is not None else ""
+    )
+    return f"{real} (measured){error}"
 
 
 def _why_slow(one: Subject) -> Headline:
@@ -274,12 +263,8 @@ def _fastest(ranked: list[tuple[Subject, StepProfile]], kind: str) -> Headline:
 
 def _errors(subjects: Sequence[Subject]) -> str:
     """How right step times were, in a sentence; empty where none was predicted and measured."""
-    errors = []
-    for one in subjects:
-        mine, real = one.predicted, one.measured
-        if mine is not None and real is not None and mine.time and real.time:
-            error = relative_error(mine.time.step_s, real.time.step_s)
-            errors += [abs(error)] if error is not None else []
+    terms = [step_time(one.predicted, one.measured) for one in subjects]
+    errors = [abs(term.error) for term in terms if term is not None and term.error is not None]
     if not errors:
         return ""
     return (
