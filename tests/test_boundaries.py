@@ -380,6 +380,79 @@ def test_functions_are_short() -> None:
     assert not long
 
 
+# ---- our own words -------------------------------------------------------------------------------
+
+# Rooms in which no code reads what other code has worded: what it needs is data.
+SPEAKS = ("planning/", "observe/", "report/", "step/", "web/", "cli/")
+# Functions and methods that word something, and attributes that hold words.
+WORDED = re.compile(r"(.*_)?words|show_\w+|brief|evidence|fix|title|in_words|problems|refused")
+TAKES_APART = re.compile(
+    r"startswith|endswith|removeprefix|removesuffix|replace|r?partition|r?split|r?find|r?index|"
+    r"(re|_\w+|[A-Z]\w+)\.(sub|match|search|fullmatch|findall|split)"
+)
+
+
+def is_worded(node: ast.expr, words: set[str]) -> bool:
+    """Whether an expression is our own words: made here, or kept in one of the names `words`."""
+    match node:
+        case ast.Name(id=name):
+            return name in words
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return WORDED.fullmatch(name) is not None
+        case ast.Attribute(attr=name):
+            return WORDED.fullmatch(name) is not None
+        case ast.Subscript(value=inner):
+            return is_worded(inner, words)
+    return False
+
+
+def words_taken_apart(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Calls that look into our own words, or change them."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        words: set[str] = set()
+        for node in ast.walk(function):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    words |= {name} if is_worded(value, words) else set()
+        for node in ast.walk(function):
+            match node:
+                case ast.Call(func=ast.Attribute(value=text, attr=attr), args=arguments):
+                    own = is_worded(text, words) and TAKES_APART.fullmatch(attr)
+                    pattern = TAKES_APART.fullmatch(ast.unparse(node.func))
+                    if own or (pattern and any(is_worded(one, words) for one in arguments)):
+                        yield node.lineno, ast.unparse(node)
+
+
+def test_no_code_reads_our_own_words() -> None:
+    found = {
+        f"{file}:{line} {call}"
+        for file, tree in trees().items()
+        if file.startswith(SPEAKS)
+        for line, call in words_taken_apart(tree)
+    }
+    assert not found, "let what makes the words give their parts as data"
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("unusual_settings_words(s).replace(' · ', ', ')", 1),
+        ("short = shortfall_words(1, 2)\n    short.removeprefix('needs ')", 1),
+        ("s.mesh.in_words.removeprefix(' × ')", 1),
+        ("point.refused.removeprefix('devices: ')", 1),
+        ("error.problems[0].startswith('devices')", 1),
+        ("re.sub('a', 'b', reason.words())", 1),
+        ("show_long(3).partition(' ')", 1),
+        ("path.name.removesuffix('.json')\n    re.sub('a', 'b', name)", 0),
+        ("' and '.join(reason.words() for reason in reasons)", 0),
+    ],
+)
+def test_words_taken_apart_are_detected(body: str, found: int) -> None:
+    assert len(list(words_taken_apart(ast.parse(f"def f():\n    {body}")))) == found
+
+
 # ---- text of others ------------------------------------------------------------------------------
 
 # Calls that print or write, and the one file that makes them, where text of others is made visible.

@@ -14,7 +14,12 @@ from shardwise.report.table import Cell, Column, Table
 from shardwise.step.words import milliseconds, percent
 
 EXPOSED = "Exposed: no compute at the same time. Overlap: communication hidden by compute."
-PARTS = ("compute", "exposed comm", "exposed copies", "idle")
+_PARTS = {
+    "compute": "compute",
+    "exposed_comm": "exposed comm",
+    "exposed_copies": "exposed copies",
+    "idle": "idle",
+}
 
 
 def ranks_to_show(summary: Summary, verdicts: Sequence[Verdict], most: int) -> list[RankSummary]:
@@ -40,7 +45,7 @@ def ranks_table(
         (
             Column("rank", "rank"),
             Column("step_ns", "step" if steps else "trace", _milliseconds),
-            *(Column(part.replace(" ", "_"), part) for part in PARTS),
+            *(Column(key, title) for key, title in _PARTS.items()),
             Column("overlap", "overlap", percent),
             Column("last_to_arrive", "arrives last", on_screen=False),
         )
@@ -51,7 +56,7 @@ def ranks_table(
         table.add(
             Cell(rank.rank, "-" if rank.rank is None else str(rank.rank)),
             rank.per_step(parts.window_ns),
-            *(_part(rank, part) for part in parts[: len(PARTS)]),
+            *(_part(rank, part) for part in parts[: len(_PARTS)]),
             Cell(parts.overlap, "-" if parts.overlap is None else None),
             int(late[summary.ranks.index(rank)]) if late is not None else None,
         )
