@@ -186,8 +186,8 @@ def against_in_words(one: Subject) -> list[str]:
     """Predicted against measured in at most two sentences: time, then memory."""
     time = step_time(one.predicted, one.measured)
     peak = peak_memory(one.predicted, one.measured)
-    told = {"An undisturbed step took": time, "Memory peaked at": peak}
-    return [f"{start} {_against(term)}." for start, term in told.items() if term is not None]
+    starts = {"An undisturbed step took": time, "Memory peaked at": peak}
+    return [f"{start} {_against(term)}." for start, term in starts.items() if term is not None]
 
 
 def _against(term: Term) -> str:
