@@ -36,6 +36,7 @@ def import_(
     from shardwise.report.imported import import_summary, imported_toml
     from shardwise.spec.lookup import find_cluster, find_model
     from shardwise.spec.record import Problems
+    from shardwise.stacks.outcomes import Outcome
     from shardwise.stacks.read.imports import (
         ask_for_cluster,
         import_file,
@@ -62,12 +63,12 @@ def import_(
         run = imported_run(imported, chosen_model, chosen_cluster)
     difference = other_size(imported, chosen_cluster) if chosen_cluster is not None else None
     if difference is not None:
-        imported = imported._replace(unsupported=(*imported.unsupported, difference))
+        imported = imported._replace(outcomes=(*imported.outcomes, Outcome("lost", why=difference)))
     text = imported_toml(imported, file.name, run)
     if output is not None:
         output.write_text(text, encoding="utf-8")
     if as_json:
-        print_json({"schema": 1, **imported._asdict()})
+        print_json({"schema": 1, **imported.to_dict()})
     elif output is None:
         echo(text, end="")
     else:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.stacks.outcomes import Outcome, plain
 from shardwise.stacks.read import deepspeed, fsdp1, known_keys
 from shardwise.stacks.read.imported import (
     Imported,
     Reading,
     flag,
     list_unknown,
-    plain,
     section,
     whole,
     word,
@@ -22,6 +22,8 @@ PRECISION = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
 SHARDING = tuple(fsdp1.SHARDING)
 _REPLICATED = ("MULTI_GPU", "MULTI_CPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA",
                "MULTI_MUSA", "MULTI_HPU", "MULTI_NEURON")  # fmt: skip
+_POLICY = "fsdp_auto_wrap_policy"
+_OF_SCRIPT = "gradient_accumulation_steps of the script is not in this file"
 _PREFIX = "parallelism_config_"
 REPLICATE, SHARD = f"{_PREFIX}dp_replicate_size", f"{_PREFIX}dp_shard_size"
 TENSOR, CONTEXT, ULYSSES = (f"{_PREFIX}{axis}_size" for axis in ("tp", "cp", "sp"))
@@ -31,9 +33,9 @@ def read(table: Mapping[str, object]) -> Imported:
     """The settings of the YAML; those of the script that accelerate starts are not in it."""
     reading = _strategy(table)
     if "micro_batch" not in reading.strategy:
-        reading.drop("micro_batch: the batch_size of the script's DataLoader is not in this file.")
+        reading.lose("micro_batch", "the batch_size of the script's DataLoader is not in this file")
     if "accumulate" not in reading.strategy:
-        reading.drop("accumulate: gradient_accumulation_steps of the script is not in this file.")
+        reading.lose("accumulate", _OF_SCRIPT)
     return reading.done()
 
 
@@ -49,12 +51,10 @@ def _strategy(table: Mapping[str, object]) -> Reading:
     if kind == "FSDP":
         _read_fsdp(table, reading)
     elif kind in _REPLICATED:
-        reading.strategy["kind"] = "ddp"
-        reading.note(f"{kind} becomes kind ddp.")
+        reading.given("distributed_type", {"kind": "ddp"}, kind, naming="value")
     elif kind == "NO":
-        reading.strategy["kind"] = "single"
         reading.processes = reading.machines = 1
-        _say(reading, "distributed_type", given, "NO", "kind single")
+        _settle(reading, "distributed_type", given, "NO", {"kind": "single"})
     elif kind == "DEEPSPEED":
         _read_deepspeed(table, reading)
     else:
@@ -69,23 +69,28 @@ def _strategy(table: Mapping[str, object]) -> Reading:
     _read_unused(table, kind, reading)
     accumulate = whole(table, "gradient_accumulation_steps")
     if accumulate:
-        reading.strategy["accumulate"] = accumulate
-        reading.note(f"gradient_accumulation_steps becomes accumulate = {accumulate}.")
+        reading.given("gradient_accumulation_steps", {"accumulate": accumulate})
     dynamo = _named(section(table, "dynamo_config"), "dynamo_")
     list_unknown(reading, dynamo, _with("dynamo_", known_keys.DYNAMO), "dynamo_config.")
     backend = word(dynamo, "dynamo_backend", "NO")
     if backend != "NO":
-        reading.strategy["compile"] = True
-        reading.note(f"dynamo_backend {backend} becomes compile = true.")
+        reading.given("dynamo_backend", {"compile": True}, backend, naming="pair")
     return reading
 
 
-def _say(reading: Reading, key: str, given: object, holds: str, becomes: str) -> None:
-    """That a setting becomes something, or that its default does."""
+def _settle(
+    reading: Reading,
+    key: str,
+    given: object,
+    holds: object,
+    fields: dict[str, object],
+    why: str = "",
+) -> None:
+    """Settle fields by a setting, or by its default where it is absent; both are `holds`."""
     if given is None:
-        reading.note(f"{key} is absent, so its default {holds} becomes {becomes}.")
+        reading.default(key, fields, holds, why)
     else:
-        reading.note(f"{key} {holds} becomes {becomes}.")
+        reading.given(key, fields, holds, why, naming="pair")
 
 
 def _named(table: Mapping[str, object], prefix: str) -> dict[str, object]:
@@ -104,12 +109,12 @@ def _read_unused(table: Mapping[str, object], kind: str, reading: Reading) -> No
     """Sections that accelerate itself does not look at, or that have no counterpart."""
     for owner, key in (("FSDP", "fsdp_config"), ("DEEPSPEED", "deepspeed_config")):
         if table.get(key) and kind != owner:
-            reading.drop(f"{key}: it has no effect where distributed_type is {kind}.")
+            reading.lose(key, f"it has no effect where distributed_type is {kind}")
     if table.get("parallelism_config") and kind not in ("FSDP", "DEEPSPEED"):
-        reading.drop(f"parallelism_config: it is not read where distributed_type is {kind}.")
+        reading.lose("parallelism_config", f"it is not read where distributed_type is {kind}")
     for key in ("fp8_config", "megatron_lm_config"):
         if table.get(key):
-            reading.drop(f"{key}: Shardwise has no counterpart.")
+            reading.lose(key, "Shardwise has no counterpart")
 
 
 def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
@@ -119,14 +124,14 @@ def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
     if given not in PRECISION:
         raise SpecError(f"mixed_precision: {given[:40]!r} is not one of {', '.join(PRECISION)}")
     if given == "fp8":
-        reading.drop("mixed_precision fp8: matmuls are planned in bf16.")
+        reading.lose("mixed_precision", "matmuls are planned in bf16", "fp8")
     dtype = PRECISION[given]
     sharded = reading.strategy["kind"] not in ("ddp", "single")
     reduce = dtype if sharded else "fp32"
     reading.strategy = {"param_dtype": dtype, "reduce_dtype": reduce, **reading.strategy}
     same = ", the dtype in which accelerate reduces" if sharded and dtype != "fp32" else ""
-    becomes = f"param_dtype = {dtype}, reduce_dtype = {reduce}{same}"
-    _say(reading, "mixed_precision", written, given, becomes)
+    dtypes: dict[str, object] = {"param_dtype": dtype, "reduce_dtype": reduce}
+    _settle(reading, "mixed_precision", written, given, dtypes, same)
 
 
 def _read_fsdp(table: Mapping[str, object], reading: Reading) -> None:
@@ -136,29 +141,29 @@ def _read_fsdp(table: Mapping[str, object], reading: Reading) -> None:
     if version > 2:
         raise SpecError(f"fsdp_version: must be 1 or 2, not {version}")
     if settings.get("fsdp_version") is None:
-        reading.note("fsdp_version is absent, so its default 1 holds.")
+        reading.default("fsdp_version", {}, 1)
     if version == 1:
         _read_fsdp1(settings, reading)
     else:
         keeps = flag(settings, "fsdp_reshard_after_forward", otherwise=True)
-        reading.strategy["kind"] = "zero3" if keeps else "zero2"
         said = settings.get("fsdp_reshard_after_forward")
-        becomes = f"kind {reading.strategy['kind']}"
-        _say(reading, "fsdp_reshard_after_forward", said, str(keeps).lower(), becomes)
+        becomes: dict[str, object] = {"kind": "zero3" if keeps else "zero2"}
+        _settle(reading, "fsdp_reshard_after_forward", said, keeps, becomes)
         for name in ("sharding_strategy", "backward_prefetch", "forward_prefetch"):
             if settings.get(f"fsdp_{name}") is not None:
-                reading.drop(f"fsdp_{name}: accelerate reads it with fsdp_version 1 only.")
+                reading.lose(f"fsdp_{name}", "accelerate reads it with fsdp_version 1 only")
     reading.strategy |= {"grad_sync": "last", "reshard_after_backward": True}
     if version == 1 and reading.strategy["kind"] in ("zero2", "ddp"):
         # FSDP1 keeps what it gathered while gradients are not reduced.
         reading.strategy.pop("reshard_after_backward")
-    reading.note(
-        "Accelerator.accumulate reduces gradients in the last micro-batch only: grad_sync = last."
+    reading.remark(
+        "Accelerator.accumulate reduces gradients in the last micro-batch only: grad_sync = last.",
+        {"grad_sync": "last"},
     )
     if reading.strategy["kind"] != "ddp":
         reading.strategy["offload"] = flag(settings, "fsdp_offload_params", otherwise=False)
     elif flag(settings, "fsdp_offload_params", otherwise=False):
-        reading.drop("fsdp_offload_params: Shardwise offloads sharded states only.")
+        reading.lose("fsdp_offload_params", "Shardwise offloads sharded states only")
     recompute = flag(settings, "fsdp_activation_checkpointing", otherwise=False)
     reading.strategy["recompute"] = "full" if recompute else "none"
     _read_units(settings, reading)
@@ -194,11 +199,10 @@ def _read_fsdp1(settings: Mapping[str, object], reading: Reading) -> None:
     absent = settings.get("fsdp_backward_prefetch") is None
     fsdp1.set_prefetch(reading, prefetch, absent="fsdp_backward_prefetch" if absent else "")
     if flag(settings, "fsdp_forward_prefetch", otherwise=False):
-        reading.strategy["forward_prefetch"] = 1
-        reading.note("fsdp_forward_prefetch becomes forward_prefetch = 1: one unit ahead.")
+        reading.given("fsdp_forward_prefetch", {"forward_prefetch": 1}, why=": one unit ahead")
     for name, why in fsdp1.OBSOLETE.items():
         if f"fsdp_{name}" in settings:
-            reading.note(f"fsdp_{name}: {why}.")
+            reading.about(f"fsdp_{name}", why)
 
 
 def _read_units(settings: Mapping[str, object], reading: Reading) -> None:
@@ -206,20 +210,17 @@ def _read_units(settings: Mapping[str, object], reading: Reading) -> None:
     if policy == "TRANSFORMER_BASED_WRAP":
         layer = settings.get("fsdp_transformer_layer_cls_to_wrap")
         named = f"every {layer}" if layer else "every block that the model names"
-        reading.note(
-            f"fsdp_auto_wrap_policy: {named} is one FSDP unit, as every block is in Shardwise."
-        )
+        reading.about(_POLICY, f"{named} is one FSDP unit, as every block is in Shardwise")
     elif policy == "NO_WRAP":
-        reading.drop(
+        one = (
             "fsdp_auto_wrap_policy is absent: accelerate makes all blocks one unit; in Shardwise "
             "each block is a unit, which needs less memory."
         )
+        reading.record(Outcome("lost", _POLICY, why=one, naming="sentence"))
     else:
-        reading.drop(
-            f"fsdp_auto_wrap_policy {policy}: units by size become a unit for every block."
-        )
+        reading.lose(_POLICY, "units by size become a unit for every block", policy)
     if settings.get("fsdp_ignored_modules"):
-        reading.drop(f"fsdp_ignored_modules: {fsdp1.LOST['ignored_modules']}.")
+        reading.lose("fsdp_ignored_modules", fsdp1.LOST["ignored_modules"])
 
 
 def _read_degrees(table: Mapping[str, object], reading: Reading) -> None:
@@ -230,10 +231,12 @@ def _read_degrees(table: Mapping[str, object], reading: Reading) -> None:
     replicate, shard = whole(settings, REPLICATE) or 1, whole(settings, SHARD) or 1
     others = read_inner_axes(settings, reading)
     if others > 1 and shard == 1 and replicate > 1:
-        reading.drop(
-            f"dp_replicate_size = {replicate}: accelerate combines it with tp_size and cp_size "
-            "only where dp_shard_size is above 1; read as dp_shard_size."
+        combined = (
+            "accelerate combines it with tp_size and cp_size only where dp_shard_size is above 1; "
+            "read as dp_shard_size"
         )
+        key = "dp_replicate_size"
+        reading.record(Outcome("lost", key, replicate, why=combined, naming="assignment"))
         replicate, shard = 1, replicate
     _set_degrees(replicate, shard, others, reading)
 
@@ -243,17 +246,17 @@ def read_inner_axes(settings: Mapping[str, object], reading: Reading) -> int:
     tensor, ring, ulysses = (whole(settings, key) or 1 for key in (TENSOR, CONTEXT, ULYSSES))
     if tensor > 1:
         # Whatever reads the model's plan: transformers divides matrices, and nothing between them.
-        reading.strategy |= {"tensor": tensor, "sequence_parallel": False}
-        reading.note(f"tp_size becomes tensor = {tensor}, without sequence parallelism.")
+        reading.given("tp_size", {"tensor": tensor}, why=", without sequence parallelism")
+        reading.strategy["sequence_parallel"] = False
     if ring > 1 and ulysses > 1:
-        reading.drop("cp_size and sp_size: accelerate takes one of them; read as cp_size.")
+        reading.lose("cp_size and sp_size", "accelerate takes one of them; read as cp_size")
         ulysses = 1
     if ring > 1:
-        reading.strategy |= {"context": ring, "context_method": "ring"}
-        reading.note(f"cp_size becomes context = {ring}: ring attention.")
+        reading.given("cp_size", {"context": ring}, why=": ring attention")
+        reading.strategy["context_method"] = "ring"
     if ulysses > 1:
-        reading.strategy |= {"context": ulysses, "context_method": "ulysses"}
-        reading.note(f"sp_size becomes context = {ulysses}: Ulysses, by DeepSpeed.")
+        reading.given("sp_size", {"context": ulysses}, why=": Ulysses, by DeepSpeed")
+        reading.strategy["context_method"] = "ulysses"
     return tensor * ring * ulysses
 
 
@@ -264,31 +267,33 @@ def _set_degrees(replicate: int, shard: int, others: int, reading: Reading) -> N
     if others > 1:
         said += f" x {others} on the same sequences"
     if count is not None and 1 < replicate * shard * others != count:
-        reading.drop(
-            f"parallelism_config: {said} are not the {count} processes of the file; groups keep "
-            "their size, and how many there are follows from the cluster."
+        reading.lose(
+            "parallelism_config",
+            f"{said} are not the {count} processes of the file; groups keep their size, and how "
+            "many there are follows from the cluster",
         )
         if shard > 1 and shard < count:
             reading.strategy["shard"] = shard
         return
     if shard > 1 and replicate > 1:
-        reading.strategy |= {"replicate": replicate, "shard": shard}
-        reading.note(f"parallelism_config becomes replicate = {replicate}, shard = {shard}.")
+        reading.given("parallelism_config", {"replicate": replicate, "shard": shard})
     elif shard > 1 and (count is None or others > 1):
-        reading.strategy["shard"] = shard
-        reading.note(f"parallelism_config becomes shard = {shard}.")
+        reading.given("parallelism_config", {"shard": shard})
     elif shard > 1:
-        reading.note(f"parallelism_config: dp_shard_size {shard} shards over every process.")
+        everywhere = f"dp_shard_size {shard} shards over every process"
+        reading.about("parallelism_config", everywhere)
     elif replicate > 1 and others == 1:
         for name in ("reshard_after_backward", "offload"):
             reading.strategy.pop(name, None)
-        reading.strategy["kind"] = "ddp"
         # Without sharding there are no units and no gathers.
-        reading.notes = [note for note in reading.notes if not note.startswith("fsdp_")]
-        reading.unsupported = [
-            sentence for sentence in reading.unsupported if "fsdp_auto_wrap_policy" not in sentence
+        reading.outcomes = [
+            one
+            for one in reading.outcomes
+            if not (one.key == _POLICY if one.is_lost else one.key.startswith("fsdp_"))
         ]
-        reading.note(f"parallelism_config: {said} shards nothing and becomes kind ddp.")
+        reading.strategy["kind"] = "ddp"
+        nothing = f"{said} shards nothing and becomes kind ddp"
+        reading.about("parallelism_config", nothing)
 
 
 def _read_deepspeed(table: Mapping[str, object], reading: Reading) -> None:
@@ -304,15 +309,15 @@ def _read_deepspeed(table: Mapping[str, object], reading: Reading) -> None:
     }
     list_unknown(reading, settings, known_keys.ACCELERATE_DEEPSPEED, "deepspeed_config.")
     if settings.get("zero_stage") is None:
-        reading.note("zero_stage is absent, so its default 2 holds.")
+        reading.default("zero_stage", {}, 2)
     precision = plain(table.get("mixed_precision") or "no").lower()
     if precision not in PRECISION:
         raise SpecError(f"mixed_precision: {precision[:40]!r} is not one of {', '.join(PRECISION)}")
     if precision == "fp8":
-        reading.drop("mixed_precision fp8: matmuls are planned in bf16.")
+        reading.lose("mixed_precision", "matmuls are planned in bf16", "fp8")
         precision = "bf16"
     if settings.get("gradient_accumulation_steps") is None:
-        reading.drop("accumulate: gradient_accumulation_steps of the script is not in this file.")
+        reading.lose("accumulate", _OF_SCRIPT)
     inside = deepspeed.read(
         {
             "zero_optimization": {"stage": settings.get("zero_stage", 2), **devices},
@@ -321,5 +326,5 @@ def _read_deepspeed(table: Mapping[str, object], reading: Reading) -> None:
             **({precision: {"enabled": True}} if precision in ("bf16", "fp16") else {}),
         }
     )
-    reading.take(inside, but=("micro_batch", "accumulate"))
+    reading.take(inside, without=("micro_batch", "accumulate"))
     read_inner_axes(_named(section(table, "parallelism_config"), _PREFIX), reading)

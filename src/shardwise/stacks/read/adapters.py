@@ -9,7 +9,8 @@ from typing import NamedTuple
 from shardwise.spec.adapter import ALL_LINEAR
 from shardwise.spec.dtype import TORCH_NAMES
 from shardwise.spec.record import SpecError
-from shardwise.stacks.read.imported import Reading, flag, plain, quoted, real, whole
+from shardwise.stacks.outcomes import UNSAID, plain, quoted
+from shardwise.stacks.read.imported import Reading, flag, real, whole
 
 # The layers that peft adapts in Llama and most others where a file names none.
 PEFT_TARGETS = ("q_proj", "v_proj")
@@ -42,7 +43,7 @@ def set_lora(reading: Reading, table: Mapping[str, object], keys: LoraKeys) -> N
     rank = whole(table, keys.rank)
     if rank is None:
         rank = keys.default_rank
-        reading.note(f"{keys.rank} is absent, so its default {rank} holds.")
+        reading.default(keys.rank, {}, rank)
     alpha = real(table, keys.alpha)
     dropout = real(table, keys.dropout)
     reading.adapter["rank"] = rank
@@ -54,14 +55,14 @@ def set_lora(reading: Reading, table: Mapping[str, object], keys: LoraKeys) -> N
     reading.adapter["dropout"] = keys.default_dropout if dropout is None else dropout
     for field, key in (("rslora", keys.rslora), ("dora", keys.dora)):
         if flag(table, key, otherwise=False):
-            reading.adapter[field] = True
-            reading.note(f"{key} becomes adapter.{field} = true.")
+            reading.given(key, {f"adapter.{field}": True})
     trained = _names(table.get(keys.train), keys)
     if trained:
         reading.adapter["train"] = trained
-        reading.note(f"{keys.train} becomes adapter.train: {', '.join(trained)} are trained.")
+        more = f": {', '.join(trained)} are trained"
+        reading.given(keys.train, {"adapter.train": UNSAID}, why=more)
     scale = f"{alpha:g}" if alpha is not None else f"{2 * rank} (twice the rank)"
-    reading.note(f"LoRA becomes adapter.rank = {rank}, alpha = {scale}.")
+    reading.given("LoRA", {"adapter.rank": rank}, why=f", alpha = {scale}")
 
 
 def _names(given: object, keys: LoraKeys) -> tuple[str, ...]:
@@ -80,9 +81,10 @@ def _targets(reading: Reading, given: object, keys: LoraKeys) -> tuple[str, ...]
     if not names and keys.default_targets is not None:
         return keys.default_targets
     if not names:
-        reading.drop(
-            f"{keys.targets}: absent, so peft adapts the layers that it has for the model's "
-            f"family; read as those of Llama, {' and '.join(PEFT_TARGETS)}: set adapter.targets."
+        reading.lose(
+            keys.targets,
+            "absent, so peft adapts the layers that it has for the model's family; read as those "
+            f"of Llama, {' and '.join(PEFT_TARGETS)}: set adapter.targets",
         )
         return PEFT_TARGETS
     if len(names) == 1 and names[0] in _ALL:
@@ -90,9 +92,10 @@ def _targets(reading: Reading, given: object, keys: LoraKeys) -> tuple[str, ...]
     if all(_NAME.fullmatch(name) for name in names):
         return names
     pattern = next(name for name in names if not _NAME.fullmatch(name))
-    reading.drop(
-        f"{keys.targets}: {quoted(pattern)} is a pattern; read as {ALL_LINEAR}: set "
-        "adapter.targets, which takes names of layers."
+    reading.lose(
+        keys.targets,
+        f"{quoted(pattern)} is a pattern; read as {ALL_LINEAR}: set adapter.targets, which takes "
+        "names of layers",
     )
     return (ALL_LINEAR,)
 
@@ -110,26 +113,26 @@ def set_base(reading: Reading, loaded: object, quantised: Quantisation | None = 
     """How frozen weights are stored; `loaded` is the dtype that the model is loaded in."""
     if not reading.adapter:
         if quantised is not None:
-            reading.drop(
-                f"load_in_{quantised.bits}bit: quantised weights cannot be trained; give an "
-                "adapter, or load the model in bf16."
+            reading.lose(
+                f"load_in_{quantised.bits}bit",
+                "quantised weights cannot be trained; give an adapter, or load the model in bf16",
             )
         return
     if quantised is None:
         reading.adapter["base"] = loaded_dtype(reading, loaded) or "bf16"
         return
     if quantised.bits == 8:
-        reading.adapter["base"] = "int8"
-        reading.note("8-bit weights become adapter.base = int8.")
+        reading.remark("8-bit weights become adapter.base = int8.", {"adapter.base": "int8"})
         return
-    reading.adapter["base"] = "nf4"
-    reading.note("4-bit weights become adapter.base = nf4.")
+    reading.remark("4-bit weights become adapter.base = nf4.", {"adapter.base": "nf4"})
     if quantised.kind != "nf4":
-        reading.drop(f"{quantised.kind[:20]}: 4-bit weights are planned as nf4, of the same size.")
+        same = "4-bit weights are planned as nf4, of the same size"
+        reading.lose(quantised.kind[:20], same)
     if not quantised.double:
-        reading.drop(
-            "Scales of 4-bit blocks: bitsandbytes keeps them in fp32 without double quantisation; "
-            "planned as quantised, 0.05 bytes per weight less."
+        reading.lose(
+            "Scales of 4-bit blocks",
+            "bitsandbytes keeps them in fp32 without double quantisation; planned as quantised, "
+            "0.05 bytes per weight less",
         )
 
 
@@ -139,11 +142,11 @@ def loaded_dtype(reading: Reading, given: object) -> str | None:
     if given is None:
         return None
     if name == "auto":
-        reading.note("dtype auto takes that of the checkpoint, here bf16.")
+        reading.remark("dtype auto takes that of the checkpoint, here bf16.")
         return "bf16"
     short = _DTYPES.get(name, name if name in TORCH_NAMES else None)
     if short is None:
-        reading.drop(f"dtype: {quoted(given)} is not a dtype that Shardwise knows; read as bf16.")
+        reading.lose("dtype", f"{quoted(given)} is not a dtype that Shardwise knows; read as bf16")
     return short
 
 
@@ -162,4 +165,4 @@ def set_master(reading: Reading, loaded: str | None) -> None:
     strategy |= {"master_dtype": loaded, "reduce_dtype": loaded}
     if not mixed:
         strategy["param_dtype"] = loaded
-    reading.note(f"The model is loaded in {loaded}: master_dtype = {loaded}.")
+    reading.remark(f"The model is loaded in {loaded}: master_dtype = {loaded}.")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from shardwise.spec.adapter import ALL_LINEAR
 from shardwise.spec.record import SpecError
+from shardwise.stacks.outcomes import UNSAID, quoted
 from shardwise.stacks.read import accelerate, known_keys
 from shardwise.stacks.read.adapters import LoraKeys, Quantisation, set_base, set_lora, set_master
 from shardwise.stacks.read.imported import (
@@ -14,7 +15,6 @@ from shardwise.stacks.read.imported import (
     Reading,
     flag,
     list_unknown,
-    quoted,
     real,
     section,
     set_warmup,
@@ -22,7 +22,7 @@ from shardwise.stacks.read.imported import (
 )
 from shardwise.stacks.read.optimizers import set_named_optimizer
 from shardwise.stacks.read.packed import set_packing
-from shardwise.stacks.read.trainer import in_its_words, read_deepspeed
+from shardwise.stacks.read.trainer import as_given, read_deepspeed
 
 _LORA = LoraKeys("lora_r", "lora_alpha", "lora_target_modules", "lora_dropout", "peft_use_rslora",
                  "peft_use_dora", "lora_modules_to_save")  # fmt: skip
@@ -99,10 +99,10 @@ def read(table: Mapping[str, object]) -> Imported:
 def _without_groups(table: Mapping[str, object], reading: Reading) -> list[str]:
     """The keys but for those of groups with one answer: other kernels, and trackers."""
     if any(key.startswith("liger_") and table[key] for key in table):
-        reading.drop(f"liger_*: {_KERNELS}.")
+        reading.lose("liger_*", _KERNELS)
     if table.get("liger_fused_linear_cross_entropy"):
-        reading.drop(
-            "liger_fused_linear_cross_entropy: it keeps logits out of memory; set loss = chunked."
+        reading.lose(
+            "liger_fused_linear_cross_entropy", "it keeps logits out of memory; set loss = chunked"
         )
     return [key for key in table if not key.startswith(("liger_", *_TRACKERS))]
 
@@ -122,7 +122,7 @@ def _precision(table: Mapping[str, object], reading: Reading) -> str | None:
     """The dtype that it computes in: also the one that the model is loaded in."""
     if table.get("bf16") == "auto":
         low = "fp16" if flag(table, "fp16", otherwise=False) else "bf16"
-        reading.note(f"bf16 auto is read as {low}, as on GPUs that have it.")
+        reading.remark(f"bf16 auto is read as {low}, as on GPUs that have it.")
         return low
     for key, name in (
         ("bf16", "bf16"),
@@ -147,10 +147,9 @@ def _sharding(table: Mapping[str, object], low: str | None, reading: Reading) ->
         accelerate.read_inner_axes(degrees, reading)
     else:
         inside = accelerate.read({**_launched(table, reading), "mixed_precision": mixed})
-    reading.take(inside, but=("micro_batch", "accumulate"))
+    reading.take(inside, without=("micro_batch", "accumulate"))
     ddp = "Without fsdp_config or deepspeed axolotl runs DDP"
-    kept = [note for note in reading.notes if "zero_stage" not in note]
-    reading.notes = [in_its_words(note, ddp) for note in kept]
+    as_given(reading, ddp, leave_out=("zero_stage",))
 
 
 def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object]:
@@ -162,11 +161,11 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
     if not settings and not table.get("fsdp"):
         for key in table:
             if key in _DEGREES and not key.startswith("dp_") and table[key] != 1:
-                reading.drop(f"{key}: without fsdp_config axolotl is read as DDP.")
+                reading.lose(key, "without fsdp_config axolotl is read as DDP")
         return {"distributed_type": "MULTI_GPU"}
     list_unknown(reading, settings, known_keys.AXOLOTL_FSDP, "fsdp_config.")
     if settings.pop("mixed_precision_policy", None):
-        reading.drop("fsdp_config.mixed_precision_policy: bf16 and fp16 decide here.")
+        reading.lose("fsdp_config.mixed_precision_policy", "bf16 and fp16 decide here")
     version = whole(table, "fsdp_version") or whole(settings, "version") or 1
     for name in ("cpu_offload_pin_memory", "final_state_dict_type"):
         settings.pop(name, None)
@@ -189,7 +188,8 @@ def _degrees(table: Mapping[str, object], reading: Reading) -> dict[str, object]
         ulysses = method == "ulysses"
         found[accelerate.ULYSSES if ulysses else accelerate.CONTEXT] = context["size"]
         if method not in ("ulysses", "ring"):
-            reading.drop(f"context_parallel.backend: {quoted(method)} is read as ring attention.")
+            as_ring = f"{quoted(method)} is read as ring attention"
+            reading.lose("context_parallel.backend", as_ring)
     return found
 
 
@@ -198,16 +198,14 @@ def _batch(table: Mapping[str, object], reading: Reading) -> None:
                        ("gradient_accumulation_steps", "accumulate")):  # fmt: skip
         count = whole(table, key)
         if count is None:
-            reading.note(f"{key} is absent, so its default becomes {field} = 1.")
+            reading.default(key, {field: 1})
         else:
-            reading.note(f"{key} becomes {field} = {count}.")
-        reading.strategy[field] = count or 1
+            reading.given(key, {field: count})
     if table.get("batch_size") and not table.get("gradient_accumulation_steps"):
-        reading.drop("batch_size: divide it by micro_batch_size and devices; set accumulate.")
+        reading.lose("batch_size", "divide it by micro_batch_size and devices; set accumulate")
     length = whole(table, "sequence_len")
     if length is not None:
-        reading.job["seq_len"] = length
-        reading.note(f"sequence_len becomes job.seq_len = {length}.")
+        reading.given("sequence_len", {"job.seq_len": length})
 
 
 def _trained(table: Mapping[str, object], reading: Reading) -> None:
@@ -216,7 +214,9 @@ def _trained(table: Mapping[str, object], reading: Reading) -> None:
         linear = flag(table, "lora_target_linear", otherwise=False)
         set_lora(reading, {**table, "lora_target_modules": ALL_LINEAR} if linear else table, _LORA)
         if linear and table.get("lora_target_modules"):
-            reading.note("lora_target_linear adapts every linear layer; lora_target_modules is in.")
+            reading.remark(
+                "lora_target_linear adapts every linear layer; lora_target_modules is in."
+            )
     elif kind:
         raise SpecError(f"adapter: {quoted(kind)} is not read; known are lora and qlora")
     patterns = table.get("unfrozen_parameters")
@@ -227,10 +227,12 @@ def _trained(table: Mapping[str, object], reading: Reading) -> None:
     readable = tuple(name for name in plain if _PATTERN.fullmatch(name))
     if readable:
         reading.adapter["train"] = readable
-        reading.note(f"unfrozen_parameters becomes adapter.train: {', '.join(readable[:4])}.")
+        more = f": {', '.join(readable[:4])}"
+        reading.given("unfrozen_parameters", {"adapter.train": UNSAID}, why=more)
     for name in plain:
         if name not in readable:
-            reading.drop(f"unfrozen_parameters: {quoted(name)} is a pattern; set adapter.train.")
+            pattern = f"{quoted(name)} is a pattern; set adapter.train"
+            reading.lose("unfrozen_parameters", pattern)
 
 
 def _weights(table: Mapping[str, object], low: str | None, reading: Reading) -> None:
@@ -255,7 +257,7 @@ def _train(table: Mapping[str, object], reading: Reading) -> None:
     if steps is not None:
         reading.train["steps"] = steps
     elif table.get("num_epochs"):
-        reading.drop("num_epochs: set train.steps, which counts steps.")
+        reading.lose("num_epochs", "set train.steps, which counts steps")
     _warmup(table, reading)
     seed = table.get("seed")
     if isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63:
@@ -268,7 +270,7 @@ def _train(table: Mapping[str, object], reading: Reading) -> None:
 def _warmup(table: Mapping[str, object], reading: Reading) -> None:
     share = real(table, "warmup_steps") or 0.0
     if 0 < share < 1:
-        reading.drop("warmup_steps: a share of all steps; set train.warmup_steps.")
+        reading.lose("warmup_steps", "a share of all steps; set train.warmup_steps")
     elif share:
         set_warmup(reading, whole(table, "warmup_steps") or 0)
 
@@ -281,34 +283,31 @@ def _schedule(table: Mapping[str, object], reading: Reading) -> None:
     elif name in ("cosine", "cosine_with_min_lr"):
         reading.train |= {"schedule": "cosine", "final_learning_rate": final or 0.0}
     else:
-        reading.drop(
-            f"lr_scheduler: {quoted(name)} has no counterpart; set train.schedule, which is cosine "
-            "or constant."
+        reading.lose(
+            "lr_scheduler",
+            f"{quoted(name)} has no counterpart; set train.schedule, which is cosine or constant",
         )
         return
-    reading.note(f"lr_scheduler {name} becomes train.schedule.")
+    reading.given("lr_scheduler", {"train.schedule": UNSAID}, name, naming="pair")
 
 
 def _recompute(table: Mapping[str, object], reading: Reading) -> None:
     given = table.get("gradient_checkpointing")
     if given in ("offload", "offload_disk"):
-        reading.drop(f"gradient_checkpointing {given}: activations stay on the device.")
+        reading.lose("gradient_checkpointing", "activations stay on the device", given)
     elif not flag(table, "gradient_checkpointing", otherwise=False):
         return
-    reading.strategy["recompute"] = "full"
-    reading.note("gradient_checkpointing becomes recompute = full: every block.")
+    reading.given("gradient_checkpointing", {"recompute": "full"}, why=": every block")
 
 
 def _others(table: Mapping[str, object], reading: Reading) -> None:
     bucket = real(table, "ddp_bucket_cap_mb")
     if bucket is not None and reading.strategy.get("kind") == "ddp":
-        reading.strategy["ddp_bucket_mib"] = bucket
-        reading.note(f"ddp_bucket_cap_mb becomes ddp_bucket_mib = {bucket:g}.")
+        reading.given("ddp_bucket_cap_mb", {"ddp_bucket_mib": bucket})
     if table.get("torch_compile") not in (None, False, "auto"):
-        reading.strategy["compile"] = True
-        reading.note("torch_compile becomes compile = true, block by block.")
+        reading.given("torch_compile", {"compile": True}, why=", block by block")
     for key, why in _LOST.items():
         value = table.get(key)
         if value is True or (key in table and value not in _NOTHING):
-            reading.drop(f"{key}: {why}.")
-    reading.note(f"base_model is {quoted(table['base_model'])}: give --model.")
+            reading.lose(key, why)
+    reading.remark(f"base_model is {quoted(table['base_model'])}: give --model.")

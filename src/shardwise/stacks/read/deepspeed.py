@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from shardwise.spec.dtype import TORCH_NAMES
 from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.record import SpecError
+from shardwise.stacks.outcomes import Outcome, plain, quoted
 from shardwise.stacks.read import known_keys
 from shardwise.stacks.read.imported import (
     Imported,
     Reading,
     flag,
     list_unknown,
-    plain,
-    quoted,
     real,
     section,
     set_optimizer,
@@ -42,6 +41,8 @@ _WITHOUT_COUNTERPART = ("prescale_gradients", "gradient_predivide_factor", "comp
                         "sparse_attention", "sparse_gradients", "amp", "progressive_layer_drop",
                         "curriculum_learning", "data_efficiency", "eigenvalue", "hybrid_engine",
                         "compile")  # fmt: skip
+# Why a value of the file settles nothing.
+AUTO = "auto is decided when the script runs"
 AUTOCAST = {low: TORCH_NAMES[low] for low in ("bf16", "fp16")}
 
 
@@ -63,19 +64,19 @@ def read(table: Mapping[str, object]) -> Imported:
     _read_train(table, reading)
     for key in ("pipeline", "expert_parallel"):
         if table.get(key):
-            reading.drop(f"{key}: Shardwise has no counterpart.")
+            reading.lose(key, "Shardwise has no counterpart")
     for key in _QUANTIZED:
         if flag(zero, key, otherwise=False):
-            reading.drop(f"{key}: Shardwise quantizes nothing.")
+            reading.lose(key, "Shardwise quantizes nothing")
     if zero.get("zenflow"):
-        reading.drop("zenflow: Shardwise does not delay the optimizer step.")
+        reading.lose("zenflow", "Shardwise does not delay the optimizer step")
     for key in _WITHOUT_COUNTERPART:
         if table.get(key) not in (None, False, 1, 1.0) or table.get(key) is True:
-            reading.drop(f"{key}: Shardwise has no counterpart.")
+            reading.lose(key, "Shardwise has no counterpart")
     if table.get("activation_checkpointing"):
-        reading.drop(
-            "activation_checkpointing: it configures what the script may or may not call; set "
-            "recompute yourself."
+        reading.lose(
+            "activation_checkpointing",
+            "it configures what the script may or may not call; set recompute yourself",
         )
     return reading.done()
 
@@ -89,12 +90,13 @@ def _read_inner_axes(table: Mapping[str, object], reading: Reading) -> int:
     tensor = whole(automatic, "autotp_size", "tensor_parallel.") or 1
     list_unknown(reading, automatic, known_keys.TENSOR_PARALLEL, "tensor_parallel.")
     if tensor > 1:
-        reading.strategy |= {"tensor": tensor, "sequence_parallel": False}
-        reading.note(f"autotp_size becomes tensor = {tensor}, without sequence parallelism.")
+        more = ", without sequence parallelism"
+        reading.given("autotp_size", {"tensor": tensor}, why=more)
+        reading.strategy["sequence_parallel"] = False
     context = whole(table, "sequence_parallel_size") or 1
     if context > 1:
-        reading.strategy |= {"context": context, "context_method": "ulysses"}
-        reading.note(f"sequence_parallel_size becomes context = {context}: Ulysses.")
+        reading.given("sequence_parallel_size", {"context": context}, why=": Ulysses")
+        reading.strategy["context_method"] = "ulysses"
     return tensor * context
 
 
@@ -104,26 +106,23 @@ def _read_stage(zero: Mapping[str, object], reading: Reading) -> None:
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise SpecError(f"zero_optimization.stage: must be 0, 1, 2 or 3, not {quoted(stage)}")
     kind = KINDS[int(stage)]
-    reading.strategy["kind"] = kind
     if given is None:
-        reading.note(f"zero_optimization.stage is absent, so its default 0 becomes kind {kind}.")
+        reading.default("zero_optimization.stage", {"kind": kind}, 0)
     else:
-        reading.note(f"ZeRO stage {int(stage)} becomes kind {kind}.")
+        reading.given("ZeRO stage", {"kind": kind}, int(stage), naming="pair")
     group = whole(zero, "zero_hpz_partition_size", "zero_optimization.") or 1
     if kind == "zero3" and group > 1:
-        reading.strategy["reshard_after_forward"] = group
-        reading.note(
-            f"zero_hpz_partition_size becomes reshard_after_forward = {group}: the backward "
-            "gathers from that many devices."
-        )
+        more = ": the backward gathers from that many devices"
+        fields = {"reshard_after_forward": group}
+        reading.given("zero_hpz_partition_size", fields, why=more)
     mics = zero.get("mics_shard_size", -1)
     if isinstance(mics, int) and mics > 0 and kind != "zero3":
-        reading.drop("mics_shard_size: it has no effect below stage 3.")
+        reading.lose("mics_shard_size", "it has no effect below stage 3")
     elif isinstance(mics, int) and mics > 0:
-        reading.strategy["shard"] = mics
-        reading.note(f"mics_shard_size becomes shard = {mics}, replicated over the other devices.")
+        more = ", replicated over the other devices"
+        reading.given("mics_shard_size", {"shard": mics}, why=more)
     if kind == "zero3":
-        reading.note("stage3_* sizes: Shardwise gathers units of one block each, one unit ahead.")
+        reading.about("stage3_* sizes", "Shardwise gathers units of one block each, one unit ahead")
 
 
 def _read_batch(table: Mapping[str, object], reading: Reading, inner: int) -> None:
@@ -135,20 +134,15 @@ def _read_batch(table: Mapping[str, object], reading: Reading, inner: int) -> No
         # With a batch it follows from the number of devices, which is not in the file.
         accumulate = 1 if batch is None else None
     if micro:
-        reading.strategy["micro_batch"] = micro
-        reading.note(f"train_micro_batch_size_per_gpu becomes micro_batch = {micro}.")
+        reading.given("train_micro_batch_size_per_gpu", {"micro_batch": micro})
     else:
-        reading.drop("micro_batch: train_micro_batch_size_per_gpu is not a number in this file.")
+        reading.lose("micro_batch", "train_micro_batch_size_per_gpu is not a number in this file")
     if accumulate:
-        reading.strategy["accumulate"] = accumulate
-        if table.get("gradient_accumulation_steps") is None:
-            reading.note(
-                "gradient_accumulation_steps is absent, so its default becomes accumulate = 1."
-            )
-        else:
-            reading.note(f"gradient_accumulation_steps becomes accumulate = {accumulate}.")
+        absent = table.get("gradient_accumulation_steps") is None
+        settles = reading.default if absent else reading.given
+        settles("gradient_accumulation_steps", {"accumulate": accumulate})
     else:
-        reading.drop("accumulate: gradient_accumulation_steps is not a number in this file.")
+        reading.lose("accumulate", "gradient_accumulation_steps is not a number in this file")
     if batch and micro and accumulate:
         if batch % (micro * accumulate):
             raise SpecError(
@@ -166,7 +160,9 @@ def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
     autocast = section(table, "torch_autocast")
     by_autocast = flag(autocast, "enabled", otherwise=False, where="torch_autocast.")
     if automatic and not chosen and not by_autocast:
-        reading.drop("param_dtype, reduce_dtype: the file does not settle them; set them yourself.")
+        reading.lose(
+            "param_dtype, reduce_dtype", "the file does not settle them; set them yourself"
+        )
         return
     if by_autocast:
         names = {long: short for short, long in AUTOCAST.items()}
@@ -179,18 +175,18 @@ def _read_precision(table: Mapping[str, object], reading: Reading) -> None:
     reduce = reading.strategy.get("reduce_dtype", low) if asked is None else plain(asked).lower()
     if reduce not in ("fp32", "bf16", "fp16"):
         raise SpecError(f"communication_data_type: {plain(asked)[:40]!r} is not fp32, bf16 or fp16")
-    reading.strategy |= {"param_dtype": low, "reduce_dtype": reduce}
+    dtypes = {"param_dtype": low, "reduce_dtype": reduce}
     if chosen or by_autocast or asked is not None:
-        reading.note(f"Precision becomes param_dtype = {low}, reduce_dtype = {reduce}.")
+        reading.given("Precision", dtypes)
     else:
-        reading.note(
+        reading.remark(
             "No low precision is enabled, so the default becomes param_dtype = fp32, "
-            "reduce_dtype = fp32."
+            "reduce_dtype = fp32.",
+            dtypes,
         )
     for name in ("bf16", "fp16"):
         if flag(section(table, name), f"{name}_master_weights_and_grads", otherwise=False):
-            reading.strategy["master_dtype"] = name
-            reading.note(f"{name}_master_weights_and_grads becomes master_dtype = {name}.")
+            reading.given(f"{name}_master_weights_and_grads", {"master_dtype": name})
 
 
 def _enabled(table: Mapping[str, object], reading: Reading) -> tuple[list[str], bool]:
@@ -199,12 +195,12 @@ def _enabled(table: Mapping[str, object], reading: Reading) -> tuple[list[str], 
     for name, dtype in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
         if section(table, name).get("enabled") == "auto":
             automatic = True
-            reading.drop(f"{name}.enabled: auto is decided when the script runs.")
+            reading.lose(f"{name}.enabled", AUTO)
         elif flag(section(table, name), "enabled", otherwise=False, where=f"{name}."):
             chosen.append(dtype)
     if len(set(chosen)) > 1:
-        reading.drop(
-            "bf16 and fp16: both are enabled, which DeepSpeed refuses; read as bf16. Keep one."
+        reading.lose(
+            "bf16 and fp16", "both are enabled, which DeepSpeed refuses; read as bf16. Keep one"
         )
     return chosen, automatic
 
@@ -229,27 +225,26 @@ def _read_offload(zero: Mapping[str, object], reading: Reading) -> None:
     if not used:
         return
     if reading.strategy["kind"] == "ddp":
-        reading.drop("offload: Shardwise offloads sharded states only.")
+        reading.lose("offload", "Shardwise offloads sharded states only")
         return
-    reading.strategy["offload"] = True
-    reading.note(f"{' and '.join(names[part] for part in used)} becomes offload = true.")
+    reading.given(" and ".join(names[part] for part in used), {"offload": True})
     if len(used) == 1:
-        reading.drop(
-            "offload: Shardwise offloads parameters, gradients and optimizer states together, not "
-            f"only the {'optimizer' if 'optimizer' in used else 'parameters'}."
+        reading.lose(
+            "offload",
+            "Shardwise offloads parameters, gradients and optimizer states together, not only the "
+            f"{'optimizer' if 'optimizer' in used else 'parameters'}",
         )
     if "nvme" in used.values():
-        reading.drop("offload: Shardwise offloads to host memory, not to NVMe.")
+        reading.lose("offload", "Shardwise offloads to host memory, not to NVMe")
 
 
 def _read_train(table: Mapping[str, object], reading: Reading) -> None:
     clip = real(table, "gradient_clipping")
     if table.get("gradient_clipping") == "auto":
-        reading.drop("gradient_clipping: auto is decided when the script runs.")
+        reading.lose("gradient_clipping", AUTO)
     if clip is None and table.get("optimizer") and "gradient_clipping" not in table:
-        clip = 0.0
-        reading.note("gradient_clipping is absent, so its default becomes train.clip_norm = 0.")
-    if clip is not None:
+        reading.default("gradient_clipping", {"train.clip_norm": 0.0})
+    elif clip is not None:
         reading.train["clip_norm"] = clip
     optimizer = section(table, "optimizer")
     if optimizer:
@@ -264,22 +259,20 @@ def _read_optimizer(optimizer: Mapping[str, object], reading: Reading) -> None:
     kinds = {theirs.lower(): ours for ours, (theirs, _) in reversed(OPTIMIZERS.items())}
     kind = kinds.get(name.lower())
     if kind is None:
-        reading.drop(
-            f"optimizer {name[:40]}: unknown to Shardwise; set job.optimizer, else it is adamw."
-        )
+        hint = "; set job.optimizer, else it is adamw."
+        reading.record(Outcome("unknown", f"optimizer {name[:40]}", why=hint))
         return
     if kind == "adam" and flag(settings, "adam_w_mode", otherwise=True):
         kind = "adamw"
-        reading.note("DeepSpeed's Adam is AdamW unless adam_w_mode is false.")
+        reading.remark("DeepSpeed's Adam is AdamW unless adam_w_mode is false.")
     momentum = real(settings, "momentum")
     if kind == "sgd" and momentum:
         kind = "momentum"
         reading.train["momentum"] = momentum
-    reading.job["optimizer"] = kind
-    reading.note(f"optimizer {name} becomes job.optimizer = {kind}.")
+    reading.given("optimizer", {"job.optimizer": kind}, name, naming="pair")
     for key, value in settings.items():
         if value == "auto":
-            reading.drop(f"optimizer.params.{key}: auto is decided when the script runs.")
+            reading.lose(f"optimizer.params.{key}", AUTO)
     more = (*_OPTIMIZER_PARAMS, *(("adam_w_mode",) if kind in ("adam", "adamw") else ()))
     list_unknown(reading, settings, more, "optimizer.params.")
     set_optimizer(
@@ -291,15 +284,13 @@ def _read_scheduler(scheduler: Mapping[str, object], reading: Reading) -> None:
     name, settings = plain(scheduler.get("type", "")), section(scheduler, "params")
     schedules = {"WarmupLR": "constant", "WarmupCosineLR": "cosine"}
     if name not in schedules:
-        reading.drop(
-            f"scheduler {name[:40]}: unknown to Shardwise; set train.schedule and warmup_steps."
-        )
+        hint = "; set train.schedule and warmup_steps."
+        reading.record(Outcome("unknown", f"scheduler {name[:40]}", why=hint))
         return
     for key, value in settings.items():
         if value == "auto":
-            reading.drop(f"scheduler.params.{key}: auto is decided when the script runs.")
+            reading.lose(f"scheduler.params.{key}", AUTO)
     list_unknown(reading, settings, _SCHEDULER_PARAMS, "scheduler.params.")
-    reading.train["schedule"] = schedules[name]
     steps = whole(settings, "total_num_steps", "scheduler.params.")
     warmup = whole(settings, "warmup_num_steps", "scheduler.params.")
     if steps is not None:
@@ -310,5 +301,5 @@ def _read_scheduler(scheduler: Mapping[str, object], reading: Reading) -> None:
     if final is not None:
         reading.train["final_learning_rate"] = final
     if str(settings.get("warmup_type", "log")) != "linear":
-        reading.drop("scheduler: Shardwise warms up linearly, not logarithmically.")
-    reading.note(f"scheduler {name} becomes train.schedule = {schedules[name]}.")
+        reading.lose("scheduler", "Shardwise warms up linearly, not logarithmically")
+    reading.given("scheduler", {"train.schedule": schedules[name]}, name, naming="pair")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.stacks.outcomes import Kind, Outcome
 from shardwise.stacks.read.imported import Reading, list_unknown
 from shardwise.stacks.read.source import DIFFERS, Call, Symbol, Unknown, shown, why_not
 from shardwise.stacks.read.torch_values import read_mesh, read_mixed_precision
@@ -85,16 +86,21 @@ def set_sharding(reading: Reading, name: str, absent: str = "") -> None:
     """One of the sharding strategies, by its name; `absent` names the setting that is not given."""
     fields, words = SHARDING[name]
     reading.strategy |= fields
-    said = f"{absent} is absent, so its default {name}" if absent else name
-    reading.note(f"{said} becomes kind {fields['kind']} ({words}).")
+    kind = {"kind": fields["kind"]}
+    if absent:
+        reading.default(absent, kind, name, f" ({words})")
+    else:
+        reading.given("sharding_strategy", kind, name, f" ({words})", naming="value")
 
 
 def set_prefetch(reading: Reading, name: str, absent: str = "") -> None:
     ahead, words = PREFETCH[name]
-    reading.strategy["prefetch"] = ahead
-    said = f"{absent} is absent, so its default" if absent else f"backward_prefetch {name}"
-    sentence = f"{said} becomes prefetch = {ahead}: {words}."
-    (reading.drop if name == "BACKWARD_POST" else reading.note)(sentence)
+    fields = {"prefetch": ahead}
+    if absent:
+        reading.default(absent, fields, why=f": {words}")
+        return
+    kind: Kind = "lost" if name == "BACKWARD_POST" else "given"
+    reading.record(Outcome(kind, "backward_prefetch", name, fields, f": {words}", "pair"))
 
 
 def read_wrapped(calls: list[Call], reading: Reading) -> None:
@@ -110,11 +116,11 @@ def read_wrapped(calls: list[Call], reading: Reading) -> None:
     read_mesh(settings.get("device_mesh"), reading)
     for name, why in OBSOLETE.items():
         if name in settings:
-            reading.note(f"{name}: {why}.")
+            reading.about(name, why)
     list_unknown(reading, settings, (*_READ, *OBSOLETE, *LOST), "FSDP.")
     for name, why in LOST.items():
         if name in settings and settings[name] is not None:
-            reading.drop(f"{name}: {why}.")
+            reading.lose(name, why)
 
 
 def _settings(calls: list[Call], reading: Reading) -> dict[str, Any]:
@@ -122,7 +128,7 @@ def _settings(calls: list[Call], reading: Reading) -> dict[str, Any]:
     for call in calls:
         given = {**dict(zip(_POSITIONS, call.args, strict=False)), **call.keywords}
         if call.more:
-            reading.drop("Some settings of FSDP come from a dictionary made when the script runs.")
+            reading.warn("Some settings of FSDP come from a dictionary made when the script runs.")
             given = {**dict.fromkeys(_MAY_BE_GIVEN, Unknown("what that dictionary holds")), **given}
         for name, value in given.items():
             differs = name in found and name != "module" and found[name] != value
@@ -137,7 +143,7 @@ def _sharding(settings: dict[str, Any], reading: Reading) -> None:
     elif isinstance(value, Symbol) and value.last in SHARDING:
         set_sharding(reading, value.last)
     else:
-        reading.drop(f"sharding_strategy: {why_not(value)}; read as its default, FULL_SHARD.")
+        reading.lose("sharding_strategy", f"{why_not(value)}; read as its default, FULL_SHARD")
         reading.strategy |= SHARDING["FULL_SHARD"][0]
 
 
@@ -145,35 +151,35 @@ def _prefetch(settings: dict[str, Any], reading: Reading) -> None:
     value = settings.get("backward_prefetch", _PREFETCH_DEFAULT)
     name = shown(value)
     if name not in PREFETCH:
-        reading.drop(f"backward_prefetch: {why_not(value)}.")
+        reading.lose("backward_prefetch", why_not(value))
     elif "backward_prefetch" in settings:
         set_prefetch(reading, name)
     forward = settings.get("forward_prefetch", False)
     if isinstance(forward, bool):
         reading.strategy["forward_prefetch"] = int(forward)
         if forward:
-            reading.note("forward_prefetch becomes forward_prefetch = 1: one unit ahead.")
+            reading.given("forward_prefetch", {"forward_prefetch": 1}, why=": one unit ahead")
     else:
-        reading.drop(f"forward_prefetch: {why_not(forward)}.")
+        reading.lose("forward_prefetch", why_not(forward))
 
 
 def _units(policy: Any, calls: int, reading: Reading) -> None:
     name, layers = _policy(policy)
     if name in ("transformer_auto_wrap_policy", "ModuleWrapPolicy") and layers:
-        reading.note(
-            f"auto_wrap_policy: every {layers} is one FSDP unit, as every block is in Shardwise."
+        reading.about(
+            "auto_wrap_policy", f"every {layers} is one FSDP unit, as every block is in Shardwise"
         )
     elif policy is None and calls > 1:
-        reading.note("Modules are wrapped one by one; in Shardwise every block is one FSDP unit.")
+        reading.remark("Modules are wrapped one by one; in Shardwise every block is one FSDP unit.")
     elif policy is None:
-        reading.drop(
+        reading.warn(
             "Without an auto_wrap_policy the whole model is one unit there; here every block is "
             "one, which needs less memory."
         )
     else:
-        reading.drop(
-            f"auto_wrap_policy: {name or shown(policy)} chooses units of its own; here every block "
-            "is one."
+        reading.lose(
+            "auto_wrap_policy",
+            f"{name or shown(policy)} chooses units of its own; here every block is one",
         )
 
 
@@ -201,6 +207,6 @@ def _offload(value: Any, reading: Reading) -> None:
     if isinstance(offloaded, bool) or offloaded is None:
         reading.strategy["offload"] = bool(offloaded)
         if offloaded:
-            reading.note("CPUOffload becomes offload = true.")
+            reading.given("CPUOffload", {"offload": True})
     else:
-        reading.drop(f"cpu_offload: {why_not(offloaded)}.")
+        reading.lose("cpu_offload", why_not(offloaded))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.train import TrainSettings
+from shardwise.stacks.outcomes import UNSAID, Naming, Outcome, plain, quoted
 
 
 class Imported(NamedTuple):
@@ -22,19 +23,35 @@ class Imported(NamedTuple):
     processes: int | None
     machines: int
     cpu: bool
-    # One sentence for each setting that was read, and the field it becomes.
-    notes: tuple[str, ...]
-    # One sentence for each setting that has no counterpart, or is only decided at run time.
-    unsupported: tuple[str, ...]
+    # What became of each setting, in the order in which they were read.
+    outcomes: tuple[Outcome, ...]
     # Empty where every parameter is trained.
     adapter: dict[str, object]
     data: dict[str, object]
     # Such as "DPO"; None where training is supervised, as far as the file says.
     objective: str | None = None
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One sentence for each setting that was read, and the field it becomes."""
+        return tuple(one.words for one in self.outcomes if not one.is_lost)
+
+    @property
+    def unsupported(self) -> tuple[str, ...]:
+        """One sentence for each setting without a counterpart, or only decided at run time."""
+        return tuple(one.words for one in self.outcomes if one.is_lost)
+
+    def to_dict(self) -> dict[str, Any]:
+        said = {"notes": self.notes, "unsupported": self.unsupported}
+        outcomes = [one.to_dict() for one in self.outcomes]
+        return {**self._asdict(), **said, "outcomes": outcomes}
+
 
 class Reading:
-    """Collects the settings that a reader finds."""
+    """Collects the settings that a reader finds.
+
+    A field of a strategy is named alone, those of other sections with it, such as `job.seq_len`.
+    """
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -46,26 +63,69 @@ class Reading:
         self.processes: int | None = None
         self.machines = 1
         self.cpu = False
-        self.notes: list[str] = []
-        self.unsupported: list[str] = []
+        self.outcomes: list[Outcome] = []
 
-    def note(self, sentence: str) -> None:
-        self.notes.append(sentence)
+    def set(self, name: str, value: object) -> None:
+        section, _, field = name.rpartition(".")
+        getattr(self, section or "strategy")[field] = value
 
-    def drop(self, sentence: str) -> None:
-        self.unsupported.append(sentence)
+    def record(self, outcome: Outcome) -> None:
+        """Add what became of a setting, and settle its fields."""
+        self.outcomes.append(outcome)
+        for name, value in outcome.fields.items():
+            if value is not UNSAID:
+                self.set(name, value)
 
-    def take(self, inside: Imported, but: tuple[str, ...]) -> None:
-        """Add the settings of a part of the file; leave out sentences that begin with `but`."""
+    def given(
+        self,
+        key: str,
+        fields: Mapping[str, Any],
+        theirs: Any = UNSAID,
+        why: str = "",
+        naming: Naming = "key",
+    ) -> None:
+        """A setting of the file settles fields of a run."""
+        self.record(Outcome("given", key, theirs, fields, why, naming))
+
+    def default(
+        self, key: str, fields: Mapping[str, Any], theirs: Any = UNSAID, why: str = ""
+    ) -> None:
+        """A setting is absent, and the stack's default settles fields of a run."""
+        self.record(Outcome("default", key, theirs, fields, why))
+
+    def lose(self, key: str, why: str, theirs: Any = UNSAID) -> None:
+        """A setting has no counterpart, or is only decided at run time."""
+        naming: Naming = "key" if theirs is UNSAID else "pair"
+        self.record(Outcome("lost", key, theirs, why=why, naming=naming))
+
+    def remark(self, sentence: str, fields: Mapping[str, Any] = {}) -> None:
+        """What a stack does without a setting, as a whole sentence."""
+        self.record(Outcome("remark", fields=fields, why=sentence))
+
+    def about(self, key: str, why: str) -> None:
+        """What a setting means for a run, which it does not change."""
+        self.record(Outcome("remark", key, why=why))
+
+    def warn(self, sentence: str) -> None:
+        """A loss that is no setting's, as a whole sentence."""
+        self.record(Outcome("lost", why=sentence))
+
+    def take(self, inside: Imported, without: Collection[str] = ()) -> None:
+        """Add the settings of a part of the file; leave out losses of some keys."""
         self.strategy |= inside.strategy
         self.job |= inside.job
         self.train |= inside.train
         self.adapter |= inside.adapter
         self.data |= inside.data
-        self.notes += inside.notes
-        self.unsupported += [text for text in inside.unsupported if not text.startswith(but)]
+        self.outcomes += [
+            one for one in inside.outcomes if not (one.is_lost and one.key in without)
+        ]
 
     def done(self) -> Imported:
+        # What is said of a part of a file may be said of another part too.
+        first: dict[str, Outcome] = {}
+        for one in self.outcomes:
+            first.setdefault(one.words, one)
         return Imported(
             what=self.what,
             strategy=self.strategy,
@@ -74,8 +134,7 @@ class Reading:
             processes=self.processes,
             machines=self.machines,
             cpu=self.cpu,
-            notes=tuple(dict.fromkeys(self.notes)),
-            unsupported=tuple(dict.fromkeys(self.unsupported)),
+            outcomes=tuple(first.values()),
             adapter=self.adapter,
             data=self.data,
         )
@@ -101,11 +160,12 @@ def set_warmup(reading: Reading, warmup: int) -> None:
     if warmup <= steps:
         reading.train["warmup_steps"] = warmup
     elif "steps" in reading.train:
-        reading.drop(f"warmup_steps: {warmup} are more than the {steps} steps of the run.")
+        reading.lose("warmup_steps", f"{warmup} are more than the {steps} steps of the run")
     else:
-        reading.drop(
-            f"warmup_steps: {warmup}, but how many steps there are is not in the file; set "
-            "train.steps and train.warmup_steps."
+        reading.lose(
+            "warmup_steps",
+            f"{warmup}, but how many steps there are is not in the file; set train.steps and "
+            "train.warmup_steps",
         )
 
 
@@ -116,9 +176,8 @@ def list_unknown(
     choices = tuple(known)
     for key in table:
         if key not in choices:
-            reading.drop(
-                f"{where}{key[:60]}: unknown to Shardwise{did_you_mean(key, choices) or '.'}"
-            )
+            hint = did_you_mean(key, choices)
+            reading.record(Outcome("unknown", f"{where}{key[:60]}", why=hint))
 
 
 def section(table: Mapping[str, object], key: str) -> Mapping[str, object]:
@@ -177,19 +236,3 @@ def word(table: Mapping[str, object], key: str, otherwise: str) -> str:
     """A text, in capitals."""
     found = table.get(key)
     return otherwise if found is None else plain(found).upper()
-
-
-def plain(value: object) -> str:
-    """A value as a text; Python refuses to write out numbers of thousands of digits."""
-    try:
-        return str(value)
-    except ValueError:
-        return "a number of thousands of digits"
-
-
-def quoted(value: object) -> str:
-    """A value in a sentence, cut where it is long."""
-    try:
-        return repr(value)[:60]
-    except ValueError:
-        return plain(value)

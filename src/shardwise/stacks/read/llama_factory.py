@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from shardwise.spec.adapter import ALL_LINEAR
 from shardwise.spec.record import SpecError
+from shardwise.stacks.outcomes import UNSAID, quoted
 from shardwise.stacks.read import known_keys
 from shardwise.stacks.read.adapters import LoraKeys, Quantisation, set_base, set_lora, set_master
-from shardwise.stacks.read.imported import Imported, Reading, flag, quoted, whole
+from shardwise.stacks.read.imported import Imported, Reading, flag, whole
 from shardwise.stacks.read.packed import set_packing
 from shardwise.stacks.read.trainer import read_arguments
 
@@ -73,12 +74,13 @@ def read(table: Mapping[str, object]) -> Imported:
     _recompute(given, reading)
     set_packing(reading, given, "packing")
     if flag(given, "use_muon", otherwise=False):
-        reading.drop("use_muon: set job.optimizer.")
+        reading.lose("use_muon", "set job.optimizer")
     for key, why in _LOST.items():
         if given.get(key):
-            reading.drop(f"{key}: {why}.")
+            reading.lose(key, why)
     if given.get("model_name_or_path"):
-        reading.note(f"model_name_or_path is {quoted(given['model_name_or_path'])}: give --model.")
+        model = quoted(given["model_name_or_path"])
+        reading.remark(f"model_name_or_path is {model}: give --model.")
     return reading.done()
 
 
@@ -98,9 +100,8 @@ def _check_task(table: Mapping[str, object]) -> None:
 def _lengths(table: Mapping[str, object], reading: Reading) -> None:
     length = whole(table, "cutoff_len")
     if length is None:
-        reading.note(f"cutoff_len is absent, so its default {_SEQ_LEN} holds.")
-    reading.job["seq_len"] = length or _SEQ_LEN
-    reading.note(f"cutoff_len becomes job.seq_len = {length or _SEQ_LEN}.")
+        reading.default("cutoff_len", {}, _SEQ_LEN)
+    reading.given("cutoff_len", {"job.seq_len": length or _SEQ_LEN})
 
 
 def _trained(table: Mapping[str, object], reading: Reading) -> None:
@@ -119,13 +120,15 @@ def _freeze(table: Mapping[str, object], reading: Reading) -> None:
     extra = str(table.get("freeze_extra_modules") or "")
     names = tuple(part.strip() for part in extra.split(",") if part.strip())
     count = table.get("freeze_trainable_layers", 2)
-    reading.drop(
-        f"freeze_trainable_layers = {quoted(count)}: how many blocks the model has is not in the "
-        "file; name the trained ones in adapter.train, such as layers.31."
+    blocks = (
+        "how many blocks the model has is not in the file; name the trained ones in adapter.train, "
+        "such as layers.31"
     )
+    reading.lose(f"freeze_trainable_layers = {quoted(count)}", blocks)
     if names:
         reading.adapter["train"] = names
-        reading.note(f"freeze_extra_modules becomes adapter.train: {', '.join(names)}.")
+        more = f": {', '.join(names)}"
+        reading.given("freeze_extra_modules", {"adapter.train": UNSAID}, why=more)
 
 
 def _weights(table: Mapping[str, object], reading: Reading) -> None:
@@ -136,9 +139,9 @@ def _weights(table: Mapping[str, object], reading: Reading) -> None:
         double = flag(table, "double_quantization", otherwise=True)
         quantised = Quantisation(bits, str(table.get("quantization_type", "nf4")), double)
         if method not in ("bnb", "bitsandbytes"):
-            reading.drop(f"quantization_method: {method[:20]} is planned as bitsandbytes.")
+            reading.lose("quantization_method", f"{method[:20]} is planned as bitsandbytes")
     elif bits is not None:
-        reading.drop(f"quantization_bit: {bits} bits are not planned; set adapter.base.")
+        reading.lose("quantization_bit", f"{bits} bits are not planned; set adapter.base")
     # The model is loaded in the dtype that it computes in; what is trained becomes fp32.
     set_base(reading, reading.strategy.get("param_dtype"), quantised)
     if flag(table, "pure_bf16", otherwise=False):
@@ -149,7 +152,8 @@ def _weights(table: Mapping[str, object], reading: Reading) -> None:
 def _recompute(table: Mapping[str, object], reading: Reading) -> None:
     if flag(table, "disable_gradient_checkpointing", otherwise=False):
         return
-    reading.strategy["recompute"] = "full"
-    reading.note(
-        "disable_gradient_checkpointing is not set, so every block is recomputed: recompute = full."
+    reading.remark(
+        "disable_gradient_checkpointing is not set, so every block is recomputed: recompute = "
+        "full.",
+        {"recompute": "full"},
     )

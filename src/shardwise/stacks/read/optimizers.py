@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import get_args
 
 from shardwise.spec.job import Job
-from shardwise.stacks.read.imported import Reading, quoted
+from shardwise.stacks.outcomes import quoted
+from shardwise.stacks.read.imported import Reading
 
 # transformers' names, and those that axolotl adds.
 NAMES = {
@@ -42,17 +43,17 @@ def set_named_optimizer(reading: Reading, key: str, name: object) -> None:
     """Set job.optimizer from a name, or say why it stays open; after the strategy is read."""
     kind = NAMES.get(name) if isinstance(name, str) else None
     if kind is None:
-        reading.drop(f"{key}: {quoted(name)} is unknown to Shardwise; set job.optimizer.")
+        reading.lose(key, f"{quoted(name)} is unknown to Shardwise; set job.optimizer")
         return
     if kind not in known_optimizers():
-        reading.drop(f"{key}: {name} is {kind}, which Shardwise does not have; set job.optimizer.")
+        reading.lose(key, f"{name} is {kind}, which Shardwise does not have; set job.optimizer")
         return
-    reading.job["optimizer"] = kind
-    reading.note(f"{key} {name} becomes job.optimizer = {kind}.")
+    reading.given(key, {"job.optimizer": kind}, name, naming="pair")
     if str(name).startswith("paged_"):
-        reading.drop(f"{key}: {name} pages states to host memory; Shardwise keeps them on devices.")
+        reading.lose(key, f"{name} pages states to host memory; Shardwise keeps them on devices")
     if name in BITSANDBYTES and reading.strategy.get("kind") in ("zero2", "zero3"):
-        reading.drop(
-            f"{key}: {name} is bitsandbytes', which fails on the tensors of FSDP2; planned as "
-            "torchao's, which transformers calls adamw_torch_8bit."
+        reading.lose(
+            key,
+            f"{name} is bitsandbytes', which fails on the tensors of FSDP2; planned as torchao's, "
+            "which transformers calls adamw_torch_8bit",
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from shardwise.spec.record import SpecError
-from shardwise.stacks.read.imported import plain
+from shardwise.stacks.outcomes import plain
 
 # Deeper than anybody writes settings.
 _DEPTH = 40

@@ -59,37 +59,34 @@ def _mesh(script: Script) -> dict[str, int]:
 
 def _tensor(script: Script, degree: int | None, reading: Reading) -> None:
     if degree is None:
-        reading.drop("parallelize_module: its degree is decided when the script runs; set tensor.")
+        reading.lose("parallelize_module", "its degree is decided when the script runs; set tensor")
         return
     if degree == 1:
         return
     rows = [call.get("output_layouts") for call in script.calls("RowwiseParallel")]
     divided = any(isinstance(row, Call) and row.name == "Shard" for row in rows)
-    reading.strategy |= {"tensor": degree, "sequence_parallel": divided}
-    reading.note(
-        f"parallelize_module becomes tensor = {degree}, "
-        f"{'with' if divided else 'without'} sequence parallelism."
-    )
+    more = f", {'with' if divided else 'without'} sequence parallelism"
+    reading.given("parallelize_module", {"tensor": degree}, why=more)
+    reading.strategy["sequence_parallel"] = divided
     if script.uses("movedim"):
-        reading.strategy["tensor_across_nodes"] = True
-        reading.note("movedim of the ranks becomes tensor_across_nodes = true.")
+        reading.given("movedim of the ranks", {"tensor_across_nodes": True})
 
 
 def _context(method: str, degree: int | None, reading: Reading) -> None:
     if degree is None:
-        reading.drop("Context parallelism: its degree is decided when the script runs.")
+        reading.lose("Context parallelism", "its degree is decided when the script runs")
     elif degree > 1:
-        reading.strategy |= {"context": degree, "context_method": method}
-        reading.note(f"Context parallelism becomes context = {degree}, by {method}.")
+        reading.given("Context parallelism", {"context": degree}, why=f", by {method}")
+        reading.strategy["context_method"] = method
 
 
 def _data(sizes: dict[str, int], reading: Reading) -> None:
     """Groups of replicas; otherwise the rest of the devices shards."""
     shard, replicate = sizes.get("shard"), sizes.get("replicate", 1)
     if shard is None:
-        reading.note("The other devices shard, however many they are.")
+        reading.remark("The other devices shard, however many they are.")
         return
     reading.strategy.pop("within_node", None)
     reading.strategy |= {"shard": shard, "replicate": replicate}
     reading.processes = shard * replicate * sizes.get("tensor", 1) * sizes.get("context", 1)
-    reading.note(f"The mesh becomes replicate = {replicate}, shard = {shard}.")
+    reading.given("The mesh", {"replicate": replicate, "shard": shard})

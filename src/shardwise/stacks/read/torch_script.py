@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 
 from shardwise.spec.record import SpecError
+from shardwise.stacks.outcomes import UNSAID, quoted
 from shardwise.stacks.read import fsdp1, torchtitan, trainer_script
-from shardwise.stacks.read.imported import Imported, Reading, list_unknown, quoted, set_optimizer
+from shardwise.stacks.read.imported import Imported, Reading, list_unknown, set_optimizer
 from shardwise.stacks.read.objective import objective_of_script
 from shardwise.stacks.read.source import DIFFERS, Call, Script, Symbol, Unknown, shown, why_not
 from shardwise.stacks.read.torch_axes import read_axes
@@ -84,7 +85,7 @@ def _read(script: Script) -> Imported:
         raise SpecError(_nothing_found(script))
     others = [name for name, calls in (("fully_shard", new), ("DDP", replicated)) if calls]
     if old and others:
-        reading.drop(f"The script also uses {' and '.join(others)}; it was read as FSDP1.")
+        reading.warn(f"The script also uses {' and '.join(others)}; it was read as FSDP1.")
     _precision(script, reading)
     _loop(script, reading)
     _accumulation(script, reading)
@@ -127,22 +128,13 @@ def _fully_shard(script: Script, calls: list[Call], reading: Reading) -> None:
     if len(values) > 1:
         value = DIFFERS
     if any(call.more for call in calls):
-        reading.drop(
+        reading.warn(
             "Some settings of fully_shard come from a dictionary made when the script runs."
         )
         value = Unknown("what that dictionary holds") if value is None else value
-    if value is None or isinstance(value, (bool, int)):
-        kept = value is False
-        reading.strategy["kind"] = "zero2" if kept else "zero3"
-        if isinstance(value, int) and not isinstance(value, bool):
-            reading.strategy["reshard_after_forward"] = value
-        said = "is absent, so its default true" if value is None else shown(value)
-        reading.note(f"reshard_after_forward {said} becomes kind {reading.strategy['kind']}.")
-    else:
-        reading.strategy["kind"] = "zero3"
-        reading.drop(f"reshard_after_forward: {why_not(value)}; read as true.")
+    _reshards(value, reading)
     if len(calls) == 1:
-        reading.note(
+        reading.remark(
             "The script calls fully_shard once: in a loop over blocks, or on the root alone."
         )
     first = calls[0]
@@ -155,14 +147,28 @@ def _fully_shard(script: Script, calls: list[Call], reading: Reading) -> None:
         read_mesh(first.get("mesh"), reading)
     offload = first.get("offload_policy")
     if isinstance(offload, Call) and offload.name in ("CPUOffloadPolicy", "OffloadPolicy"):
-        reading.strategy["offload"] = offload.name == "CPUOffloadPolicy"
-        reading.note(f"{offload.name} becomes offload = {shown(reading.strategy['offload'])}.")
+        reading.given(offload.name, {"offload": offload.name == "CPUOffloadPolicy"})
     elif offload is not None:
-        reading.drop(f"offload_policy: {why_not(offload)}.")
+        reading.lose("offload_policy", why_not(offload))
     if script.uses("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"):
-        reading.drop(
+        reading.warn(
             "The script chooses what to prefetch; set strategy.prefetch, which counts units."
         )
+
+
+def _reshards(value: object, reading: Reading) -> None:
+    """The kind that `reshard_after_forward` stands for."""
+    key = "reshard_after_forward"
+    kind = {"kind": "zero2" if value is False else "zero3"}
+    if value is None:
+        reading.default(key, kind, True)
+    elif isinstance(value, (bool, int)):
+        reading.given(key, kind, value, naming="pair")
+        if not isinstance(value, bool):
+            reading.strategy[key] = value
+    else:
+        reading.strategy |= kind
+        reading.lose(key, f"{why_not(value)}; read as true")
 
 
 def _others_of_fully_shard(calls: list[Call], reading: Reading) -> None:
@@ -173,35 +179,33 @@ def _others_of_fully_shard(calls: list[Call], reading: Reading) -> None:
             ("shard_placement_fn", "Shardwise shards parameters along their first dimension"),
         ):
             if call.get(name) is not None:
-                reading.drop(f"{name}: {why}.")
+                reading.lose(name, why)
 
 
 def _ddp(calls: list[Call], reading: Reading) -> None:
-    reading.strategy["kind"] = "ddp"
-    reading.note("DistributedDataParallel becomes kind ddp.")
+    reading.given("DistributedDataParallel", {"kind": "ddp"})
     for call in calls:
         list_unknown(reading, call.keywords, _DDP, "DistributedDataParallel.")
     for name in ("mixed_precision", "process_group", "device_mesh", "bucket_cap_mb_list"):
         if calls[0].get(name) is not None:
-            reading.drop(f"{name}: Shardwise has no counterpart.")
+            reading.lose(name, "Shardwise has no counterpart")
     if calls[0].more:
-        reading.drop("Some settings of DDP come from a dictionary made when the script runs.")
+        reading.warn("Some settings of DDP come from a dictionary made when the script runs.")
     bucket = calls[0].get("bucket_cap_mb")
     if bucket is not None and not _is_number(bucket):
-        reading.drop(f"bucket_cap_mb: {why_not(bucket)}.")
+        reading.lose("bucket_cap_mb", why_not(bucket))
     elif bucket is not None:
-        reading.strategy["ddp_bucket_mib"] = bucket
-        reading.note(f"bucket_cap_mb becomes ddp_bucket_mib = {bucket}.")
+        reading.given("bucket_cap_mb", {"ddp_bucket_mib": bucket})
     if calls[0].get("gradient_as_bucket_view") is not True:
-        reading.note(
+        reading.remark(
             "The script's DDP keeps gradients beside buckets; Shardwise keeps them in the buckets."
         )
     if calls[0].get("find_unused_parameters") is True:
-        reading.drop(
-            "find_unused_parameters: every parameter must receive a gradient in Shardwise."
+        reading.lose(
+            "find_unused_parameters", "every parameter must receive a gradient in Shardwise"
         )
     if calls[0].get("static_graph") is True:
-        reading.drop("static_graph: Shardwise does not set it.")
+        reading.lose("static_graph", "Shardwise does not set it")
 
 
 def _precision(script: Script, reading: Reading) -> None:
@@ -216,21 +220,23 @@ def _precision(script: Script, reading: Reading) -> None:
     if low and reading.strategy.get("param_dtype", "fp32") == "fp32":
         reading.strategy |= {"param_dtype": low, "reduce_dtype": "fp32"}
         if sharded:
-            reading.drop(
-                f"autocast: the script gathers parameters in fp32 and computes in {low}; Shardwise "
-                f"gathers them in {low}, half the bytes."
+            reading.lose(
+                "autocast",
+                f"the script gathers parameters in fp32 and computes in {low}; Shardwise gathers "
+                f"them in {low}, half the bytes",
             )
         else:
-            reading.note(f"autocast becomes param_dtype = {low}.")
+            reading.given("autocast", {"param_dtype": low})
     elif not sharded:
         reading.strategy.setdefault("param_dtype", "fp32")
     for call in script.calls("from_pretrained", "from_config"):
         kept = DTYPES.get(shown(call.get("dtype") or call.get("torch_dtype")))
         if kept in ("bf16", "fp16"):
-            reading.strategy |= {"master_dtype": kept}
+            reading.strategy["master_dtype"] = kept
             if reading.strategy.get("param_dtype", "fp32") == "fp32" and not low:
                 reading.strategy |= {"param_dtype": kept, "reduce_dtype": kept}
-            reading.note(f"The model is loaded in {kept}: master_dtype = {kept}.")
+            loaded = f"The model is loaded in {kept}: master_dtype = {kept}."
+            reading.remark(loaded, {"master_dtype": kept})
             break
 
 
@@ -241,16 +247,17 @@ def _autocast(script: Script, reading: Reading) -> tuple[str | None, bool]:
         if enabled is False:
             continue
         if enabled not in (None, True):
-            reading.drop(f"autocast(enabled): {why_not(enabled)}; set param_dtype.")
+            reading.lose("autocast(enabled)", f"{why_not(enabled)}; set param_dtype")
             return None, False
         if given is None:
             device = call.get("device_type", 0)
             low = "bf16" if device == "cpu" else "fp16"
             where = "CPUs" if device == "cpu" else "GPUs"
-            reading.note(f"autocast's dtype is absent, so its default on {where} holds, {low}.")
+            absent = f"autocast's dtype is absent, so its default on {where} holds, {low}."
+            reading.remark(absent)
             return low, True
         if shown(given) not in DTYPES:
-            reading.drop(f"autocast: {why_not(given)}; set param_dtype.")
+            reading.lose("autocast", f"{why_not(given)}; set param_dtype")
             return None, False
         return DTYPES[shown(given)], True
     return None, True
@@ -266,7 +273,7 @@ def _loop(script: Script, reading: Reading) -> None:
     for call in script.calls(*_OPTIMIZERS):
         _optimizer(call, reading)
         if script.uses(*_SCHEDULES) or _sets_rates(script):
-            reading.drop("The schedule of the learning rate is the script's; set train.schedule.")
+            reading.warn("The schedule of the learning rate is the script's; set train.schedule.")
         else:
             reading.train["schedule"] = "constant"
         reading.train["clip_norm"] = 0.0
@@ -277,19 +284,18 @@ def _loop(script: Script, reading: Reading) -> None:
             break
     by_hand = any(c.origin.startswith("torch.utils.") for c in script.calls("checkpoint"))
     if by_hand or script.uses(*_RECOMPUTE):
-        reading.strategy["recompute"] = "full"
-        reading.note("Activation checkpointing becomes recompute = full: every block.")
+        full = {"recompute": "full"}
+        reading.given("Activation checkpointing", full, why=": every block")
     if any(call.origin in ("torch.compile", "") for call in script.calls("compile")):
-        reading.strategy["compile"] = True
-        reading.note("torch.compile becomes compile = true, block by block.")
+        reading.given("torch.compile", {"compile": True}, why=", block by block")
     found = _number(script, _LOSS_CHUNKS)
     if found and 2 <= found[1] <= 2**20:
-        reading.strategy |= {"loss": "chunked", "loss_chunks": found[1]}
-        reading.note(f"{found[0]} = {found[1]} becomes loss = chunked.")
+        reading.given(found[0], {"loss": "chunked"}, found[1], naming="assignment")
+        reading.strategy["loss_chunks"] = found[1]
     found = _number(script, _SEQ_LEN)
     if found:
         reading.job["seq_len"] = found[1]
-        reading.note(f"{found[0]} = {found[1]} becomes job.seq_len.")
+        reading.given(found[0], {"job.seq_len": UNSAID}, found[1], naming="assignment")
 
 
 def _micro_batch(script: Script, reading: Reading) -> None:
@@ -299,25 +305,25 @@ def _micro_batch(script: Script, reading: Reading) -> None:
         if call.more or call.get("batch_sampler") is not None or whole_batches:
             break
         if size is None:
-            reading.strategy["micro_batch"] = 1
-            reading.note("DataLoader's batch_size is absent, so its default is micro_batch = 1.")
+            one = {"micro_batch": 1}
+            reading.remark(
+                "DataLoader's batch_size is absent, so its default is micro_batch = 1.", one
+            )
         elif isinstance(size, (bool, float, str)) or (isinstance(size, int) and size < 1):
             raise SpecError(
                 f"batch_size: must be a whole number of at least 1, not {quoted(size)}; correct it "
                 "in the script's DataLoader"
             )
         elif isinstance(size, int) and size <= 2**20:
-            reading.strategy["micro_batch"] = size
-            reading.note(f"DataLoader(batch_size={size}) becomes micro_batch = {size}.")
+            reading.given(f"DataLoader(batch_size={size})", {"micro_batch": size})
         else:
-            reading.drop(f"micro_batch: batch_size {why_not(size)}.")
+            reading.lose("micro_batch", f"batch_size {why_not(size)}")
         return
     found = _number(script, _MICRO_BATCH)
     if found and 1 <= found[1] <= 2**20:
-        reading.strategy["micro_batch"] = found[1]
-        reading.note(f"{found[0]} = {found[1]} becomes micro_batch = {found[1]}.")
+        reading.given(found[0], {"micro_batch": found[1]}, found[1], naming="assignment")
         return
-    reading.drop("micro_batch: no DataLoader with a batch_size is in this script.")
+    reading.lose("micro_batch", "no DataLoader with a batch_size is in this script")
 
 
 def _clipping(call: Call, reading: Reading) -> None:
@@ -329,12 +335,13 @@ def _clipping(call: Call, reading: Reading) -> None:
     if call.name == "Trainer":
         norm = call.get("gradient_clip_val")
     if _is_number(norm):
-        reading.train["clip_norm"] = float(norm)
-        said = "gradient_clip_val" if call.name == "Trainer" else call.name
-        reading.note(f"{said} becomes train.clip_norm = {norm}.")
+        key = "gradient_clip_val" if call.name == "Trainer" else call.name
+        # As the script writes the number.
+        clipped = f"{key} becomes train.clip_norm = {norm}."
+        reading.remark(clipped, {"train.clip_norm": float(norm)})
     else:
         reading.train.pop("clip_norm", None)
-        reading.drop(f"clip_norm: {why_not(norm)}; set train.clip_norm.")
+        reading.lose("clip_norm", f"{why_not(norm)}; set train.clip_norm")
 
 
 def _optimizer(call: Call, reading: Reading) -> None:
@@ -343,11 +350,10 @@ def _optimizer(call: Call, reading: Reading) -> None:
     if kind == "sgd" and isinstance(momentum, (int, float)) and momentum > 0:
         kind = "momentum"
         reading.train["momentum"] = float(momentum)
-    reading.job["optimizer"] = kind
     defaults = {} if call.more else _DEFAULTS.get(call.name, {})
     reading.train |= defaults
     if call.more:
-        reading.drop(f"Some settings of {call.name} are made when the script runs.")
+        reading.warn(f"Some settings of {call.name} are made when the script runs.")
 
     def number(name: str) -> float | None:
         value = call.get(name, 1 if name == "lr" else None)
@@ -355,7 +361,7 @@ def _optimizer(call: Call, reading: Reading) -> None:
             return float(value)
         if value is not None:
             reading.train.pop(_FIELDS[name][0], None)
-            reading.drop(f"{name}: {why_not(value)}; set train.{_FIELDS[name][0]}.")
+            reading.lose(name, f"{why_not(value)}; set train.{_FIELDS[name][0]}")
         return None
 
     betas = call.get("betas")
@@ -363,7 +369,7 @@ def _optimizer(call: Call, reading: Reading) -> None:
     if betas is not None and not known:
         for field in _FIELDS["betas"]:
             reading.train.pop(field, None)
-        reading.drop(f"betas: {why_not(betas)}; set train.beta1 and train.beta2.")
+        reading.lose("betas", f"{why_not(betas)}; set train.beta1 and train.beta2")
     set_optimizer(reading, number, betas if known else None)
     grouped = _decay_of_groups(call, reading)
     absent = [
@@ -374,11 +380,11 @@ def _optimizer(call: Call, reading: Reading) -> None:
         and not (grouped and name == "weight_decay")
     ]
     if absent:
-        reading.note(
-            f"{' and '.join(absent)} of {call.name}: absent, so torch's default"
-            f"{'s hold' if len(absent) > 1 else ' holds'}."
+        reading.about(
+            f"{' and '.join(absent)} of {call.name}",
+            f"absent, so torch's default{'s hold' if len(absent) > 1 else ' holds'}",
         )
-    reading.note(f"{call.name} becomes job.optimizer = {kind}.")
+    reading.given(call.name, {"job.optimizer": kind})
 
 
 def _sets_rates(script: Script) -> bool:
@@ -404,10 +410,10 @@ def _decay_of_groups(call: Call, reading: Reading) -> bool:
     decays = {value for value in given if _is_number(value) and value != 0}
     if len(decays) == 1 and all(map(_is_number, given)):
         reading.train["weight_decay"] = float(decays.pop())
-        reading.note("The weight_decay of a group becomes train.weight_decay.")
+        reading.given("The weight_decay of a group", {"train.weight_decay": UNSAID})
     elif any(given):
         reading.train.pop("weight_decay", None)
-        reading.drop("weight_decay: groups of parameters have their own; set train.weight_decay.")
+        reading.lose("weight_decay", "groups of parameters have their own; set train.weight_decay")
     return True
 
 
@@ -415,34 +421,31 @@ def _accumulation(script: Script, reading: Reading) -> None:
     """How many micro-batches a step has, and which of them reduce gradients."""
     found = _number(script, _ACCUMULATE)
     if found and found[1] > 0:
-        reading.strategy["accumulate"] = found[1]
-        reading.note(f"{found[0]} = {found[1]} becomes accumulate = {found[1]}.")
+        reading.given(found[0], {"accumulate": found[1]}, found[1], naming="assignment")
     else:
-        reading.drop("accumulate: no number of micro-batches of a step is in this script.")
+        reading.lose("accumulate", "no number of micro-batches of a step is in this script")
     kind = reading.strategy["kind"]
     if script.uses("set_requires_all_reduce"):
-        reading.strategy["grad_sync"] = "local"
-        reading.note("set_requires_all_reduce becomes grad_sync = local.")
+        reading.given("set_requires_all_reduce", {"grad_sync": "local"})
     elif script.uses("set_requires_gradient_sync", "no_sync"):
         if kind == "ddp" and _only_backward_inside(script):
             reading.strategy["grad_sync"] = "every"
-            reading.drop(
+            reading.warn(
                 "no_sync around the backward alone stops no reduction of DDP, which needs the "
                 "forward inside too; read as what it does, grad_sync = every."
             )
             return
-        reading.strategy["grad_sync"] = "last"
-        reading.note(
-            "no_sync becomes grad_sync = last: gradients stay whole until the last micro-batch."
-        )
+        last = ": gradients stay whole until the last micro-batch"
+        reading.given("no_sync", {"grad_sync": "last"}, why=last)
     elif found and found[1] > 1:
-        reading.strategy["grad_sync"] = "every"
-        reading.note("Without no_sync every micro-batch reduces its gradients: grad_sync = every.")
+        reading.remark(
+            "Without no_sync every micro-batch reduces its gradients: grad_sync = every.",
+            {"grad_sync": "every"},
+        )
         if kind == "zero2":
             reading.strategy["reshard_after_backward"] = True
     if script.uses("set_reshard_after_backward"):
-        reading.strategy["reshard_after_backward"] = False
-        reading.note("set_reshard_after_backward becomes reshard_after_backward = false.")
+        reading.given("set_reshard_after_backward", {"reshard_after_backward": False})
 
 
 def _number(script: Script, names: tuple[str, ...]) -> tuple[str, int] | None:

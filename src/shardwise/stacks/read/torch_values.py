@@ -26,34 +26,32 @@ _POLICY_FIELDS = ("param_dtype", "reduce_dtype", "buffer_dtype", "keep_low_preci
 def read_mixed_precision(value: Any, reading: Reading) -> None:
     """The dtypes of a MixedPrecision or MixedPrecisionPolicy; without one, all is fp32."""
     if value is None:
-        reading.strategy |= {"param_dtype": "fp32", "reduce_dtype": "fp32"}
-        reading.note("Without mixed precision, parameters and gradients move in fp32.")
+        dtypes = {"param_dtype": "fp32", "reduce_dtype": "fp32"}
+        reading.remark("Without mixed precision, parameters and gradients move in fp32.", dtypes)
         return
     if not isinstance(value, Call) or value.more or value.name not in _POLICIES:
-        reading.drop(f"mixed precision: {why_not(value)}; set param_dtype and reduce_dtype.")
+        reading.lose("mixed precision", f"{why_not(value)}; set param_dtype and reduce_dtype")
         return
     param = _dtype(value.get("param_dtype", 0), "param_dtype", "fp32", reading)
     reduce = _dtype(value.get("reduce_dtype", 1), "reduce_dtype", param, reading)
     found = {"param_dtype": param, "reduce_dtype": reduce}
     known = {name: dtype for name, dtype in found.items() if dtype is not None}
     if known:
-        reading.strategy |= known
-        said = ", ".join(f"{name} = {dtype}" for name, dtype in known.items())
-        reading.note(f"{value.name} becomes {said}.")
+        reading.given(value.name, known)
     if value.get("buffer_dtype") is not None:
-        reading.note("buffer_dtype: FSDP2 leaves buffers in the dtype they have.")
+        reading.about("buffer_dtype", "FSDP2 leaves buffers in the dtype they have")
     _others(value, reading)
 
 
 def _others(policy: Call, reading: Reading) -> None:
     """What else a policy says."""
     if policy.get("keep_low_precision_grads") not in (None, False):
-        reading.drop("keep_low_precision_grads: Shardwise keeps gradients in the master dtype.")
+        reading.lose("keep_low_precision_grads", "Shardwise keeps gradients in the master dtype")
     if policy.get("output_dtype") is not None:
-        reading.drop("output_dtype: Shardwise keeps outputs in the dtype they are computed in.")
+        reading.lose("output_dtype", "Shardwise keeps outputs in the dtype they are computed in")
     for name in ("cast_forward_inputs", "cast_root_forward_inputs"):
         if policy.get(name) not in (None, True):
-            reading.note(f"{name}: models take token ids, which are not cast.")
+            reading.about(name, "models take token ids, which are not cast")
     list_unknown(reading, policy.keywords, _POLICY_FIELDS, f"{policy.name}.")
 
 
@@ -63,7 +61,7 @@ def _dtype(value: Any, key: str, otherwise: str | None, reading: Reading) -> str
         return otherwise
     if isinstance(value, Symbol) and value.last in DTYPES:
         return DTYPES[value.last]
-    reading.drop(f"{key}: {why_not(value)}; set it yourself.")
+    reading.lose(key, f"{why_not(value)}; set it yourself")
     return None
 
 
@@ -77,11 +75,10 @@ def read_mesh(value: Any, reading: Reading) -> None:
         fixed = sizes and all(isinstance(size, int) for size in sizes)
         why = "has no counterpart in Shardwise" if fixed else "is decided when the script runs"
         said = " x ".join(map(shown, sizes)) if sizes else shown(shape)
-        reading.drop(f"The mesh of {said} {why}; shard and replicate follow from the cluster.")
+        reading.warn(f"The mesh of {said} {why}; shard and replicate follow from the cluster.")
         return
     replicate, shard = sizes if len(sizes) == 2 else (1, sizes[0])
     reading.strategy.pop("within_node", None)
     reading.processes = replicate * shard
     if replicate > 1 and shard > 1:
-        reading.strategy |= {"replicate": replicate, "shard": shard}
-        reading.note(f"The mesh becomes replicate = {replicate}, shard = {shard}.")
+        reading.given("The mesh", {"replicate": replicate, "shard": shard})

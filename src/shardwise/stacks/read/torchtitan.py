@@ -29,8 +29,8 @@ def read(script: Script) -> Imported:
     _training(training, reading)
     _optimizer(script, reading)
     # torchtitan reduces gradients in every micro-batch and gathers parameters for each again.
-    reading.strategy["grad_sync"] = "every"
-    reading.note("torchtitan reduces gradients in every micro-batch: grad_sync = every.")
+    every = {"grad_sync": "every"}
+    reading.remark("torchtitan reduces gradients in every micro-batch: grad_sync = every.", every)
     if reading.strategy["kind"] != "ddp":
         reading.strategy["reshard_after_backward"] = True
     policies = [call for call in script.calls("Config") if ".activation_checkpoint." in call.origin]
@@ -63,9 +63,11 @@ def _parallelism(call: Call, reading: Reading) -> None:
             reading.strategy |= {"shard": shard, "replicate": replicate}
     if shard > 0:
         reading.processes = shard * replicate * inner
-    reading.note(
+    kind = reading.strategy["kind"]
+    reading.remark(
         f"data_parallel_shard_degree {shard} and data_parallel_replicate_degree {replicate} become "
-        f"kind {reading.strategy['kind']}."
+        f"kind {kind}.",
+        {"kind": kind},
     )
 
 
@@ -75,18 +77,18 @@ def _inner_axes(call: Call, reading: Reading) -> int:
     context = max(1, _count(call, "context_parallel_degree", 1, reading))
     if tensor > 1:
         divided = call.get("enable_sequence_parallel") is not False
-        reading.strategy |= {"tensor": tensor, "sequence_parallel": divided}
-        reading.note(f"tensor_parallel_degree becomes tensor = {tensor}.")
+        reading.given("tensor_parallel_degree", {"tensor": tensor})
+        reading.strategy["sequence_parallel"] = divided
         if call.get("enable_async_tensor_parallel") is True:
-            reading.drop("enable_async_tensor_parallel: Shardwise does not split collectives.")
+            reading.lose("enable_async_tensor_parallel", "Shardwise does not split collectives")
         if call.get("disable_loss_parallel") is True:
-            reading.drop("disable_loss_parallel: Shardwise divides the loss by vocabulary.")
+            reading.lose("disable_loss_parallel", "Shardwise divides the loss by vocabulary")
     if context > 1:
-        reading.strategy |= {"context": context, "context_method": "ring"}
-        reading.note(f"context_parallel_degree becomes context = {context}: ring attention.")
+        reading.given("context_parallel_degree", {"context": context}, why=": ring attention")
+        reading.strategy["context_method"] = "ring"
     for key in ("pipeline_parallel_degree", "expert_parallel_degree"):
         if _count(call, key, 1, reading) > 1:
-            reading.drop(f"{key}: Shardwise has no counterpart.")
+            reading.lose(key, "Shardwise has no counterpart")
     return tensor * context
 
 
@@ -101,7 +103,7 @@ def _training(call: Call, reading: Reading) -> None:
         if name in _DTYPES:
             reading.strategy[field] = _DTYPES[name]
         else:
-            reading.drop(f"{key}: {why_not(value)}; set strategy.{field}.")
+            reading.lose(key, f"{why_not(value)}; set strategy.{field}")
     if reading.strategy["kind"] not in ("ddp", "single"):
         reading.strategy["offload"] = call.get("enable_cpu_offload") is True
     micro = _count(call, "local_batch_size", 8, reading)
@@ -113,7 +115,7 @@ def _training(call: Call, reading: Reading) -> None:
     if total > 0 and ranks is not None and total % (micro * ranks) == 0:
         reading.strategy["accumulate"] = total // (micro * ranks)
     elif total > 0:
-        reading.drop("accumulate: global_batch_size does not settle it; set strategy.accumulate.")
+        reading.lose("accumulate", "global_batch_size does not settle it; set strategy.accumulate")
     if call.get("seq_len") is not None:
         reading.job["seq_len"] = _count(call, "seq_len", 2048, reading)
     if call.get("steps") is not None:
@@ -128,7 +130,7 @@ def _optimizer(script: Script, reading: Reading) -> None:
         reading.job["optimizer"] = known[0]
     elif names:
         shown = ", ".join(sorted(str(name) for name in names))
-        reading.drop(f"optimizer_name: {shown} has no counterpart; set job.optimizer.")
+        reading.lose("optimizer_name", f"{shown} has no counterpart; set job.optimizer")
 
 
 def _count(call: Call, key: str, default: int, reading: Reading) -> int:
@@ -137,5 +139,5 @@ def _count(call: Call, key: str, default: int, reading: Reading) -> int:
         return default
     if isinstance(value, int) and not isinstance(value, bool) and (value == -1 or value >= 1):
         return value
-    reading.drop(f"{key}: {why_not(value)}; read as its default {default}.")
+    reading.lose(key, f"{why_not(value)}; read as its default {default}")
     return default

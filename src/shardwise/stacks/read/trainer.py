@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from shardwise.spec.record import SpecError, did_you_mean
+from shardwise.stacks.outcomes import UNSAID, Outcome, quoted
 from shardwise.stacks.read import accelerate, deepspeed, fsdp1, known_keys
 from shardwise.stacks.read.adapters import (
     LoraKeys,
@@ -20,7 +21,6 @@ from shardwise.stacks.read.imported import (
     Reading,
     flag,
     list_unknown,
-    quoted,
     real,
     section,
     set_warmup,
@@ -57,6 +57,8 @@ _AUTO = {
     "scheduler.params.total_num_steps": "max_steps",
     "scheduler.params.warmup_num_steps": "warmup_steps",
 }
+# Of a nested DeepSpeed configuration; the Trainer's own arguments decide.
+_OF_BATCH = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # What TRL's SFTConfig and ModelConfig set where a file says nothing.
 TRL_DEFAULTS: dict[str, object] = {"gradient_checkpointing": True, "bf16": True, "max_length": 1024}
 _TRL_LORA = LoraKeys("lora_r", "lora_alpha", "lora_target_modules", "lora_dropout", "use_rslora",
@@ -99,15 +101,18 @@ def with_trl_loss(
     found: Imported, absent: Mapping[str, object], table: Mapping[str, object]
 ) -> Imported:
     """What SFTTrainer does that no key says: defaults of its own, and a loss in tiles."""
-    notes = [
-        f"{key} is absent, so TRL's default {str(value).lower()} holds."
-        for key, value in absent.items()
-    ]
+    outcomes = defaults_of_trl(absent)
     strategy = dict(found.strategy)
     if not table.get("label_smoothing_factor"):
         strategy["loss"] = "chunked"
-        notes.append("SFTTrainer of TRL 1.16 computes head and loss in tiles: loss = chunked.")
-    return found._replace(strategy=strategy, notes=(*notes, *found.notes))
+        tiles = "SFTTrainer of TRL 1.16 computes head and loss in tiles: loss = chunked."
+        outcomes.append(Outcome("remark", fields={"loss": "chunked"}, why=tiles))
+    return found._replace(strategy=strategy, outcomes=(*outcomes, *found.outcomes))
+
+
+def defaults_of_trl(absent: Mapping[str, object]) -> list[Outcome]:
+    """What is said of keys that a file leaves to TRL, with TRL's values."""
+    return [Outcome("default", key, value, whose="TRL's") for key, value in absent.items()]
 
 
 def read(
@@ -141,44 +146,40 @@ def read_arguments(table: Mapping[str, object], what: str, known: tuple[str, ...
     list_unknown(reading, table, known)
     low = [name for name in ("bf16", "fp16") if flag(table, name, otherwise=False)]
     if len(low) > 1:
-        reading.drop("bf16 and fp16: both are true, which the Trainer refuses; read as bf16.")
+        reading.lose("bf16 and fp16", "both are true, which the Trainer refuses; read as bf16")
     if table.get("deepspeed"):
         inside = read_deepspeed(table["deepspeed"], low[0] if low else None, reading)
     else:
         launched = _launched(table, reading)
         inside = accelerate.read({**launched, "mixed_precision": low[0] if low else None})
     # Values that DeepSpeed leaves to the Trainer are among the arguments.
-    automatic = (f"{theirs}: auto" for theirs, key in _AUTO.items() if table.get(key) is not None)
-    reading.take(inside, but=("micro_batch", "accumulate", *automatic))
-    ddp = "Without fsdp or deepspeed the Trainer runs DDP"
-    reading.notes = [in_its_words(note, ddp) for note in reading.notes if not _of_batch(note)]
+    automatic = (theirs for theirs, key in _AUTO.items() if table.get(key) is not None)
+    reading.take(inside, without=("micro_batch", "accumulate", *automatic))
+    as_given(reading, "Without fsdp or deepspeed the Trainer runs DDP", leave_out=_OF_BATCH)
     if table.get("deepspeed") and low and low[0] != inside.strategy.get("param_dtype"):
-        reading.drop(f"{low[0]}: the settings of deepspeed decide, and do not enable it.")
+        reading.lose(low[0], "the settings of deepspeed decide, and do not enable it")
     _batch(table, reading)
     for field in ("micro_batch", "accumulate"):
         theirs, ours = inside.strategy.get(field), reading.strategy.get(field)
         if theirs is not None and theirs != ours:
-            reading.drop(
-                f"{field}: deepspeed says {theirs} and TrainingArguments {ours}, which the Trainer "
-                f"refuses; read as {ours}."
+            reading.lose(
+                field,
+                f"deepspeed says {theirs} and TrainingArguments {ours}, which the Trainer refuses; "
+                f"read as {ours}",
             )
     _train(table, reading)
     for key in _SEQ_LEN:
         length = whole(table, key)
         if length is not None:
-            reading.job["seq_len"] = length
-            reading.note(f"{key} becomes job.seq_len = {length}.")
+            reading.given(key, {"job.seq_len": length})
             break
     if flag(table, "gradient_checkpointing", otherwise=False):
-        reading.strategy["recompute"] = "full"
-        reading.note("gradient_checkpointing becomes recompute = full: every block.")
+        reading.given("gradient_checkpointing", {"recompute": "full"}, why=": every block")
     bucket = real(table, "ddp_bucket_cap_mb")
     if bucket is not None and reading.strategy.get("kind") == "ddp":
-        reading.strategy["ddp_bucket_mib"] = bucket
-        reading.note(f"ddp_bucket_cap_mb becomes ddp_bucket_mib = {bucket:g}.")
+        reading.given("ddp_bucket_cap_mb", {"ddp_bucket_mib": bucket})
     if flag(table, "torch_compile", otherwise=False):
-        reading.strategy["compile"] = True
-        reading.note("torch_compile becomes compile = true, block by block.")
+        reading.given("torch_compile", {"compile": True}, why=", block by block")
     return reading
 
 
@@ -195,7 +196,7 @@ def _train(table: Mapping[str, object], reading: Reading) -> None:
         reading.train["steps"] = steps
     share = real(table, "warmup_steps") or 0.0
     if 0 < share < 1:
-        reading.drop("warmup_steps: a share of all steps; set train.warmup_steps.")
+        reading.lose("warmup_steps", "a share of all steps; set train.warmup_steps")
     elif share > 0:
         set_warmup(reading, whole(table, "warmup_steps") or 0)
     seed = table.get("seed")
@@ -206,7 +207,7 @@ def _train(table: Mapping[str, object], reading: Reading) -> None:
     _schedule(table, reading)
     for key, why in _LOST.items():
         if table.get(key) not in (None, False, 0):
-            reading.drop(f"{key}: {why}.")
+            reading.lose(key, why)
 
 
 def _schedule(table: Mapping[str, object], reading: Reading) -> None:
@@ -220,13 +221,13 @@ def _schedule(table: Mapping[str, object], reading: Reading) -> None:
     elif name == "cosine" or (name == "cosine_with_min_lr" and final is not None):
         reading.train |= {"schedule": "cosine", "final_learning_rate": final or 0.0}
     else:
-        reading.drop(
-            f"lr_scheduler_type: {quoted(name)} has no counterpart; set train.schedule, which is "
-            "cosine or constant."
+        reading.lose(
+            "lr_scheduler_type",
+            f"{quoted(name)} has no counterpart; set train.schedule, which is cosine or constant",
         )
         return
     list_unknown(reading, settings, ("min_lr_rate",), "lr_scheduler_kwargs.")
-    reading.note(f"lr_scheduler_type {name} becomes train.schedule.")
+    reading.given("lr_scheduler_type", {"train.schedule": UNSAID}, name, naming="pair")
 
 
 def _batch(table: Mapping[str, object], reading: Reading) -> None:
@@ -237,13 +238,11 @@ def _batch(table: Mapping[str, object], reading: Reading) -> None:
     ):
         count = whole(table, key)
         if table.get(key) == "auto":
-            reading.drop(f"{field}: {key} is not a number in this file.")
+            reading.lose(field, f"{key} is not a number in this file")
         elif count is None:
-            reading.strategy[field] = default
-            reading.note(f"{key} is absent, so its default becomes {field} = {default}.")
+            reading.default(key, {field: default})
         else:
-            reading.strategy[field] = count
-            reading.note(f"{key} becomes {field} = {count}.")
+            reading.given(key, {field: count})
 
 
 def read_deepspeed(given: object, low: str | None, reading: Reading) -> Imported:
@@ -270,31 +269,33 @@ def _named_stage(path: str, reading: Reading) -> object:
     if "offload" in name:
         parts = ("offload_param",) if "params" in name else ("offload_optimizer", "offload_param")
         zero |= {part: {"device": "cpu"} for part in parts if stage == 3 or "optim" in part}
-    reading.drop(
-        f"deepspeed: the settings are in {path[:80]}; its name says ZeRO stage {stage}. Import "
-        "that file for the rest."
+    reading.lose(
+        "deepspeed",
+        f"the settings are in {path[:80]}; its name says ZeRO stage {stage}. Import that file for "
+        "the rest",
     )
     return {"zero_optimization": zero, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
 
 
-def _of_batch(note: str) -> bool:
-    return note.startswith(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"))
+def as_given(reading: Reading, ddp: str, leave_out: Collection[str]) -> None:
+    """Say what accelerate's settings become by the keys of the file that they were made of.
 
-
-def in_its_words(note: str, ddp: str) -> str:
-    """A note about accelerate's settings, in the words of the file that they were made of.
-
-    `ddp` says when that file means DDP.
+    `ddp` says when that file means DDP. Nothing is said of the keys to leave out.
     """
-    for theirs, here in (
-        ("mixed_precision is absent, so its default no", "Without bf16 or fp16 the default fp32"),
-        ("mixed_precision bf16", "bf16 true"),
-        ("mixed_precision fp16", "fp16 true"),
-        ("MULTI_GPU becomes", f"{ddp}, which becomes"),
-    ):
-        if note.startswith(theirs):
-            return here + note.removeprefix(theirs)
-    return note
+    reading.outcomes = [
+        _by_its_key(one, ddp) for one in reading.outcomes if one.is_lost or one.key not in leave_out
+    ]
+
+
+def _by_its_key(one: Outcome, ddp: str) -> Outcome:
+    if one.key == "mixed_precision" and one.kind == "default":
+        nothing = "Without bf16 or fp16 the default"
+        return one._replace(kind="given", key=nothing, theirs="fp32", naming="pair")
+    if one.key == "mixed_precision" and one.kind == "given":
+        return one._replace(key=one.theirs, theirs=True)
+    if one.key == "distributed_type" and one.kind == "given":
+        return one._replace(key=f"{ddp}, which", naming="key")
+    return one
 
 
 def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object]:
@@ -302,14 +303,14 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
     words = _words(table.get("fsdp"))
     if not words:
         if table.get("fsdp_config"):
-            reading.drop("fsdp_config: it has no effect where fsdp is absent.")
+            reading.lose("fsdp_config", "it has no effect where fsdp is absent")
         return {"distributed_type": "MULTI_GPU"}
     settings = {
         key.removeprefix("fsdp_"): value for key, value in section(table, "fsdp_config").items()
     }
     list_unknown(reading, settings, known_keys.TRAINER_FSDP, "fsdp_config.")
     if flag(settings, "xla", otherwise=False):
-        reading.drop("fsdp_config.xla: Shardwise plans PyTorch's own FSDP, on GPUs or CPUs.")
+        reading.lose("fsdp_config.xla", "Shardwise plans PyTorch's own FSDP, on GPUs or CPUs")
     sharding = [_SHARDING[word] for word in words if word in _SHARDING]
     version = whole(settings, "version") or _version(sharding, reading)
     offloaded = flag(settings, "cpu_offload", otherwise=False)
@@ -328,12 +329,11 @@ def _launched(table: Mapping[str, object], reading: Reading) -> dict[str, object
             config[f"fsdp_{name}"] = settings[name]
     if version == 2 and config.get("fsdp_reshard_after_forward") is None and sharding:
         if sharding[0] not in ("FULL_SHARD", "SHARD_GRAD_OP"):
-            reading.drop(f"fsdp: {sharding[0]} is known to FSDP1 only; read as FULL_SHARD.")
+            reading.lose("fsdp", f"{sharding[0]} is known to FSDP1 only; read as FULL_SHARD")
         keeps = sharding[0] == "SHARD_GRAD_OP"
         config["fsdp_reshard_after_forward"] = not keeps
-        reading.note(
-            f"fsdp {sharding[0].lower()} is fsdp_reshard_after_forward {str(not keeps).lower()}."
-        )
+        word, reshards = sharding[0].lower(), str(not keeps).lower()
+        reading.remark(f"fsdp {word} is fsdp_reshard_after_forward {reshards}.")
     launched: dict[str, object] = {"distributed_type": "FSDP", "fsdp_config": config}
     groups = _groups(table)
     return {**launched, "parallelism_config": groups} if groups else launched
@@ -371,7 +371,7 @@ def _version(sharding: list[str], reading: Reading) -> int:
     """Which FSDP runs where the file does not say: transformers 5 takes the second."""
     old = any(name not in ("FULL_SHARD", "SHARD_GRAD_OP") for name in sharding)
     version = 1 if old else 2
-    reading.note(
+    reading.remark(
         "fsdp_config.version is absent, so FSDP1 is assumed, which alone knows this sharding."
         if old
         else "fsdp_config.version is absent, so the default of transformers 5 holds: FSDP2."

@@ -6,6 +6,7 @@ import ast
 from typing import Any
 
 from shardwise.spec.record import SpecError
+from shardwise.stacks.outcomes import UNSAID, Outcome
 from shardwise.stacks.read import known_keys, trainer
 from shardwise.stacks.read.adapters import (
     LoraKeys,
@@ -47,7 +48,7 @@ def has_arguments(script: Script) -> bool:
 def read(script: Script) -> Imported:
     """The settings of the first call that creates training arguments."""
     call = next(script.calls(*ARGUMENTS))
-    dropped: list[str] = []
+    dropped: list[Outcome] = []
     given = {key: _value(key, value, dropped) for key, value in call.keywords.items()}
     table = {key: value for key, value in given.items() if value is not _MISSING}
     defaults = {
@@ -56,13 +57,11 @@ def read(script: Script) -> Imported:
         if key not in call.keywords and not (key == "bf16" and table.get("fp16"))
     }
     if call.more:
-        dropped.append(
-            f"Some arguments of {call.name} come from a dictionary made when the script runs."
-        )
+        runs = f"Some arguments of {call.name} come from a dictionary made when the script runs."
+        dropped.append(Outcome("lost", why=runs))
     if len(list(script.calls(*ARGUMENTS))) > 1:
-        dropped.append(
-            f"The script creates arguments more than once; the first {call.name} is read."
-        )
+        more = f"The script creates arguments more than once; the first {call.name} is read."
+        dropped.append(Outcome("lost", why=more))
     reading = trainer.read_arguments(
         {**defaults, **table}, f"a script with {call.name}", _KNOWN_ARGUMENTS
     )
@@ -70,16 +69,13 @@ def read(script: Script) -> Imported:
     set_packing(reading, table, "packing")
     for key in ("use_peft", "load_in_4bit", "load_in_8bit"):
         if table.get(key) and not reading.adapter:
-            reading.drop(f"{key}: no LoraConfig is in this script; set adapter.")
+            reading.lose(key, "no LoraConfig is in this script; set adapter")
     found = _with_loss(reading.done(), call.name, table)
-    notes = [
-        f"{key} is absent, so TRL's default {str(value).lower()} holds."
-        for key, value in defaults.items()
-    ]
+    absent = trainer.defaults_of_trl(defaults)
     # Arguments whose values are unknown are listed once, by the reason.
-    unsettled = {sentence.partition(":")[0] for sentence in dropped}
-    known = tuple(n for n in found.notes if n.partition(" ")[0] not in unsettled)
-    return found._replace(notes=(*notes, *known), unsupported=(*dropped, *found.unsupported))
+    unsettled = {one.key for one in dropped if one.key}
+    known = [one for one in found.outcomes if one.is_lost or one.key not in unsettled]
+    return found._replace(outcomes=(*absent, *dropped, *known))
 
 
 def _with_loss(found: Imported, name: str, table: dict[str, Any]) -> Imported:
@@ -93,19 +89,19 @@ def read_model(script: Script, reading: Reading) -> None:
     if configs:
         _lora(configs[0], reading)
         if len(configs) > 1:
-            reading.drop("The script creates LoraConfig more than once; the first is read.")
+            reading.warn("The script creates LoraConfig more than once; the first is read.")
     elif script.uses("get_peft_model", "PeftModel"):
-        reading.drop("get_peft_model: no LoraConfig is in this script; set adapter.")
+        reading.lose("get_peft_model", "no LoraConfig is in this script; set adapter")
     trained = script.value(ast.Name(id=TRAIN_ONLY))
     if not reading.adapter and type(trained) is tuple and all(map(_is_text, trained)):
-        reading.adapter["train"] = trained
-        reading.note(f"{TRAIN_ONLY} becomes adapter.train: {', '.join(trained)}.")
+        trained_only = f"{TRAIN_ONLY} becomes adapter.train: {', '.join(trained)}."
+        reading.remark(trained_only, {"adapter.train": trained})
     set_base(reading, loaded or "float32", _quantised(script, reading))
     if loaded is not None:
         set_master(reading, loaded_dtype(reading, loaded))
     if "seq_len" not in reading.job and (found := script.number(*_SEQ_LEN)):
         reading.job["seq_len"] = found[1]
-        reading.note(f"{found[0]} = {found[1]} becomes job.seq_len.")
+        reading.given(found[0], {"job.seq_len": UNSAID}, found[1], naming="assignment")
 
 
 def _is_text(value: object) -> bool:
@@ -124,12 +120,12 @@ def _loaded(script: Script) -> str | None:
 def _lora(call: Call, reading: Reading) -> None:
     # What the task is called changes nothing.
     given = {key: value for key, value in call.keywords.items() if key != "task_type"}
-    values = {key: _value(key, value, reading.unsupported) for key, value in given.items()}
+    values = {key: _value(key, value, reading.outcomes) for key, value in given.items()}
     table = {key: value for key, value in values.items() if value is not _MISSING}
     if call.more:
-        reading.drop("Some settings of LoraConfig come from a dictionary made at run time.")
+        reading.warn("Some settings of LoraConfig come from a dictionary made at run time.")
     if table.get("bias") not in (None, "none"):
-        reading.drop("bias: Shardwise trains no biases beside adapters.")
+        reading.lose("bias", "Shardwise trains no biases beside adapters")
     list_unknown(reading, values, (*_LORA_CONFIG, "bias"), "LoraConfig.")
     try:
         set_lora(reading, table, _PEFT)
@@ -140,7 +136,7 @@ def _lora(call: Call, reading: Reading) -> None:
 def _quantised(script: Script, reading: Reading) -> Quantisation | None:
     for call in script.calls("BitsAndBytesConfig"):
         if call.more:
-            reading.drop("Some settings of BitsAndBytesConfig are made when the script runs.")
+            reading.warn("Some settings of BitsAndBytesConfig are made when the script runs.")
         if call.get("load_in_8bit") is True:
             return Quantisation(8)
         if call.get("load_in_4bit") is True:
@@ -150,7 +146,7 @@ def _quantised(script: Script, reading: Reading) -> Quantisation | None:
     return None
 
 
-def _value(key: str, value: Any, dropped: list[str]) -> Any:
+def _value(key: str, value: Any, dropped: list[Outcome]) -> Any:
     """A value of the script as JSON has it; a value only known at run time is listed."""
     if isinstance(value, tuple) and not isinstance(value, (Unknown, Call)):
         parts = [_value(key, part, dropped) for part in value] if type(value) is tuple else None
@@ -168,5 +164,5 @@ def _value(key: str, value: Any, dropped: list[str]) -> Any:
         return _value(key, value.keywords, dropped)
     elif value is None or isinstance(value, (bool, int, float, str)):
         return value
-    dropped.append(f"{key}: {why_not(value)}.")
+    dropped.append(Outcome("lost", key, why=why_not(value)))
     return _MISSING

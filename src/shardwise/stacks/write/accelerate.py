@@ -9,6 +9,7 @@ from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.outcomes import Difference, Differences
 from shardwise.stacks.read.accelerate import CONTEXT, REPLICATE, SHARD, TENSOR, read
 from shardwise.stacks.write.differences import (
     RING,
@@ -85,11 +86,11 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     table = _table(run)
     found = _compared(run, table)
     experts = padded_experts(run, found.applied, "accelerate")
-    unsupported = (*found.unsupported, *experts, *_other_differences(run, table))
+    differences = (*found.differences, *experts, *_other_differences(run, table))
     text = yaml.safe_dump(table, sort_keys=False)
     command = _command(run, target.name(NAME))
-    in_script = (*found.in_script, *axes_in_script(run.strategy))
-    return Exported(NAME, text, unsupported, command, found.applied, in_script)
+    by_script = (*found.by_script, *axes_in_script(run.strategy))
+    return Exported(NAME, text, differences, command, found.applied, by_script)
 
 
 def applied(run: RunSpec) -> Strategy:
@@ -148,22 +149,24 @@ def degrees(strategy: Strategy) -> dict[str, int]:
     }
 
 
-def axes_in_script(strategy: Strategy) -> list[str]:
+def axes_in_script(strategy: Strategy) -> list[Difference]:
     """What accelerate leaves to the script that loads the model and reads the data."""
-    said = []
+    differences = Differences()
     if strategy.tensor > 1:
-        said.append(
-            "Tensor parallelism: load the model divided, with from_pretrained(..., "
+        differences.add(
+            "load the model divided, with from_pretrained(..., "
             f"distributed_config=DistributedConfig(tp_size={strategy.tensor}, "
-            f"fsdp_size={strategy.shard})) of transformers; accelerate divides no matrices itself."
+            f"fsdp_size={strategy.shard})) of transformers; accelerate divides no matrices itself",
+            about="Tensor parallelism",
         )
     if strategy.context > 1:
-        said.append(
-            "Context parallelism: shift labels, pass position_ids, and compute the loss inside "
+        differences.add(
+            "shift labels, pass position_ids, and compute the loss inside "
             "accelerator.maybe_context_parallel, with buffers and their dimension; use SDPA "
-            "attention."
+            "attention",
+            about="Context parallelism",
         )
-    return said
+    return differences
 
 
 def _distributed_type(run: RunSpec) -> str:
@@ -198,32 +201,36 @@ def _fsdp(run: RunSpec) -> dict[str, Any]:
     return table
 
 
-def _other_differences(run: RunSpec, table: dict[str, Any]) -> list[str]:
+def _other_differences(run: RunSpec, table: dict[str, Any]) -> list[Difference]:
     """Differences that no field of a strategy expresses."""
-    said = []
+    differences = Differences()
     model, sharded = run.model, table["distributed_type"] == "FSDP"
     if sharded and isinstance(model, ModuleRef):
-        said.append(
-            "Units: name the class of your blocks in fsdp_transformer_layer_cls_to_wrap; otherwise "
-            "the whole model may become one unit."
+        differences.add(
+            "name the class of your blocks in fsdp_transformer_layer_cls_to_wrap; otherwise the "
+            "whole model may become one unit",
+            about="Units",
         )
     if sharded and isinstance(model, ModelSpec) and not model.tied:
-        said.append(
-            "Units: accelerate makes one unit of the embedding and one of the last norm and the "
-            "head; Shardwise puts both in the root unit."
+        differences.add(
+            "accelerate makes one unit of the embedding and one of the last norm and the head; "
+            "Shardwise puts both in the root unit",
+            about="Units",
         )
     if run.strategy.tensor > 1:
-        said.append(f"Loss: {GATHERED_LOGITS}.")
+        differences.add(GATHERED_LOGITS, about="Loss")
     if run.strategy.kind == "ddp":
-        said.append(
-            "Gradients: accelerate's DDP keeps separate buckets, 4 bytes more per parameter; "
-            "DistributedDataParallelKwargs(gradient_as_bucket_view=True) avoids that."
+        differences.add(
+            "accelerate's DDP keeps separate buckets, 4 bytes more per parameter; "
+            "DistributedDataParallelKwargs(gradient_as_bucket_view=True) avoids that",
+            about="Gradients",
         )
     if run.train is not None:
-        said.append(
-            "[train]: optimizer, schedule, clipping, checkpoints and data are set by your script."
+        differences.add(
+            "optimizer, schedule, clipping, checkpoints and data are set by your script",
+            about="[train]",
         )
-    return said
+    return differences
 
 
 def _command(run: RunSpec, name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import TrainSettings
+from shardwise.stacks.outcomes import Difference, shown
 from shardwise.stacks.read.imported import Imported
 
 # Settings that change what is computed; the others are about how a run is watched and saved.
@@ -12,8 +13,8 @@ _ARITHMETIC = ("steps", "seed", "learning_rate", "schedule", "warmup_steps", "fi
                "weight_decay", "beta1", "beta2", "epsilon", "momentum", "clip_norm")  # fmt: skip
 
 
-def settings_differences(run: RunSpec, back: Imported, who: str) -> list[str]:
-    """One sentence for each setting that is not read back from the stack's file."""
+def settings_differences(run: RunSpec, back: Imported, who: str) -> list[Difference]:
+    """The settings that are not read back from the stack's file."""
     return [
         *adapter_differences(run.adapter, back, who),
         *_of_job(run, back, who),
@@ -21,42 +22,45 @@ def settings_differences(run: RunSpec, back: Imported, who: str) -> list[str]:
     ]
 
 
-def adapter_differences(ours: Adapter | None, back: Imported, who: str) -> list[str]:
-    """One sentence for each setting of the adapter that is not read back from the stack's file."""
+def adapter_differences(ours: Adapter | None, back: Imported, who: str) -> list[Difference]:
+    """The settings of the adapter that are not read back from the stack's file."""
     if ours is None:
         return []
     if not back.adapter:
-        return [f"adapter = {ours}: {who} cannot freeze these; it trains every parameter."]
+        why = f"{who} cannot freeze these; it trains every parameter"
+        return [Difference(why, {"adapter": ours})]
     theirs = Adapter.read(back.adapter)
-    said = []
+    differences = []
     for name in Adapter.model_fields:
         # Unset is twice the rank.
         field = "scale" if name == "alpha" else name
         here, there = getattr(ours, field), getattr(theirs, field)
         if here != there:
-            said.append(f"adapter.{name} = {_shown(here)}: {who} uses {_shown(there)}.")
+            setting = f"adapter.{name}"
+            why = f"{who} uses {shown(there)}"
+            differences.append(Difference(why, {setting: here}, {setting: there}))
     if ours.train and ours.rank is not None:
-        said.append(
-            f"adapter.train = {_shown(ours.train)}: peft trains copies of these modules and keeps "
-            "the frozen ones too."
-        )
-    return said
+        copies = "peft trains copies of these modules and keeps the frozen ones too"
+        differences.append(Difference(copies, {"adapter.train": ours.train}))
+    return differences
 
 
-def _of_job(run: RunSpec, back: Imported, who: str) -> list[str]:
+def _of_job(run: RunSpec, back: Imported, who: str) -> list[Difference]:
     length = back.job.get("seq_len")
     if length is None or length == run.job.seq_len:
         return []
-    return [f"job.seq_len = {run.job.seq_len}: {who} uses {length}."]
+    setting = "job.seq_len"
+    return [Difference(f"{who} uses {length}", {setting: run.job.seq_len}, {setting: length})]
 
 
-def _of_train(run: RunSpec, back: Imported, who: str) -> list[str]:
+def _of_train(run: RunSpec, back: Imported, who: str) -> list[Difference]:
     if run.train is None:
         return []
     theirs = TrainSettings.read(back.train)
     unused = _unused(run, run.train)
+    why = f"{who} has no such setting"
     return [
-        f"train.{name} = {_shown(getattr(run.train, name))}: {who} has no such setting."
+        Difference(why, {f"train.{name}": getattr(run.train, name)})
         for name in _ARITHMETIC
         if name not in unused and getattr(run.train, name) != getattr(theirs, name)
     ]
@@ -70,11 +74,3 @@ def _unused(run: RunSpec, train: TrainSettings) -> set[str]:
     if run.job.optimizer in ("sgd", "momentum", "adafactor"):
         unused |= {"beta1", "beta2", "epsilon"}
     return unused
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "nothing"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -10,6 +10,7 @@ from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
+from shardwise.stacks.outcomes import Difference, Differences
 from shardwise.stacks.write.accelerate import GATHERED_LOGITS
 from shardwise.stacks.write.deepspeed import nested
 from shardwise.stacks.write.differences import (
@@ -28,13 +29,14 @@ OPTIMIZERS = {
     "adafactor": "adafactor",
     "sgd": "sgd",
 }
+# As sentences call it.
 TRAINER = "the Trainer"
 RULES = (
-    Rule(("kind",), "the Trainer runs {kind}: parameters stay gathered in a micro-batch"),
+    Rule(("kind",), "{who} runs {kind}: parameters stay gathered in a micro-batch"),
     Rule(
         ("param_dtype", "master_dtype"),
-        "TrainingArguments offer fp32, bf16 and fp16 with fp32 master weights; the Trainer "
-        "computes in {param_dtype}",
+        "TrainingArguments offer fp32, bf16 and fp16 with fp32 master weights; {who} computes in "
+        "{param_dtype}",
     ),
     Rule(
         ("reduce_dtype",),
@@ -47,15 +49,15 @@ RULES = (
     ),
     Rule(
         ("grad_sync", "reshard_after_backward"),
-        "the Trainer reduces gradients in the last micro-batch only and gathers parameters again "
-        "for each",
+        "{who} reduces gradients in the last micro-batch only and gathers parameters again for "
+        "each",
     ),
     Rule(("prefetch", "forward_prefetch"), "FSDP2 prefetches one unit in the backward"),
     Rule(("blocks_per_unit",), "every block is one FSDP unit"),
     WHOLE_ACTIVATIONS,
     RING,
     Rule(("ddp_bucket_mib",), "set ddp_bucket_cap_mb to a whole number of MiB"),
-    Rule(("recompute",), "the Trainer recomputes every block or none: recompute {recompute}"),
+    Rule(("recompute",), "{who} recomputes every block or none: recompute {recompute}"),
     Rule(
         ("loss", "loss_chunks"),
         "all logits of a micro-batch are in memory at once; on GPUs, use_liger_kernel avoids that "
@@ -64,14 +66,13 @@ RULES = (
 )
 ON_CPUS = Rule(
     ("kind", "shard", "replicate", "offload", "reshard_after_forward", "reduce_dtype"),
-    "accelerate, which the Trainer uses, shards on GPUs only; on CPUs it runs DDP",
+    "accelerate, which {who} uses, shards on GPUs only; on CPUs it runs DDP",
 )
 
 
-def rules_of(who: str, run: RunSpec, sharded: bool) -> tuple[Rule, ...]:
-    """The rules with another stack's name; `sharded` is whether its file shards anything."""
-    rules = (ON_CPUS, *RULES) if run.strategy.sharded and not sharded else RULES
-    return tuple(rule._replace(sentence=rule.sentence.replace(TRAINER, who)) for rule in rules)
+def rules_of(run: RunSpec, sharded: bool) -> tuple[Rule, ...]:
+    """The rules of a run; `sharded` is whether the stack's file shards anything."""
+    return (ON_CPUS, *RULES) if run.strategy.sharded and not sharded else RULES
 
 
 def arguments(run: RunSpec, with_deepspeed: bool = False) -> dict[str, Any]:
@@ -166,32 +167,37 @@ def _train(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
 
 
 def other_differences(
-    run: RunSpec, who: str = TRAINER, optimizers: Mapping[str, str] = OPTIMIZERS
-) -> list[str]:
+    run: RunSpec,
+    who: str = TRAINER,
+    optimizers: Mapping[str, str] = OPTIMIZERS,
+    with_deepspeed: bool = False,
+) -> list[Difference]:
     """Differences that no field of a strategy expresses."""
-    said = []
+    differences = Differences()
     train = run.train
-    # As a heading begins.
-    start = who[0].upper() + who[1:]
-    fsdp = run.strategy.sharded and (run.strategy.kind != "zero1" or who == TRAINER)
+    fsdp = run.strategy.sharded and not (run.strategy.kind == "zero1" and with_deepspeed)
     if fsdp and isinstance(run.model, ModelSpec) and not run.model.tied:
-        said.append(
-            f"Units: {who} makes one unit of the embedding and one of the last norm and the "
-            "head; Shardwise puts both in the root unit."
+        differences.add(
+            f"{who} makes one unit of the embedding and one of the last norm and the head; "
+            "Shardwise puts both in the root unit",
+            about="Units",
         )
     if run.strategy.tensor > 1:
-        said.append(f"Loss: {GATHERED_LOGITS}.")
+        differences.add(GATHERED_LOGITS, about="Loss")
     if run.strategy.kind == "ddp":
-        said.append(f"Gradients: {who}'s DDP keeps separate buckets, 4 bytes more per parameter.")
+        separate = f"{who}'s DDP keeps separate buckets, 4 bytes more per parameter"
+        differences.add(separate, about="Gradients")
     if run.job.optimizer not in optimizers:
-        owner = "TrainingArguments have" if who == TRAINER else f"{start} has"
-        said.append(
-            f"job.optimizer = {run.job.optimizer}: {owner} no such optimizer; the "
-            "file names adamw_torch, which keeps two states per parameter."
+        # A sentence begins in capitals.
+        owner = "TrainingArguments have" if who == TRAINER else f"{who[0].upper()}{who[1:]} has"
+        differences.add(
+            f"{owner} no such optimizer; the file names adamw_torch, which keeps two states per "
+            "parameter",
+            {"job.optimizer": run.job.optimizer},
         )
     if train is not None and train.checkpoint.save and train.checkpoint.every is None:
-        said.append(
-            f"train.checkpoint.minutes = {train.checkpoint.minutes:g}: {who} saves every 500 "
-            "steps; set save_steps."
+        differences.add(
+            f"{who} saves every 500 steps; set save_steps",
+            {"train.checkpoint.minutes": train.checkpoint.minutes},
         )
-    return said
+    return differences

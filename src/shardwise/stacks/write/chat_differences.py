@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from shardwise.spec.chat import holds_chat
 from shardwise.spec.run import RunSpec
+from shardwise.stacks.outcomes import Difference
 
 
-def chat_differences(run: RunSpec, instead: Mapping[tuple[str, str], str]) -> list[str]:
-    """Sentences for a stack that trains on chat examples.
+def chat_differences(run: RunSpec, instead: Mapping[tuple[str, str], str]) -> list[Difference]:
+    """Those of a stack that trains on chat examples.
 
     `instead` is what it does where a setting has a value that its file does not carry over.
     """
@@ -18,28 +19,29 @@ def chat_differences(run: RunSpec, instead: Mapping[tuple[str, str], str]) -> li
         return []
     values = {"loss_on": data.loss_on, "packing": str(data.packing).lower()}
     return [
-        f"data.{name} = {value}: {instead[name, value]}."
+        Difference(instead[name, value], {f"data.{name}": value})
         for name, value in values.items()
         if (name, value) in instead
     ]
 
 
-def stream_differences(run: RunSpec, who: str) -> list[str]:
-    """Sentences for a target that trains on one stream of text tokens."""
+def stream_differences(run: RunSpec, who: str) -> list[Difference]:
+    """Those of a target that trains on one stream of text tokens."""
     data = run.data
     if data is None or not holds_chat(data):
         return []
-    said = [f"data.format = chat: {who} reads text; it has no chat template."]
+    without = f"{who} reads text; it has no chat template"
+    differences = [Difference(without, {"data.format": "chat"})]
     if data.loss_on == "answers":
-        said.append(f"data.loss_on = answers: {who} computes the loss on every token.")
-    if data.packing:
-        said.append("data.packing = true: examples of one sequence attend to each other.")
-    else:
-        said.append("data.packing = false: sequences are cut from one stream, not padded.")
-    return said
+        every = f"{who} computes the loss on every token"
+        differences.append(Difference(every, {"data.loss_on": "answers"}))
+    joined = "examples of one sequence attend to each other"
+    cut = "sequences are cut from one stream, not padded"
+    packing = Difference(joined if data.packing else cut, {"data.packing": data.packing})
+    return [*differences, packing]
 
 
-def left_to_script(run: RunSpec) -> list[str]:
+def left_to_script(run: RunSpec) -> list[Difference]:
     """Sentences for a target whose data the user's script reads."""
     data = run.data
     if data is None or not holds_chat(data):
@@ -49,7 +51,7 @@ def left_to_script(run: RunSpec) -> list[str]:
     )
     counted = "answers only" if data.loss_on == "answers" else "all tokens"
     return [
-        "data.format = chat: apply the chat template in your script.",
-        f"data.loss_on = {data.loss_on}: compute the loss on {counted} in your script.",
-        f"data.packing = {str(data.packing).lower()}: {packing} in your script.",
+        Difference("apply the chat template in your script", {"data.format": "chat"}),
+        Difference(f"compute the loss on {counted} in your script", {"data.loss_on": data.loss_on}),
+        Difference(f"{packing} in your script", {"data.packing": data.packing}),
     ]

@@ -10,6 +10,7 @@ from shardwise.spec.optimizer import Optimizer
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
+from shardwise.stacks.outcomes import Difference, Differences
 from shardwise.stacks.read.deepspeed import AUTOCAST, KINDS, OPTIMIZERS, read
 from shardwise.stacks.write.differences import (
     WHOLE_ACTIVATIONS,
@@ -55,7 +56,7 @@ _RULES = (
     ),
     Rule(("blocks_per_unit",), "DeepSpeed has no units: it gathers module by module"),
     WHOLE_ACTIVATIONS._replace(
-        sentence="AutoTP divides matrices only; what lies between them is whole on every device "
+        why="AutoTP divides matrices only; what lies between them is whole on every device "
         "of a tensor group"
     ),
     Rule(("context_method",), "DeepSpeed divides sequences by Ulysses: an all-to-all of heads"),
@@ -81,11 +82,11 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
         size = run.strategy.prefetch * _block_parameters(run)
         table["zero_optimization"]["stage3_prefetch_bucket_size"] = size
     found = _compared(run, table)
-    unsupported = (*found.unsupported, *_other_differences(run))
+    differences = (*found.differences, *_other_differences(run))
     text = json.dumps(table, indent=2) + "\n"
     command = _command(run, target.name(NAME))
-    in_script = (*found.in_script, *_axes_in_script(run.strategy))
-    return Exported(NAME, text, unsupported, command, found.applied, in_script)
+    by_script = (*found.by_script, *_axes_in_script(run.strategy))
+    return Exported(NAME, text, differences, command, found.applied, by_script)
 
 
 def applied(run: RunSpec) -> Strategy:
@@ -153,14 +154,14 @@ def _tensor(strategy: Strategy) -> dict[str, Any]:
     return {"tensor_parallel": {"autotp_size": strategy.tensor}} if strategy.tensor > 1 else {}
 
 
-def _axes_in_script(strategy: Strategy) -> list[str]:
+def _axes_in_script(strategy: Strategy) -> list[Difference]:
     if strategy.context == 1:
         return []
-    return [
-        "Context parallelism: call UlyssesSPAttentionHF.register_with_transformers "
-        "before the model is built, pass its groups as mpu to deepspeed.initialize, and read data "
-        "through UlyssesSPDataLoaderAdapter."
-    ]
+    ulysses = (
+        "call UlyssesSPAttentionHF.register_with_transformers before the model is built, pass its "
+        "groups as mpu to deepspeed.initialize, and read data through UlyssesSPDataLoaderAdapter"
+    )
+    return [Difference(ulysses, about="Context parallelism")]
 
 
 def _zero(run: RunSpec) -> dict[str, Any]:
@@ -232,48 +233,52 @@ def _scheduler(train: TrainSettings) -> dict[str, Any]:
     return {"type": "WarmupCosineLR", "params": {**settings, "warmup_min_ratio": 0.0, **warmup}}
 
 
-def _other_differences(run: RunSpec) -> list[str]:
+def _other_differences(run: RunSpec) -> list[Difference]:
     """Differences that no field of a strategy expresses."""
     stage, train = _stage(run), run.train
-    said = []
+    differences = Differences()
     if stage in (1, 2):
-        said.append(
-            "Parameters: DeepSpeed keeps all of them on every device between steps and gathers "
-            "them after the optimizer step instead of in the forward."
+        differences.add(
+            "DeepSpeed keeps all of them on every device between steps and gathers them after the "
+            "optimizer step instead of in the forward",
+            about="Parameters",
         )
         if run.strategy.offload:
-            said.append(
-                "offload: below stage 3 only the optimizer is offloaded; parameters stay on the "
-                "device."
+            differences.add(
+                "below stage 3 only the optimizer is offloaded; parameters stay on the device",
+                about="offload",
             )
     if stage == 3:
-        said.append(
-            "Units: stage 3 gathers module by module; it keeps up to 1e9 parameters gathered "
+        differences.add(
+            "stage 3 gathers module by module; it keeps up to 1e9 parameters gathered "
             "(stage3_max_live_parameters) and does not shard tensors below 1e5 elements "
-            "(stage3_param_persistence_threshold)."
+            "(stage3_param_persistence_threshold)",
+            about="Units",
         )
     if run.strategy.tensor > 1:
-        said.append(
-            "Loss: AutoTP leaves embedding, head and logits whole on every device of a tensor "
-            "group; Shardwise divides them by vocabulary."
+        differences.add(
+            "AutoTP leaves embedding, head and logits whole on every device of a tensor group; "
+            "Shardwise divides them by vocabulary",
+            about="Loss",
         )
     if run.job.optimizer not in OPTIMIZERS:
-        said.append(
-            f"job.optimizer = {run.job.optimizer}: DeepSpeed has no such optimizer; the file names "
-            "AdamW, which keeps two states per parameter."
+        differences.add(
+            "DeepSpeed has no such optimizer; the file names AdamW, which keeps two states per "
+            "parameter",
+            {"job.optimizer": run.job.optimizer},
         )
     if train is not None:
-        said.append(
-            "Learning rate: DeepSpeed's warm-up starts from 0, one step later, and takes at least "
-            "2 steps."
+        differences.add(
+            "DeepSpeed's warm-up starts from 0, one step later, and takes at least 2 steps",
+            about="Learning rate",
         )
         if train.weight_decay:
-            said.append(
-                "weight_decay: it applies to norms and biases too, unless your script passes "
-                "parameter groups."
+            differences.add(
+                "it applies to norms and biases too, unless your script passes parameter groups",
+                about="weight_decay",
             )
-        said.append("[train]: steps, seed, checkpoints and data are set by your script.")
-    return said
+        differences.add("steps, seed, checkpoints and data are set by your script", about="[train]")
+    return differences
 
 
 def _command(run: RunSpec, name: str) -> str:

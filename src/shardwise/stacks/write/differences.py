@@ -1,4 +1,4 @@
-"""A strategy as another stack runs it, field by field, and sentences about what differs."""
+"""A strategy as another stack runs it, field by field, and why it differs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.outcomes import Difference, shown
 from shardwise.units.decoder import decoder_units
 
 # Fields without effect where nothing is sharded, and where a step has one micro-batch.
@@ -19,10 +20,13 @@ _OF_TENSOR = ("sequence_parallel", "tensor_across_nodes")
 
 
 class Rule(NamedTuple):
-    """The sentence for some fields that differ. `{field}` stands for the stack's value of it."""
+    """Why a stack runs some fields otherwise.
+
+    `{who}` in the reason stands for the stack, `{kind}` and the like for its value of a field.
+    """
 
     fields: tuple[str, ...]
-    sentence: str
+    why: str
 
 
 # Of stacks that divide matrices with the plan of transformers, which leaves the rest whole.
@@ -53,8 +57,8 @@ class Comparison(NamedTuple):
     """A strategy as the stack runs it, and what to tell about the difference."""
 
     applied: Strategy
-    unsupported: list[str]
-    in_script: list[str]
+    differences: list[Difference]
+    by_script: list[Difference]
 
 
 def compare(
@@ -63,11 +67,12 @@ def compare(
     rules: Iterable[Rule],
     script: Mapping[str, object] | None = None,
     script_rules: Iterable[Rule] = (),
+    who: str = "the stack",
 ) -> Comparison:
     """Compare a run with the fields that are read back from the file of another stack.
 
     `script` are fields that the file cannot hold but the user's script sets, with the values that
-    it can set them to. Fields without effect in this run are left out of every sentence.
+    it can set them to. Fields without effect in this run do not differ.
     """
     cluster, ours = run.cluster, run.strategy
     size = cluster.devices, cluster.devices_per_node
@@ -80,8 +85,8 @@ def compare(
     }
     return Comparison(
         applied,
-        _told(changed_fields(ours, applied), applied, rules),
-        _told(settled, applied, script_rules),
+        _by_rules(changed_fields(ours, applied), applied, rules, who),
+        _by_rules(settled, applied, script_rules, who),
     )
 
 
@@ -95,10 +100,13 @@ def changed_fields(ours: Strategy, theirs: Strategy) -> dict[str, object]:
     }
 
 
-def _told(differing: dict[str, object], there: Strategy, rules: Iterable[Rule]) -> list[str]:
+def _by_rules(
+    differing: dict[str, object], there: Strategy, rules: Iterable[Rule], who: str
+) -> list[Difference]:
+    """Fields that differ, joined where one rule gives the reason for several."""
     left = dict(differing)
-    values = {name: _shown(getattr(there, name)) for name in Strategy.model_fields}
-    said = []
+    values = {name: shown(getattr(there, name)) for name in Strategy.model_fields}
+    differences = []
     for rule in (
         *rules,
         TENSOR_INSIDE,
@@ -108,9 +116,11 @@ def _told(differing: dict[str, object], there: Strategy, rules: Iterable[Rule]) 
     ):
         fields = [name for name in rule.fields if name in left]
         if fields:
-            ours = ", ".join(f"{name} = {_shown(left.pop(name))}" for name in fields)
-            said.append(f"{ours}: {rule.sentence.format(**values)}.")
-    return said
+            why = rule.why.format(who=who, **values)
+            ours = {name: left.pop(name) for name in fields}
+            theirs = {name: getattr(there, name) for name in fields}
+            differences.append(Difference(why, ours, theirs))
+    return differences
 
 
 def without_effect(strategy: Strategy) -> set[str]:
@@ -141,8 +151,8 @@ def _same(name: str, ours: object, theirs: object) -> bool:
     return ours == theirs
 
 
-def padded_experts(run: RunSpec, applied: Strategy, who: str) -> list[str]:
-    """The sentence about experts that a stack pads, because it shards them along their rows."""
+def padded_experts(run: RunSpec, applied: Strategy, who: str) -> list[Difference]:
+    """That a stack pads experts, because it shards them along their rows."""
     model, shard = run.model, applied.mesh.states
     if not isinstance(model, ModelSpec) or not model.experts or not applied.sharded:
         return []
@@ -150,16 +160,13 @@ def padded_experts(run: RunSpec, applied: Strategy, who: str) -> list[str]:
     if not any(block.rearranged(shard) for block in blocks):
         return []
     padded = -(-model.experts // shard) * shard
-    return [
-        f"Experts: {who} shards dimension 0 of every tensor, which pads the {model.experts} "
-        f"experts of a layer to {padded}. Shardwise divides each expert instead."
-    ]
+    why = (
+        f"{who} shards dimension 0 of every tensor, which pads the {model.experts} experts of a "
+        f"layer to {padded}. Shardwise divides each expert instead"
+    )
+    return [Difference(why, about="Experts")]
 
 
 def recompute_all_or_none(strategy: Strategy) -> str:
     """The policy of a stack that recomputes every block or none."""
     return "none" if strategy.recompute in ("none", 0.0) else "full"
-
-
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.outcomes import Difference
 
 
 class Target(NamedTuple):
@@ -47,16 +48,33 @@ class Exported(NamedTuple):
     # Its usual name, such as accelerate.yaml.
     name: str
     text: str
-    # One sentence for each setting of the run that this stack cannot express, and what it does.
-    unsupported: tuple[str, ...]
+    # Settings of the run that this stack cannot express, and what it does.
+    differences: tuple[Difference, ...]
     # The command that starts the run from the written file.
     command: str
     # The strategy as this stack runs it.
     applied: Strategy
-    # One sentence for each setting that belongs in the user's script, not in this file.
-    in_script: tuple[str, ...] = ()
+    # Settings that belong in the user's script, not in this file.
+    by_script: tuple[Difference, ...] = ()
     # Settings of the run that the stack trains otherwise, beyond those of the strategy.
     changed: tuple[Setting, ...] = ()
 
+    @property
+    def unsupported(self) -> tuple[str, ...]:
+        """One sentence for each setting that this stack cannot express."""
+        return tuple(one.words for one in self.differences)
+
+    @property
+    def in_script(self) -> tuple[str, ...]:
+        """One sentence for each setting that the user's script sets."""
+        return tuple(one.words for one in self.by_script)
+
     def to_dict(self) -> dict[str, Any]:
-        return {**self._asdict(), "applied": self.applied.model_dump(mode="json")}
+        return {
+            **self._asdict(),
+            "unsupported": self.unsupported,
+            "in_script": self.in_script,
+            "applied": self.applied.model_dump(mode="json"),
+            "differences": [one.to_dict() for one in self.differences],
+            "by_script": [one.to_dict() for one in self.by_script],
+        }

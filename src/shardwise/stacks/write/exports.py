@@ -9,6 +9,7 @@ from typing import Any
 from shardwise.spec.record import SpecError, did_you_mean
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.outcomes import Difference
 from shardwise.stacks.write.axes import check_axes
 from shardwise.stacks.write.chat_differences import left_to_script
 from shardwise.stacks.write.exported import USUAL, Exported, Target
@@ -53,11 +54,12 @@ def export_run(run: RunSpec, stack: str, target: Target = USUAL) -> Exported:
     if exported.name.endswith(".py"):
         _check_script(exported.text)
     if run.adapter is not None and stack in _BY_SCRIPT:
-        made = f"adapter = {run.adapter}: make it in your script, with get_peft_model of peft."
-        exported = exported._replace(in_script=(*exported.in_script, made))
+        why = "make it in your script, with get_peft_model of peft"
+        adapter = Difference(why, {"adapter": run.adapter})
+        exported = exported._replace(by_script=(*exported.by_script, adapter))
     by_script = stack in _DATA_BY_SCRIPT and (stack != "trainer" or run.adapter is None)
     if by_script:
-        exported = exported._replace(in_script=(*exported.in_script, *left_to_script(run)))
+        exported = exported._replace(by_script=(*exported.by_script, *left_to_script(run)))
     return exported
 
 

@@ -12,6 +12,7 @@ from shardwise.spec.lookup import ModuleRef, config_folder
 from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.outcomes import Difference
 from shardwise.stacks.read.imported import Imported
 from shardwise.stacks.write.adapter_differences import adapter_differences, settings_differences
 from shardwise.stacks.write.arguments import OPTIMIZERS, other_differences, rules_of
@@ -56,46 +57,49 @@ def compared(stack: Stack, run: RunSpec, table: dict[str, Any]) -> Comparison:
     sharded = any(key in table for key in ("fsdp", "fsdp_config", "deepspeed"))
     if strategy.hybrid and sharded:
         by_command = {name: getattr(strategy, name) for name in stack.by_command}
-    rules = (*stack.rules, *rules_of(stack.who, run, sharded))
+    rules = (*stack.rules, *rules_of(run, sharded))
     set_by = (Rule(stack.by_command, "the start command below sets them"),)
-    return compare(run, back, rules, by_command, set_by if stack.by_command else ())
+    script_rules = set_by if stack.by_command else ()
+    return compare(run, back, rules, by_command, script_rules, stack.who)
 
 
 def applied(stack: Stack, run: RunSpec) -> Strategy:
     return compared(stack, run, stack.table(run)).applied
 
 
-def write(stack: Stack, run: RunSpec, command: str, more: tuple[str, ...] = ()) -> Exported:
-    """The YAML of a run; `more` are sentences about what only this stack does."""
+def write(stack: Stack, run: RunSpec, command: str, more: tuple[Difference, ...] = ()) -> Exported:
+    """The YAML of a run; `more` is what only this stack does."""
     import yaml
 
     table = stack.table(run)
     found = compared(stack, run, table)
-    unsupported = (
-        *found.unsupported,
+    differences = (
+        *found.differences,
         *padded_experts(run, found.applied, stack.who),
         *settings_differences(run, stack.read(table), stack.who),
-        *other_differences(run, stack.who, stack.optimizers),
+        *other_differences(run, stack.who, stack.optimizers, with_deepspeed=True),
         *chat_differences(run, stack.chat),
         *more,
     )
     text = yaml.safe_dump(table, sort_keys=False, allow_unicode=True)
-    in_script = (*found.in_script, *_to_fill_in(run, table))
+    by_script = (*found.by_script, *_to_fill_in(run, table))
     other = adapter_differences(run.adapter, stack.read(table), stack.who)
     changed: tuple[Setting, ...] = ("adapter",) if other else ()
-    return Exported(stack.file, text, unsupported, command, found.applied, in_script, changed)
+    return Exported(stack.file, text, differences, command, found.applied, by_script, changed)
 
 
-def _to_fill_in(run: RunSpec, table: Mapping[str, Any]) -> list[str]:
+def _to_fill_in(run: RunSpec, table: Mapping[str, Any]) -> list[Difference]:
     """What the user must write into the file."""
-    said = [
-        f"{key}: write the folder or the name on a hub of {run.model.name} into the file."
+    where = f"write the folder or the name on a hub of {run.model.name} into the file"
+    missing = [
+        Difference(where, about=key)
         for key in ("model_name_or_path", "base_model")
         if table.get(key) == CHANGE_ME
     ]
     if CHANGE_ME in str(table.get("dataset_name")) + str(table.get("datasets")):
-        said.append("data: write the name or the files of your data set into the file.")
-    return said
+        data = "write the name or the files of your data set into the file"
+        missing.append(Difference(data, about="data"))
+    return missing
 
 
 def model_name(run: RunSpec) -> str:

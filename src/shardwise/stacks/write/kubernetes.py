@@ -6,6 +6,7 @@ from shardwise.spec.foreign_text import one_line
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec, write_run
 from shardwise.spec.train import SECRET_VARIABLE
+from shardwise.stacks.outcomes import UNSAID, Difference, Differences
 from shardwise.stacks.write.cluster_job import (
     LAUNCH,
     check_target,
@@ -43,7 +44,7 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     parts.append(_job(run, target))
     title = f"# {one_line(f'{run.model.name} on {run.cluster}: {run.strategy}')}\n"
     text = title + "---\n".join(parts)
-    return Exported(NAME, text, _unsupported(run), command, run.strategy)
+    return Exported(NAME, text, _differences(run), command, run.strategy)
 
 
 def _config(run: RunSpec) -> str:
@@ -295,25 +296,28 @@ def _resources(run: RunSpec) -> str:
 """
 
 
-def _unsupported(run: RunSpec) -> tuple[str, ...]:
-    found = []
+def _differences(run: RunSpec) -> tuple[Difference, ...]:
+    differences = Differences()
     for setting, path in local_files(run).items():
-        found.append(
-            f"{setting} = {path!r}: pods do not see it; copy it into the volume, mounted at "
-            f"{VOLUME}, and put its path there into the ConfigMap."
+        differences.add(
+            f"pods do not see it; copy it into the volume, mounted at {VOLUME}, and put its path "
+            "there into the ConfigMap",
+            {setting: path},
         )
     if isinstance(run.model, ModuleRef) or (run.data is not None and run.data.source):
-        found.append("model.factory, data.source: install their packages in the image.")
+        packages = {"model.factory": UNSAID, "data.source": UNSAID}
+        differences.add("install their packages in the image", packages)
     if runs_folder(run).is_absolute() and not saves_far_away(run):
-        found.append(
-            f"train.folder = {str(runs_folder(run))!r}: it is outside the volume {VOLUME} and is "
-            "deleted with the pod; use a relative folder."
+        differences.add(
+            f"it is outside the volume {VOLUME} and is deleted with the pod; use a relative folder",
+            {"train.folder": str(runs_folder(run))},
         )
     if not saves(run):
-        found.append("train.checkpoint = false: pods that replace others start from step 0.")
+        differences.add("pods that replace others start from step 0", {"train.checkpoint": False})
     if run.cluster.network is not None:
-        found.append(
-            "cluster.network: Kubernetes allocates devices, not bandwidth; add a nodeSelector or "
-            "affinity for nodes that have it."
+        differences.add(
+            "Kubernetes allocates devices, not bandwidth; add a nodeSelector or affinity for nodes "
+            "that have it",
+            {"cluster.network": UNSAID},
         )
-    return tuple(found)
+    return tuple(differences)

@@ -8,6 +8,7 @@ from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec, check_loss
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import CheckpointSettings, TrainSettings
+from shardwise.stacks.outcomes import Difference
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.python import foreign, loop, model
 from shardwise.stacks.write.python.data import data_pieces, data_settings, knows_vocabulary
@@ -57,8 +58,8 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     ]
     command = script_command(run, target.name(NAME))
     about = f"Train {plain_name(run)} with Lightning ({run.strategy}).\n\n    {command}"
-    unsupported = _unsupported(run, written)
-    return Exported(NAME, assemble(about, pieces), unsupported, command, applied(run))
+    differences = tuple(map(Difference, _unsupported(run, written)))
+    return Exported(NAME, assemble(about, pieces), differences, command, applied(run))
 
 
 def applied(run: RunSpec) -> Strategy:

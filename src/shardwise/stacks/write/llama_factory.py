@@ -8,6 +8,7 @@ from shardwise.spec.adapter import ALL_LINEAR, Adapter
 from shardwise.spec.chat import holds_chat
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.outcomes import Difference
 from shardwise.stacks.read.llama_factory import read
 from shardwise.stacks.read.trainer import ENVIRONMENT as USES_GROUPS
 from shardwise.stacks.write import fine_tuning
@@ -32,11 +33,10 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     exported = fine_tuning.write(_STACK, run, _command(run, target.name(NAME)))
     files = data_files(run)
     where = f"your files ({', '.join(files[1])[:120]})" if files else "your data set"
-    sentences = (
-        f"dataset: enter {where} in data/dataset_info.json and write its name into the file.",
-        f"template: write the name of the chat template of {run.model.name} into the file.",
-    )
-    return exported._replace(in_script=(*exported.in_script, *sentences))
+    enter = f"enter {where} in data/dataset_info.json and write its name into the file"
+    template = f"write the name of the chat template of {run.model.name} into the file"
+    missing = Difference(enter, about="dataset"), Difference(template, about="template")
+    return exported._replace(by_script=(*exported.by_script, *missing))
 
 
 def applied(run: RunSpec) -> Strategy:

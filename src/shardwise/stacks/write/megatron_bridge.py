@@ -52,13 +52,13 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     _check(run)
     train, data = run.train or TrainSettings(), run.data or DataSettings()
     found = _compared(run)
-    unsupported = (
-        *found.unsupported,
+    differences = (
+        *found.differences,
         *other_differences(run, found.applied, SAVE_EVERY),
         *stream_differences(run, "Megatron-Bridge"),
     )
     command = torchrun(run.cluster, target.name(NAME))
-    return Exported(NAME, _written(run, train, data), unsupported, command, found.applied)
+    return Exported(NAME, _written(run, train, data), differences, command, found.applied)
 
 
 def applied(run: RunSpec) -> Strategy:

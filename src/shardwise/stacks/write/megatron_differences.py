@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import DataSettings, TrainSettings
+from shardwise.stacks.outcomes import Difference, Differences
 from shardwise.stacks.write.differences import Rule
 
 RULES = (
@@ -39,59 +40,62 @@ RULES = (
 )
 
 
-def other_differences(run: RunSpec, applied: Strategy, save_every: int) -> list[str]:
+def other_differences(run: RunSpec, applied: Strategy, save_every: int) -> list[Difference]:
     """Differences that no field of a strategy expresses."""
     strategy, train, data = run.strategy, run.train or TrainSettings(), run.data or DataSettings()
-    said = [*_of_tensor(run)]
+    differences = Differences(_of_tensor(run))
     if applied.kind in ("zero1", "zero2"):
-        said.append(
-            "Parameters: Megatron keeps all of them on every device between steps and gathers "
-            "them after the optimizer step instead of in the forward."
+        differences.add(
+            "Megatron keeps all of them on every device between steps and gathers them after the "
+            "optimizer step instead of in the forward",
+            about="Parameters",
         )
     if strategy.kind == "zero1":
-        said.append(
-            "Gradients: Megatron's distributed optimizer adds them up in fp32 buffers that hold "
-            "all of them on every device."
+        differences.add(
+            "Megatron's distributed optimizer adds them up in fp32 buffers that hold all of them "
+            "on every device",
+            about="Gradients",
         )
     if run.job.optimizer != "adamw":
-        said.append(
-            f"job.optimizer = {run.job.optimizer}: the file names Megatron's adam, which is AdamW "
-            "and keeps two states per parameter."
+        differences.add(
+            "the file names Megatron's adam, which is AdamW and keeps two states per parameter",
+            {"job.optimizer": run.job.optimizer},
         )
     where = ", ".join(data.path) or data.source
     if where:
-        said.append(
-            f"data = {where[:200]!r}: the file trains on made-up tokens; write the prefixes of "
-            "Megatron's .bin and .idx files into blend."
+        differences.add(
+            "the file trains on made-up tokens; write the prefixes of Megatron's .bin and .idx "
+            "files into blend",
+            {"data": where[:200]},
         )
     save = train.checkpoint
     if save.save and save.every is None:
-        said.append(
-            f"train.checkpoint.minutes = {save.minutes:g}: Megatron-Bridge saves every "
-            f"{save_every} steps."
-        )
+        why = f"Megatron-Bridge saves every {save_every} steps"
+        differences.add(why, {"train.checkpoint.minutes": save.minutes})
     if train.non_finite == "skip":
-        said.append("train.non_finite = skip: Megatron stops at a gradient that is not finite.")
-    return said
+        differences.add(
+            "Megatron stops at a gradient that is not finite", {"train.non_finite": "skip"}
+        )
+    return differences
 
 
-def _of_tensor(run: RunSpec) -> list[str]:
+def _of_tensor(run: RunSpec) -> list[Difference]:
     strategy = run.strategy
     if strategy.tensor == 1:
         return []
     padded = 128 * strategy.tensor
-    said = [
-        f"Vocabulary: Megatron pads embedding and head to a multiple of {padded:,} (128 for each "
-        "device of a tensor group)."
+    pads = (
+        f"Megatron pads embedding and head to a multiple of {padded:,} (128 for each device of a "
+        "tensor group)"
+    )
+    overlaps = (
+        "Megatron keeps the divided input of a matrix and gathers it again in the backward: less "
+        "memory than Shardwise, two all-gathers more per block"
+        if strategy.sequence_parallel
+        else "Megatron all-reduces gradients of activations while it computes those of weights; "
+        "Shardwise waits for them"
+    )
+    return [
+        Difference(pads, about="Vocabulary"),
+        Difference(overlaps, about="Tensor parallelism"),
     ]
-    if strategy.sequence_parallel:
-        said.append(
-            "Tensor parallelism: Megatron keeps the divided input of a matrix and gathers it again "
-            "in the backward: less memory than Shardwise, two all-gathers more per block."
-        )
-    else:
-        said.append(
-            "Tensor parallelism: Megatron all-reduces gradients of activations while it computes "
-            "those of weights; Shardwise waits for them."
-        )
-    return said

@@ -9,6 +9,7 @@ from shardwise.spec.foreign_text import one_line
 from shardwise.spec.record import Problems
 from shardwise.spec.run import RunSpec
 from shardwise.spec.train import SECRET_VARIABLE
+from shardwise.stacks.outcomes import UNSAID, Difference, Differences
 from shardwise.stacks.write.cluster_job import (
     LAUNCH,
     check_target,
@@ -45,7 +46,7 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
         parts.append(_AGAIN)
     command = f"sbatch {target.name(NAME)}"
     return Exported(
-        NAME, "\n".join(parts) + _EXIT, _unsupported(run, target), command, run.strategy
+        NAME, "\n".join(parts) + _EXIT, _differences(run, target), command, run.strategy
     )
 
 
@@ -228,20 +229,22 @@ fi
 _EXIT = 'exit "$CODE"\n'
 
 
-def _unsupported(run: RunSpec, target: Target) -> tuple[str, ...]:
-    found = []
+def _differences(run: RunSpec, target: Target) -> tuple[Difference, ...]:
+    differences = Differences()
     if run.cluster.network is not None and target.partition is None:
-        found.append(
-            "cluster.network: Slurm allocates nodes, not bandwidth; name a partition that has it "
-            "with --partition."
+        differences.add(
+            "Slurm allocates nodes, not bandwidth; name a partition that has it with --partition",
+            {"cluster.network": UNSAID},
         )
     if not saves(run):
-        found.append(
-            "train.checkpoint = false: the job is not requeued after its time limit or a failure."
+        differences.add(
+            "the job is not requeued after its time limit or a failure",
+            {"train.checkpoint": False},
         )
     elif run.cluster.nodes > 1 and not saves_far_away(run):
-        found.append(
-            f"train.folder = {str(runs_folder(run))!r}: it must be one folder that all nodes see; "
-            "submit the job from a shared file system, or set train.checkpoint.to."
+        differences.add(
+            "it must be one folder that all nodes see; submit the job from a shared file system, "
+            "or set train.checkpoint.to",
+            {"train.folder": str(runs_folder(run))},
         )
-    return tuple(found)
+    return tuple(differences)

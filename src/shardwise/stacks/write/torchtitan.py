@@ -13,6 +13,7 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import CheckpointSettings, DataSettings, TrainSettings
+from shardwise.stacks.outcomes import UNSAID, Difference, Differences
 from shardwise.stacks.read.source import Script
 from shardwise.stacks.read.torchtitan import read
 from shardwise.stacks.write.chat_differences import stream_differences
@@ -64,12 +65,12 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     train, data = run.train or TrainSettings(), run.data or DataSettings()
     text = _written(run, train, data)
     found = _compared(run, text)
-    unsupported = (
-        *found.unsupported,
+    differences = (
+        *found.differences,
         *_other_differences(run),
         *_unsupported_settings(run, train, data),
     )
-    return Exported(NAME, text, unsupported, _command(run, target), found.applied)
+    return Exported(NAME, text, differences, _command(run, target), found.applied)
 
 
 def applied(run: RunSpec) -> Strategy:
@@ -294,64 +295,77 @@ def _metrics(train: TrainSettings) -> dict[str, Any]:
     }
 
 
-def _other_differences(run: RunSpec) -> list[str]:
+def _other_differences(run: RunSpec) -> list[Difference]:
     """Differences that no field of a strategy expresses."""
-    said = []
+    differences = Differences()
     if run.strategy.kind == "ddp":
-        said.append(
-            "DDP: torchtitan calls fully_shard on groups of one device; gradients are all-reduced "
-            "unit by unit in float32, not in buckets."
+        differences.add(
+            "torchtitan calls fully_shard on groups of one device; gradients are all-reduced unit "
+            "by unit in float32, not in buckets",
+            about="DDP",
         )
     if run.strategy.sharded and not getattr(run.model, "tied", False):
-        said.append(
-            "Units: torchtitan makes one unit of the embeddings and one of the last norm and the "
-            "head; Shardwise puts both in the root unit."
+        differences.add(
+            "torchtitan makes one unit of the embeddings and one of the last norm and the head; "
+            "Shardwise puts both in the root unit",
+            about="Units",
         )
-    return said
+    return differences
 
 
-def _unsupported_settings(run: RunSpec, train: TrainSettings, data: DataSettings) -> list[str]:
-    found = []
+def _unsupported_settings(
+    run: RunSpec, train: TrainSettings, data: DataSettings
+) -> list[Difference]:
+    differences = Differences()
     if run.job.optimizer not in OPTIMIZERS:
-        found.append(
-            f"job.optimizer = {run.job.optimizer}: torchtitan uses AdamW, which keeps two states "
-            "per parameter."
+        differences.add(
+            "torchtitan uses AdamW, which keeps two states per parameter",
+            {"job.optimizer": run.job.optimizer},
         )
     if stretches(run.model):
-        found.append(
-            "model: torchtitan scales rotary positions of published Llamas as Llama 3.1 does; "
-            "Shardwise does not."
+        differences.add(
+            "torchtitan scales rotary positions of published Llamas as Llama 3.1 does; Shardwise "
+            "does not",
+            {"model": UNSAID},
         )
     where = ", ".join(data.path) or data.source or "made-up tokens"
-    found.append(
-        f"data = {where[:200]!r}: the file names the data set c4, which is downloaded; register "
-        "others in torchtitan.hf_datasets.text_datasets."
+    differences.add(
+        "the file names the data set c4, which is downloaded; register others in "
+        "torchtitan.hf_datasets.text_datasets",
+        {"data": where[:200]},
     )
-    found += stream_differences(run, "torchtitan")
+    differences += stream_differences(run, "torchtitan")
     if data.tokenizer == "bytes" and not getattr(run.model, "pretrained", False):
-        found.append(
-            "data.tokenizer = bytes: torchtitan needs a tokenizer; put the model's own in "
-            "hf_assets_path."
+        differences.add(
+            "torchtitan needs a tokenizer; put the model's own in hf_assets_path",
+            {"data.tokenizer": "bytes"},
         )
-    save = train.checkpoint
+    return [*differences, *_unsupported_training(train)]
+
+
+def _unsupported_training(train: TrainSettings) -> list[Difference]:
+    differences, save = Differences(), train.checkpoint
     if save.save and save.every is None:
-        found.append(
-            f"train.checkpoint.minutes = {save.minutes:g}: torchtitan saves every {SAVE_EVERY} "
-            "steps, and not when it is asked to stop."
+        differences.add(
+            f"torchtitan saves every {SAVE_EVERY} steps, and not when it is asked to stop",
+            {"train.checkpoint.minutes": save.minutes},
         )
     if save.to is not None:
-        found.append(f"train.checkpoint.to = {save.to!r}: torchtitan saves to outputs/checkpoint.")
+        differences.add("torchtitan saves to outputs/checkpoint", {"train.checkpoint.to": save.to})
     if save.keep == 1:
-        found.append("train.checkpoint.keep = 1: torchtitan keeps at least 2.")
+        differences.add("torchtitan keeps at least 2", {"train.checkpoint.keep": 1})
     if train.non_finite == "skip":
-        found.append(
-            "train.non_finite = skip: torchtitan applies such updates and stops at the next log "
-            "line after a loss that is not finite."
+        differences.add(
+            "torchtitan applies such updates and stops at the next log line after a loss that is "
+            "not finite",
+            {"train.non_finite": "skip"},
         )
     if train.profile is not None:
-        found.append("train.profile: no step is profiled; see torchtitan's profiler section.")
+        differences.add(
+            "no step is profiled; see torchtitan's profiler section", {"train.profile": UNSAID}
+        )
     if train.metrics is not None:
-        found.append("train.metrics: nothing is given to Prometheus.")
+        differences.add("nothing is given to Prometheus", {"train.metrics": UNSAID})
     if "mlflow" in (train.trackers or ()):
-        found.append("train.trackers = mlflow: torchtitan does not support it.")
-    return found
+        differences.add("torchtitan does not support it", {"train.trackers": "mlflow"})
+    return differences

@@ -7,6 +7,7 @@ from typing import Any
 
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.outcomes import Difference, Differences
 from shardwise.stacks.read.trainer import read
 from shardwise.stacks.write import trainer_peft
 from shardwise.stacks.write.accelerate import axes_in_script
@@ -45,12 +46,14 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     if run.adapter is not None:
         return trainer_peft.export(run, table, found, target)
     experts = padded_experts(run, found.applied, "the Trainer")
-    unsupported = (*found.unsupported, *experts, *other_differences(run))
+    differences = [*found.differences, *experts, *other_differences(run)]
     if run.train is not None:
-        unsupported += ("[data]: data and tokenizer are set by your script.",)
+        data = Difference("data and tokenizer are set by your script", about="[data]")
+        differences.append(data)
     text = json.dumps(table, indent=2) + "\n"
     command = script_command(run, f"train.py {target.name(NAME)}")
-    return Exported(NAME, text, unsupported, command, found.applied, _in_script(run, found))
+    by_script = _by_script(run, found)
+    return Exported(NAME, text, tuple(differences), command, found.applied, by_script)
 
 
 def applied(run: RunSpec) -> Strategy:
@@ -68,21 +71,22 @@ def _compared(run: RunSpec, table: dict[str, Any]) -> Comparison:
     if strategy.kind == "single":
         # Which of the two runs depends on the number of processes, which the launcher decides.
         back["kind"] = "single"
-    rules = rules_of(TRAINER, run, sharded="fsdp" in table)
-    return compare(run, back, rules, by_script, script_rules)
+    rules = rules_of(run, sharded="fsdp" in table)
+    return compare(run, back, rules, by_script, script_rules, TRAINER)
 
 
-def _in_script(run: RunSpec, found: Comparison) -> tuple[str, ...]:
-    said = [*found.in_script]
+def _by_script(run: RunSpec, found: Comparison) -> tuple[Difference, ...]:
+    differences = Differences(found.by_script)
     if run.strategy.tensor > 1:
-        said += axes_in_script(run.strategy.but(context=1))
+        differences += axes_in_script(run.strategy.but(context=1))
     if not run.strategy.sharded and run.strategy.master_dtype == "fp32":
-        said.append(
-            "master_dtype = fp32: load the model with dtype=torch.float32; transformers 5 loads "
-            "the dtype of the checkpoint otherwise."
+        differences.add(
+            "load the model with dtype=torch.float32; transformers 5 loads the dtype of the "
+            "checkpoint otherwise",
+            {"master_dtype": "fp32"},
         )
-    said.append(
-        f"seq_len = {run.job.seq_len}: truncate or pack sequences to it; TRL's SFTConfig takes "
-        "max_length."
+    differences.add(
+        "truncate or pack sequences to it; TRL's SFTConfig takes max_length",
+        {"seq_len": run.job.seq_len},
     )
-    return tuple(said)
+    return tuple(differences)

@@ -8,6 +8,7 @@ from shardwise.spec.adapter import ALL_LINEAR, Adapter
 from shardwise.spec.dtype import TORCH_NAMES
 from shardwise.spec.foreign_text import one_line
 from shardwise.spec.run import RunSpec
+from shardwise.stacks.outcomes import Difference
 from shardwise.stacks.read import torch_script
 from shardwise.stacks.read.trainer_script import TRAIN_ONLY
 from shardwise.stacks.write.adapter_differences import adapter_differences, settings_differences
@@ -57,15 +58,15 @@ def export(run: RunSpec, table: dict[str, Any], found: Comparison, target: Targe
     assert adapter is not None
     text = _script(run, table, adapter)
     back = torch_script.read(text)
-    unsupported = (
-        *found.unsupported,
+    differences = (
+        *found.differences,
         *padded_experts(run, found.applied, TRAINER),
         *settings_differences(run, back, TRAINER),
         *other_differences(run),
         *stream_differences(run, "the script"),
     )
     to_fill_in = [
-        f"{name}: write {what} into the script."
+        Difference(f"write {what} into the script", about=name)
         for name, value, what in (
             ("MODEL", model_name(run), f"the folder or the name on a hub of {run.model.name}"),
             ("DATA", data_files(run) or CHANGE_ME, "the files of your data set"),
@@ -76,7 +77,7 @@ def export(run: RunSpec, table: dict[str, Any], found: Comparison, target: Targe
     changed: tuple[Setting, ...] = (
         ("adapter",) if adapter_differences(adapter, back, TRAINER) else ()
     )
-    return Exported(NAME, text, unsupported, command, found.applied, tuple(to_fill_in), changed)
+    return Exported(NAME, text, differences, command, found.applied, tuple(to_fill_in), changed)
 
 
 def _script(run: RunSpec, table: dict[str, Any], adapter: Adapter) -> str:

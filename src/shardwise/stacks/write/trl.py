@@ -9,6 +9,7 @@ from shardwise.spec.chat import holds_chat
 from shardwise.spec.dtype import TORCH_NAMES
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.outcomes import Difference
 from shardwise.stacks.read.trainer import ENVIRONMENT as USES_GROUPS
 from shardwise.stacks.read.trainer import read_trl
 from shardwise.stacks.write import fine_tuning
@@ -33,12 +34,11 @@ _RULES = (Rule(("loss", "loss_chunks"), "SFTTrainer computes head and loss in ti
 def export(run: RunSpec, target: Target = USUAL) -> Exported:
     """The YAML that `trl sft --config` takes."""
     adapter = run.adapter
-    more: tuple[str, ...] = ()
-    if adapter is not None and adapter.quantised and run.strategy.master_dtype != "bf16":
-        more = (
-            "Adapters: TRL keeps those of quantised models in bf16; Shardwise in "
-            f"{run.strategy.master_dtype}.",
-        )
+    more: tuple[Difference, ...] = ()
+    master = run.strategy.master_dtype
+    if adapter is not None and adapter.quantised and master != "bf16":
+        kept = f"TRL keeps those of quantised models in bf16; Shardwise in {master}"
+        more = (Difference(kept, about="Adapters"),)
     return fine_tuning.write(_STACK, run, _command(run, target.name(NAME)), more)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec, check_loss
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks.outcomes import Difference
 from shardwise.stacks.write.axes import as_run
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.python import foreign, model
@@ -45,8 +46,8 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     ]
     command = script_command(run, target.name(NAME))
     text = assemble(_description(run, written, command), pieces)
-    unsupported = unsupported_by_script(given, written)
-    return Exported(NAME, text, unsupported, command, run.strategy)
+    differences = tuple(map(Difference, unsupported_by_script(given, written)))
+    return Exported(NAME, text, differences, command, run.strategy)
 
 
 def applied(run: RunSpec) -> Strategy:

@@ -80,7 +80,7 @@ def _data(run: RunSpec) -> list[str]:
         return []
     if holds_chat(data):
         return [
-            *stream_differences(run, "the script"),
+            *(one.words for one in stream_differences(run, "the script")),
             "data.path: tokenize the examples as text and set TOKENS to the folder.",
         ]
     folders = token_folders(data)
