@@ -482,6 +482,59 @@ def test_text_of_others_is_printed_in_one_place() -> None:
     assert not found, "use shardwise.spec.foreign_text or report.screen.plain_console"
 
 
+# ---- sentences -----------------------------------------------------------------------------------
+
+# What holds a sentence for people, as an attribute or as one of many; records hold the facts.
+SENTENCES = {"notes", "unsupported", "in_script", "sentence", "sentences", "why", "reason", "words"}
+ONE_OF_THEM = {"note", "sentence", "why", "reason"}
+READS = {"startswith", "endswith", "replace", "removeprefix", "removesuffix", "partition",
+         "rpartition", "split", "find", "index"}  # fmt: skip
+
+
+def read_sentences(tree: ast.AST) -> Iterator[str]:
+    """Places that read one of our own sentences by its text."""
+
+    def is_sentence(node: ast.AST) -> bool:
+        match node:
+            case ast.Attribute(attr=name):
+                return name in SENTENCES
+            case ast.Name(id=name):
+                return name in ONE_OF_THEM
+        return False
+
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=receiver, attr=name)) if name in READS:
+                texts = [receiver]
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="re")), args=texts):
+                pass
+            case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=texts):
+                pass
+            case _:
+                continue
+        if any(map(is_sentence, texts)):
+            yield f"{node.lineno} {ast.unparse(node)}"
+
+
+def test_no_sentence_decides() -> None:
+    found = [f"{file}:{one}" for file, tree in trees().items() for one in read_sentences(tree)]
+    assert not found, "decide by the fields of a record, not by its words"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "one.why.startswith('a')",
+        "[note for note in reading.notes if not note.startswith('fsdp_')]",
+        "rule.sentence.replace('the Trainer', who)",
+        "re.match('a', loss.unsupported)",
+        "'a' in reading.notes",
+    ],
+)
+def test_decisions_by_sentences_are_seen(source: str) -> None:
+    assert len(list(read_sentences(ast.parse(source)))) == 1
+
+
 # ---- children ------------------------------------------------------------------------------------
 
 # What starts a process, and who may, besides `shardwise.child`.
