@@ -84,12 +84,13 @@ def test_master_in_bf16() -> None:
     assert found.communication_data_type is torch.bfloat16
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
 def test_learning_rates_are_at_most_one_step_behind(schedule: str) -> None:
     from deepspeed.runtime import lr_schedules
 
     settings = {"steps": 200, "warmup_steps": 20, "schedule": schedule, "learning_rate": 1e-3}
-    run = large(train=settings)
+    # It has no other end of a line.
+    run = large(train=settings | ({"final_learning_rate": 0} if schedule == "linear" else {}))
     assert run.train is not None
     scheduler = json.loads(export(run).text)["scheduler"]
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)

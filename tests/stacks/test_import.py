@@ -172,6 +172,13 @@ def test_a_script_is_never_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+# https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments
+OF_TRAINER: dict[str, object] = {
+    "learning_rate": 5e-5, "weight_decay": 0.0, "clip_norm": 1.0, "beta1": 0.9, "beta2": 0.999,
+    "epsilon": 1e-8, "seed": 42, "schedule": "linear", "final_learning_rate": 0.0,
+}  # fmt: skip
+
+
 def test_training_arguments() -> None:
     found = trainer.read(
         {
@@ -187,7 +194,7 @@ def test_training_arguments() -> None:
     assert found.strategy["kind"] == "zero2"
     assert (found.strategy["micro_batch"], found.strategy["accumulate"]) == (2, 16)
     assert (found.strategy["offload"], found.strategy["recompute"]) == (True, "full")
-    assert found.train == {"learning_rate": 1e-4}
+    assert found.train == {**OF_TRAINER, "learning_rate": 1e-4}
 
 
 def lost(found: Imported, start: str) -> bool:
@@ -324,7 +331,9 @@ def test_settings_of_the_trainer_without_a_field_are_listed() -> None:
     )
     for key in ("optim", "lr_scheduler_type", "warmup_ratio", "num_train_epochs", "warmup_steps"):
         assert lost(found, f"{key}: ")
-    assert found.train == {}
+    # Neither steps nor a schedule that a run can have.
+    schedule = ("schedule", "final_learning_rate")
+    assert found.train == {name: OF_TRAINER[name] for name in OF_TRAINER if name not in schedule}
     assert found.job == {}
 
 

@@ -377,6 +377,7 @@ def test_tokens_are_read_as_the_trainer_reads_them(
         {"steps": 30, "warmup_steps": 7, "final_learning_rate": 0.0},
         {"steps": 30, "warmup_steps": 30},
         {"steps": 30, "warmup_steps": 7, "schedule": "constant"},
+        {"steps": 30, "warmup_steps": 7, "schedule": "linear"},
     ],
 )
 def test_learning_rates_are_those_of_the_trainer(train: dict[str, Any]) -> None:

@@ -25,6 +25,28 @@ def test_warm_up_then_cosine() -> None:
     assert flat.learning_rate_at(109) == 1.0
 
 
+def test_linear_decay() -> None:
+    """From the first step after the warm-up on a line to the final share, as Hugging Face's."""
+    settings = TrainSettings(
+        steps=110, warmup_steps=10, learning_rate=2.0, schedule="linear", final_learning_rate=0.2
+    )
+    assert settings.learning_rate_at(4) == pytest.approx(1.0)
+    assert settings.learning_rate_at(10) == pytest.approx(2.0)
+    assert settings.learning_rate_at(60) == pytest.approx(2.0 * (0.2 + 0.8 / 2))
+    assert settings.learning_rate_at(110) == pytest.approx(0.4)
+    torch = pytest.importorskip("torch")
+    optimization = pytest.importorskip("transformers.optimization")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    theirs = optimization.get_linear_schedule_with_warmup(optimizer, 10, 110)
+    to_zero = settings.but(final_learning_rate=0.0)
+    for step in range(110):
+        # Theirs starts its warm-up from 0.
+        if step >= 10:
+            assert theirs.get_last_lr() == pytest.approx([to_zero.learning_rate_at(step)])
+        optimizer.step()
+        theirs.step()
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -13,7 +13,7 @@ from shardwise.spec.record import Record
 Steps = Annotated[Count, Field(ge=0, le=10**12)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
-Schedule = Literal["cosine", "constant"]
+Schedule = Literal["cosine", "linear", "constant"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
 
@@ -211,9 +211,9 @@ class TrainSettings(Record):
             return self.learning_rate
         rest = max(1, self.steps - self.warmup_steps)
         share = min(1.0, (step - self.warmup_steps) / rest)
-        cosine = 0.5 * (1 + math.cos(math.pi * share))
+        left = 1 - share if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * share))
         final = self.final_learning_rate
-        return self.learning_rate * (final + (1 - final) * cosine)
+        return self.learning_rate * (final + (1 - final) * left)
 
 
 class DataSettings(Record):

@@ -15,14 +15,13 @@ from shardwise.stacks.read.imported import (
     Reading,
     flag,
     list_unknown,
-    real,
     section,
-    set_warmup,
     whole,
 )
-from shardwise.stacks.read.optimizers import set_named_optimizer
 from shardwise.stacks.read.packed import set_packing
 from shardwise.stacks.read.trainer import as_given, read_deepspeed
+from shardwise.stacks.table import read_rows
+from shardwise.stacks.training_arguments import AXOLOTL_BATCH, AXOLOTL_METHODS, AXOLOTL_TRAIN
 
 _LORA = LoraKeys("lora_r", "lora_alpha", "lora_target_modules", "lora_dropout", "peft_use_rslora",
                  "peft_use_dora", "lora_modules_to_save")  # fmt: skip
@@ -67,9 +66,6 @@ _DEGREES = {"dp_replicate_size": accelerate.REPLICATE, "dp_shard_size": accelera
 _NOTHING: tuple[object, ...] = (None, False, 0, 1, [], {})
 _TRACKERS = ("swanlab_", "otel_", "wandb_", "mlflow_", "comet_", "trackio_", "use_otel_")
 _TASKS = ("reward_model", "process_reward_model")
-_REAL = {"learning_rate": "learning_rate", "weight_decay": "weight_decay",
-         "max_grad_norm": "clip_norm", "adam_beta1": "beta1", "adam_beta2": "beta2",
-         "adam_epsilon": "epsilon"}  # fmt: skip
 _PATTERN = re.compile(r"[\w.]+")
 
 
@@ -86,10 +82,14 @@ def read(table: Mapping[str, object]) -> Imported:
     list_unknown(reading, _without_groups(given, reading), (*known_keys.AXOLOTL, *_LOST))
     low = _precision(given, reading)
     _sharding(given, low, reading)
-    _batch(given, reading)
+    read_rows(AXOLOTL_BATCH, given, reading)
+    if given.get("batch_size") and not given.get("gradient_accumulation_steps"):
+        reading.lose("batch_size", "divide it by micro_batch_size and devices; set accumulate")
     _trained(given, reading)
     _weights(given, low, reading)
-    _train(given, reading)
+    read_rows(AXOLOTL_TRAIN, given, reading)
+    if given.get("num_epochs") and not reading.has("train.steps"):
+        reading.lose("num_epochs", "set train.steps, which counts steps")
     _recompute(given, reading)
     set_packing(reading, given, "sample_packing")
     _others(given, reading)
@@ -193,21 +193,6 @@ def _degrees(table: Mapping[str, object], reading: Reading) -> dict[str, object]
     return found
 
 
-def _batch(table: Mapping[str, object], reading: Reading) -> None:
-    for key, field in (("micro_batch_size", "micro_batch"),
-                       ("gradient_accumulation_steps", "accumulate")):  # fmt: skip
-        count = whole(table, key)
-        if count is None:
-            reading.default(key, {field: 1})
-        else:
-            reading.given(key, {field: count})
-    if table.get("batch_size") and not table.get("gradient_accumulation_steps"):
-        reading.lose("batch_size", "divide it by micro_batch_size and devices; set accumulate")
-    length = whole(table, "sequence_len")
-    if length is not None:
-        reading.given("sequence_len", {"job.seq_len": length})
-
-
 def _trained(table: Mapping[str, object], reading: Reading) -> None:
     kind = table.get("adapter")
     if kind in ("lora", "qlora"):
@@ -248,49 +233,6 @@ def _weights(table: Mapping[str, object], low: str | None, reading: Reading) -> 
     set_master(reading, low)
 
 
-def _train(table: Mapping[str, object], reading: Reading) -> None:
-    for key, field in _REAL.items():
-        value = real(table, key)
-        if value is not None:
-            reading.train[field] = value
-    steps = whole(table, "max_steps") if table.get("max_steps") not in (0, -1) else None
-    if steps is not None:
-        reading.train["steps"] = steps
-    elif table.get("num_epochs"):
-        reading.lose("num_epochs", "set train.steps, which counts steps")
-    _warmup(table, reading)
-    seed = table.get("seed")
-    if isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63:
-        reading.train["seed"] = seed
-    if table.get("optimizer"):
-        set_named_optimizer(reading, "optimizer", table["optimizer"])
-    _schedule(table, reading)
-
-
-def _warmup(table: Mapping[str, object], reading: Reading) -> None:
-    share = real(table, "warmup_steps") or 0.0
-    if 0 < share < 1:
-        reading.lose("warmup_steps", "a share of all steps; set train.warmup_steps")
-    elif share:
-        set_warmup(reading, whole(table, "warmup_steps") or 0)
-
-
-def _schedule(table: Mapping[str, object], reading: Reading) -> None:
-    name = table.get("lr_scheduler", "cosine")
-    final = real(table, "cosine_min_lr_ratio")
-    if name in ("constant", "constant_with_warmup"):
-        reading.train["schedule"] = "constant"
-    elif name in ("cosine", "cosine_with_min_lr"):
-        reading.train |= {"schedule": "cosine", "final_learning_rate": final or 0.0}
-    else:
-        reading.lose(
-            "lr_scheduler",
-            f"{quoted(name)} has no counterpart; set train.schedule, which is cosine or constant",
-        )
-        return
-    reading.given("lr_scheduler", {"train.schedule": UNSAID}, name, naming="pair")
-
-
 def _recompute(table: Mapping[str, object], reading: Reading) -> None:
     given = table.get("gradient_checkpointing")
     if given in ("offload", "offload_disk"):
@@ -301,11 +243,8 @@ def _recompute(table: Mapping[str, object], reading: Reading) -> None:
 
 
 def _others(table: Mapping[str, object], reading: Reading) -> None:
-    bucket = real(table, "ddp_bucket_cap_mb")
-    if bucket is not None and reading.strategy.get("kind") == "ddp":
-        reading.given("ddp_bucket_cap_mb", {"ddp_bucket_mib": bucket})
-    if table.get("torch_compile") not in (None, False, "auto"):
-        reading.given("torch_compile", {"compile": True}, why=", block by block")
+    automatic = table.get("torch_compile") == "auto"
+    read_rows(AXOLOTL_METHODS, {**table, "torch_compile": None} if automatic else table, reading)
     for key, why in _LOST.items():
         value = table.get(key)
         if value is True or (key in table and value not in _NOTHING):

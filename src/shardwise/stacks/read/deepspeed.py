@@ -243,7 +243,7 @@ def _read_train(table: Mapping[str, object], reading: Reading) -> None:
     if table.get("gradient_clipping") == "auto":
         reading.lose("gradient_clipping", AUTO)
     if clip is None and table.get("optimizer") and "gradient_clipping" not in table:
-        reading.default("gradient_clipping", {"train.clip_norm": 0.0})
+        reading.default("gradient_clipping", {"train.clip_norm": 1.0})
     elif clip is not None:
         reading.train["clip_norm"] = clip
     optimizer = section(table, "optimizer")
@@ -282,7 +282,7 @@ def _read_optimizer(optimizer: Mapping[str, object], reading: Reading) -> None:
 
 def _read_scheduler(scheduler: Mapping[str, object], reading: Reading) -> None:
     name, settings = plain(scheduler.get("type", "")), section(scheduler, "params")
-    schedules = {"WarmupLR": "constant", "WarmupCosineLR": "cosine"}
+    schedules = {"WarmupLR": "constant", "WarmupCosineLR": "cosine", "WarmupDecayLR": "linear"}
     if name not in schedules:
         hint = "; set train.schedule and warmup_steps."
         reading.record(Outcome("unknown", f"scheduler {name[:40]}", why=hint))
@@ -297,7 +297,8 @@ def _read_scheduler(scheduler: Mapping[str, object], reading: Reading) -> None:
         reading.train["steps"] = steps
     if warmup is not None:
         set_warmup(reading, warmup)
-    final = real(settings, "cos_min_ratio", "scheduler.params.")
+    linear = schedules[name] == "linear"
+    final = 0.0 if linear else real(settings, "cos_min_ratio", "scheduler.params.")
     if final is not None:
         reading.train["final_learning_rate"] = final
     if str(settings.get("warmup_type", "log")) != "linear":

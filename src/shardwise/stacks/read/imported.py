@@ -63,11 +63,18 @@ class Reading:
         self.processes: int | None = None
         self.machines = 1
         self.cpu = False
+        # Keys whose values are only known when a script runs: neither given nor absent.
+        self.undecided: frozenset[str] = frozenset()
         self.outcomes: list[Outcome] = []
 
     def set(self, name: str, value: object) -> None:
         section, _, field = name.rpartition(".")
         getattr(self, section or "strategy")[field] = value
+
+    def has(self, name: str) -> bool:
+        """Whether a field is settled."""
+        section, _, field = name.rpartition(".")
+        return field in getattr(self, section or "strategy")
 
     def record(self, outcome: Outcome) -> None:
         """Add what became of a setting, and settle its fields."""

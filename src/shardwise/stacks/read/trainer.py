@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from shardwise.spec.record import SpecError, did_you_mean
-from shardwise.stacks.outcomes import UNSAID, Outcome, quoted
+from shardwise.stacks.outcomes import Outcome, quoted
 from shardwise.stacks.read import accelerate, deepspeed, fsdp1, known_keys
 from shardwise.stacks.read.adapters import (
     LoraKeys,
@@ -21,14 +21,20 @@ from shardwise.stacks.read.imported import (
     Reading,
     flag,
     list_unknown,
-    real,
     section,
-    set_warmup,
     whole,
 )
 from shardwise.stacks.read.objective import objective_of_table
-from shardwise.stacks.read.optimizers import set_named_optimizer
 from shardwise.stacks.read.packed import set_packing
+from shardwise.stacks.table import Table, but, defaults_of, lost, read_rows
+from shardwise.stacks.training_arguments import (
+    BATCH,
+    METHODS,
+    OTHER_OBJECTIVES,
+    SCHEDULE,
+    SFT,
+    TRAIN,
+)
 
 # The words of its `fsdp` option, as accelerate says them.
 _SHARDING = {name.lstrip("_").lower(): name for name in fsdp1.SHARDING}
@@ -93,7 +99,9 @@ def read_trl(table: Mapping[str, object]) -> Imported:
     }
     if table.get("max_seq_length") is not None:
         absent.pop("max_length", None)
-    found = read({**absent, **table}, "a TRL configuration")
+    supervised = objective_of_table(table) is None
+    rows = but(TRAIN, SFT if supervised else OTHER_OBJECTIVES)
+    found = read({**absent, **table}, "a TRL configuration", rows=rows)
     return found if found.objective else with_trl_loss(found, absent, table)
 
 
@@ -119,9 +127,10 @@ def read(
     table: Mapping[str, object],
     what: str = "TrainingArguments",
     known: tuple[str, ...] = (*known_keys.TRAINER, *known_keys.TRL),
+    rows: Table = TRAIN,
 ) -> Imported:
     """The settings of a run; the number of processes is the launcher's, not in this table."""
-    reading = read_arguments(table, what, known)
+    reading = read_arguments(table, what, known, rows)
     if flag(table, "use_peft", otherwise=False):
         set_lora(reading, table, _TRL_LORA)
     set_base(reading, table.get("dtype") or table.get("torch_dtype") or "float32", _bits(table))
@@ -139,9 +148,19 @@ def _bits(table: Mapping[str, object]) -> Quantisation | None:
     return Quantisation(8) if flag(table, "load_in_8bit", otherwise=False) else None
 
 
-def read_arguments(table: Mapping[str, object], what: str, known: tuple[str, ...]) -> Reading:
-    """The settings that TrainingArguments have; without adapters and the dtype of the model."""
+def read_arguments(
+    table: Mapping[str, object],
+    what: str,
+    known: tuple[str, ...],
+    rows: Table = TRAIN,
+    undecided: frozenset[str] = frozenset(),
+) -> Reading:
+    """The settings that TrainingArguments have; without adapters and the dtype of the model.
+
+    `rows` are those of `[train]`, `undecided` the keys that are settled when a script runs.
+    """
     reading = Reading(what)
+    reading.undecided = undecided
     # A script may have arguments of its own in the same file; listing them does no harm.
     list_unknown(reading, table, known)
     low = [name for name in ("bf16", "fp16") if flag(table, name, otherwise=False)]
@@ -152,13 +171,16 @@ def read_arguments(table: Mapping[str, object], what: str, known: tuple[str, ...
     else:
         launched = _launched(table, reading)
         inside = accelerate.read({**launched, "mixed_precision": low[0] if low else None})
-    # Values that DeepSpeed leaves to the Trainer are among the arguments.
-    automatic = (theirs for theirs, key in _AUTO.items() if table.get(key) is not None)
+    # Values that DeepSpeed leaves to the Trainer are among the arguments, or their defaults.
+    settled = {key for key in table if table[key] is not None} | {*defaults_of(rows)}
+    automatic = (theirs for theirs, key in _AUTO.items() if key in settled - undecided)
     reading.take(inside, without=("micro_batch", "accumulate", *automatic))
     as_given(reading, "Without fsdp or deepspeed the Trainer runs DDP", leave_out=_OF_BATCH)
     if table.get("deepspeed") and low and low[0] != inside.strategy.get("param_dtype"):
         reading.lose(low[0], "the settings of deepspeed decide, and do not enable it")
-    _batch(table, reading)
+    for field in ("micro_batch", "accumulate"):
+        reading.strategy.pop(field, None)
+    read_rows(BATCH, table, reading)
     for field in ("micro_batch", "accumulate"):
         theirs, ours = inside.strategy.get(field), reading.strategy.get(field)
         if theirs is not None and theirs != ours:
@@ -167,7 +189,7 @@ def read_arguments(table: Mapping[str, object], what: str, known: tuple[str, ...
                 f"deepspeed says {theirs} and TrainingArguments {ours}, which the Trainer refuses; "
                 f"read as {ours}",
             )
-    _train(table, reading)
+    read_rows((*rows, SCHEDULE, *lost(_LOST)), table, reading)
     for key in _SEQ_LEN:
         length = whole(table, key)
         if length is not None:
@@ -175,74 +197,8 @@ def read_arguments(table: Mapping[str, object], what: str, known: tuple[str, ...
             break
     if flag(table, "gradient_checkpointing", otherwise=False):
         reading.given("gradient_checkpointing", {"recompute": "full"}, why=": every block")
-    bucket = real(table, "ddp_bucket_cap_mb")
-    if bucket is not None and reading.strategy.get("kind") == "ddp":
-        reading.given("ddp_bucket_cap_mb", {"ddp_bucket_mib": bucket})
-    if flag(table, "torch_compile", otherwise=False):
-        reading.given("torch_compile", {"compile": True}, why=", block by block")
+    read_rows(METHODS, table, reading)
     return reading
-
-
-def _train(table: Mapping[str, object], reading: Reading) -> None:
-    names = {"learning_rate": "learning_rate", "weight_decay": "weight_decay",
-             "max_grad_norm": "clip_norm", "adam_beta1": "beta1", "adam_beta2": "beta2",
-             "adam_epsilon": "epsilon"}  # fmt: skip
-    for key, field in names.items():
-        value = real(table, key)
-        if value is not None:
-            reading.train[field] = value
-    steps = whole(table, "max_steps") if table.get("max_steps") not in (0, -1) else None
-    if steps is not None:
-        reading.train["steps"] = steps
-    share = real(table, "warmup_steps") or 0.0
-    if 0 < share < 1:
-        reading.lose("warmup_steps", "a share of all steps; set train.warmup_steps")
-    elif share > 0:
-        set_warmup(reading, whole(table, "warmup_steps") or 0)
-    seed = table.get("seed")
-    if isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63:
-        reading.train["seed"] = seed
-    if table.get("optim") is not None:
-        set_named_optimizer(reading, "optim", table["optim"])
-    _schedule(table, reading)
-    for key, why in _LOST.items():
-        if table.get(key) not in (None, False, 0):
-            reading.lose(key, why)
-
-
-def _schedule(table: Mapping[str, object], reading: Reading) -> None:
-    name = table.get("lr_scheduler_type")
-    if name is None:
-        return
-    settings = section(table, "lr_scheduler_kwargs")
-    final = real(settings, "min_lr_rate", "lr_scheduler_kwargs.")
-    if name in ("constant", "constant_with_warmup"):
-        reading.train["schedule"] = "constant"
-    elif name == "cosine" or (name == "cosine_with_min_lr" and final is not None):
-        reading.train |= {"schedule": "cosine", "final_learning_rate": final or 0.0}
-    else:
-        reading.lose(
-            "lr_scheduler_type",
-            f"{quoted(name)} has no counterpart; set train.schedule, which is cosine or constant",
-        )
-        return
-    list_unknown(reading, settings, ("min_lr_rate",), "lr_scheduler_kwargs.")
-    reading.given("lr_scheduler_type", {"train.schedule": UNSAID}, name, naming="pair")
-
-
-def _batch(table: Mapping[str, object], reading: Reading) -> None:
-    # 8 and 1 are the Trainer's own.
-    for key, field, default in (
-        ("per_device_train_batch_size", "micro_batch", 8),
-        ("gradient_accumulation_steps", "accumulate", 1),
-    ):
-        count = whole(table, key)
-        if table.get(key) == "auto":
-            reading.lose(field, f"{key} is not a number in this file")
-        elif count is None:
-            reading.default(key, {field: default})
-        else:
-            reading.given(key, {field: count})
 
 
 def read_deepspeed(given: object, low: str | None, reading: Reading) -> Imported:

@@ -20,6 +20,8 @@ from shardwise.stacks.read.imported import Imported, Reading, list_unknown
 from shardwise.stacks.read.objective import CONFIGS
 from shardwise.stacks.read.packed import set_packing
 from shardwise.stacks.read.source import Call, Script, Symbol, Unknown, shown, why_not
+from shardwise.stacks.table import but
+from shardwise.stacks.training_arguments import OTHER_OBJECTIVES, SFT, TRAIN
 
 # The classes of transformers and TRL, and what TRL's set where a script says nothing.
 _TRL: dict[str, object] = {"gradient_checkpointing": True, "bf16": True}
@@ -62,8 +64,15 @@ def read(script: Script) -> Imported:
     if len(list(script.calls(*ARGUMENTS))) > 1:
         more = f"The script creates arguments more than once; the first {call.name} is read."
         dropped.append(Outcome("lost", why=more))
+    rows = {"SFTConfig": SFT, **dict.fromkeys(CONFIGS, OTHER_OBJECTIVES)}.get(call.name, {})
+    # What a dictionary that is made when the script runs may hold is undecided too.
+    undecided = _KNOWN_ARGUMENTS if call.more else given
     reading = trainer.read_arguments(
-        {**defaults, **table}, f"a script with {call.name}", _KNOWN_ARGUMENTS
+        {**defaults, **table},
+        f"a script with {call.name}",
+        _KNOWN_ARGUMENTS,
+        but(TRAIN, rows),
+        frozenset(key for key in undecided if key not in table),
     )
     read_model(script, reading)
     set_packing(reading, table, "packing")

@@ -11,6 +11,8 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
 from shardwise.stacks.outcomes import Difference, Differences
+from shardwise.stacks.table import write_rows
+from shardwise.stacks.training_arguments import BATCH, METHODS, OPTIMIZERS, SCHEDULE, TRAIN
 from shardwise.stacks.write.accelerate import GATHERED_LOGITS
 from shardwise.stacks.write.deepspeed import nested
 from shardwise.stacks.write.differences import (
@@ -21,14 +23,6 @@ from shardwise.stacks.write.differences import (
 )
 from shardwise.stacks.write.trackers import trackers_of
 
-# transformers' optimizers; its 8-bit and 4-bit states are torchao's, which can be sharded.
-OPTIMIZERS = {
-    "adamw": "adamw_torch",
-    "adamw-8bit": "adamw_torch_8bit",
-    "adamw-4bit": "adamw_torch_4bit",
-    "adafactor": "adafactor",
-    "sgd": "sgd",
-}
 # As sentences call it.
 TRAINER = "the Trainer"
 RULES = (
@@ -81,8 +75,7 @@ def arguments(run: RunSpec, with_deepspeed: bool = False) -> dict[str, Any]:
     sharded = strategy.sharded and not run.cluster.device.is_cpu
     table: dict[str, Any] = {
         "output_dir": run.train.folder if run.train else "runs",
-        "per_device_train_batch_size": strategy.micro_batch,
-        "gradient_accumulation_steps": strategy.accumulate,
+        **write_rows(BATCH, run),
         **_precision(strategy),
     }
     recomputes = recompute_all_or_none(strategy) == "full"
@@ -94,11 +87,7 @@ def arguments(run: RunSpec, with_deepspeed: bool = False) -> dict[str, Any]:
         table["fsdp_config"] = _fsdp(run, recomputes)
     if recomputes and (by_deepspeed or not sharded):
         table["gradient_checkpointing"] = True
-    if strategy.compile:
-        table["torch_compile"] = True
-    bucket = strategy.ddp_bucket_mib
-    if strategy.kind == "ddp" and bucket is not None and bucket == int(bucket):
-        table["ddp_bucket_cap_mb"] = int(bucket)
+    table |= write_rows(METHODS, run)
     if run.cluster.device.is_cpu:
         table["use_cpu"] = True
     if run.train is not None:
@@ -138,25 +127,10 @@ def _fsdp(run: RunSpec, recomputes: bool) -> dict[str, Any]:
 
 
 def _train(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
-    final = train.final_learning_rate
-    cosine: dict[str, Any] = {
-        "lr_scheduler_type": "cosine_with_min_lr",
-        "lr_scheduler_kwargs": {"min_lr_rate": final},
-    }
     table = {
-        "max_steps": train.steps,
-        "warmup_steps": train.warmup_steps,
-        "learning_rate": train.learning_rate,
-        "weight_decay": train.weight_decay,
-        "max_grad_norm": train.clip_norm,
-        "optim": OPTIMIZERS.get(run.job.optimizer, "adamw_torch"),
-        "adam_beta1": train.beta1,
-        "adam_beta2": train.beta2,
-        "adam_epsilon": train.epsilon,
-        "seed": train.seed,
-        "logging_steps": train.log_every,
+        **write_rows(TRAIN, run),
         "report_to": list(trackers_of(train)) or "none",
-        **(cosine if train.schedule == "cosine" else {"lr_scheduler_type": "constant_with_warmup"}),
+        **SCHEDULE.written(run),
     }
     save = train.checkpoint
     if not save.save:

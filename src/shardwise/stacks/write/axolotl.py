@@ -12,8 +12,14 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
 from shardwise.stacks.read.axolotl import read
+from shardwise.stacks.table import write_rows
+from shardwise.stacks.training_arguments import (
+    AXOLOTL_BATCH,
+    AXOLOTL_METHODS,
+    AXOLOTL_OPTIMIZERS,
+    AXOLOTL_TRAIN,
+)
 from shardwise.stacks.write import fine_tuning
-from shardwise.stacks.write.arguments import OPTIMIZERS as COMMON_OPTIMIZERS
 from shardwise.stacks.write.deepspeed import nested
 from shardwise.stacks.write.differences import Rule, recompute_all_or_none
 from shardwise.stacks.write.exported import USUAL, Exported, Target
@@ -28,8 +34,6 @@ from shardwise.stacks.write.fine_tuning import (
 from shardwise.stacks.write.trackers import trackers_of
 
 NAME = "axolotl.yaml"
-# Beside transformers' it has torchao's fp8 states and Muon.
-OPTIMIZERS = {**COMMON_OPTIMIZERS, "adamw-fp8": "ao_adamw_fp8", "muon": "muon"}
 _RULES = (
     Rule(
         ("param_dtype", "master_dtype"),
@@ -56,20 +60,14 @@ def _table(run: RunSpec) -> dict[str, Any]:
         "base_model": model_name(run),
         **_trained(run.adapter),
         **_data(run),
-        "sequence_len": run.job.seq_len,
-        "micro_batch_size": strategy.micro_batch,
-        "gradient_accumulation_steps": strategy.accumulate,
+        **write_rows(AXOLOTL_BATCH, run),
         **_precision(strategy),
         "gradient_checkpointing": recompute_all_or_none(strategy) == "full",
         "output_dir": run.train.folder if run.train else "runs",
     }
     if strategy.sharded and not cpu:
         table |= {"deepspeed": nested(run)} if strategy.kind == "zero1" else _fsdp(run)
-    bucket = strategy.ddp_bucket_mib
-    if strategy.kind == "ddp" and bucket is not None and bucket == int(bucket):
-        table["ddp_bucket_cap_mb"] = int(bucket)
-    if strategy.compile:
-        table["torch_compile"] = True
+    table |= write_rows(AXOLOTL_METHODS, run)
     if run.train is not None:
         table |= _train(run, run.train)
     else:
@@ -168,21 +166,7 @@ def _fsdp(run: RunSpec) -> dict[str, Any]:
 
 
 def _train(run: RunSpec, train: TrainSettings) -> dict[str, Any]:
-    cosine = {"lr_scheduler": "cosine", "cosine_min_lr_ratio": train.final_learning_rate}
-    table: dict[str, Any] = {
-        "max_steps": train.steps,
-        "optimizer": OPTIMIZERS.get(run.job.optimizer, "adamw_torch"),
-        "learning_rate": train.learning_rate,
-        **(cosine if train.schedule == "cosine" else {"lr_scheduler": "constant_with_warmup"}),
-        "warmup_steps": train.warmup_steps,
-        "weight_decay": train.weight_decay,
-        "max_grad_norm": train.clip_norm,
-        "adam_beta1": train.beta1,
-        "adam_beta2": train.beta2,
-        "adam_epsilon": train.epsilon,
-        "seed": train.seed,
-        "logging_steps": train.log_every,
-    }
+    table = write_rows(AXOLOTL_TRAIN, run)
     table |= {f"use_{name}": True for name in trackers_of(train)}
     save = train.checkpoint
     if not save.save:
@@ -207,4 +191,4 @@ _CHAT = {
     ("loss_on", "all"): "axolotl computes the loss on answers only; set roles_to_train of the data "
     "set to all roles",
 }
-_STACK = Stack("axolotl", NAME, _table, read, _RULES, OPTIMIZERS, chat=_CHAT)
+_STACK = Stack("axolotl", NAME, _table, read, _RULES, AXOLOTL_OPTIMIZERS, chat=_CHAT)

@@ -229,6 +229,10 @@ def _scheduler(train: TrainSettings) -> dict[str, Any]:
     if train.schedule == "constant":
         rates = {"warmup_min_lr": 0.0, "warmup_max_lr": train.learning_rate}
         return {"type": "WarmupLR", "params": {**rates, **warmup}}
+    if train.schedule == "linear":
+        rates = {"warmup_min_lr": 0.0, "warmup_max_lr": train.learning_rate}
+        decay = {"total_num_steps": train.steps, **rates, **warmup}
+        return {"type": "WarmupDecayLR", "params": decay}
     settings = {"total_num_steps": train.steps, "cos_min_ratio": train.final_learning_rate}
     return {"type": "WarmupCosineLR", "params": {**settings, "warmup_min_ratio": 0.0, **warmup}}
 
@@ -272,6 +276,11 @@ def _other_differences(run: RunSpec) -> list[Difference]:
             "DeepSpeed's warm-up starts from 0, one step later, and takes at least 2 steps",
             about="Learning rate",
         )
+        if train.schedule == "linear" and train.final_learning_rate:
+            differences.add(
+                "DeepSpeed decays the learning rate to 0",
+                {"train.final_learning_rate": train.final_learning_rate},
+            )
         if train.weight_decay:
             differences.add(
                 "it applies to norms and biases too, unless your script passes parameter groups",

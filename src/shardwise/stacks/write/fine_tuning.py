@@ -14,8 +14,9 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks.outcomes import Difference
 from shardwise.stacks.read.imported import Imported
+from shardwise.stacks.training_arguments import OPTIMIZERS
 from shardwise.stacks.write.adapter_differences import adapter_differences, settings_differences
-from shardwise.stacks.write.arguments import OPTIMIZERS, other_differences, rules_of
+from shardwise.stacks.write.arguments import other_differences, rules_of
 from shardwise.stacks.write.chat_differences import chat_differences
 from shardwise.stacks.write.differences import Comparison, Rule, compare, padded_experts
 from shardwise.stacks.write.exported import Exported, Setting

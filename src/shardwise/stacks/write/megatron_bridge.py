@@ -254,7 +254,7 @@ def _optimizer(strategy: Strategy, train: TrainSettings) -> dict[str, Any]:
 
 
 def _final_rate(train: TrainSettings) -> float:
-    share = train.final_learning_rate if train.schedule == "cosine" else 1.0
+    share = 1.0 if train.schedule == "constant" else train.final_learning_rate
     # Without the last digits that multiplying leaves.
     return float(f"{train.learning_rate * share:.12g}")
 

@@ -8,17 +8,18 @@ from shardwise.spec.optimizer import OPTIMIZERS, TRAINED, Optimizer
 from shardwise.spec.optimizer_sharding import Sharding, check_sharding, is_trained_with
 from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
+from shardwise.stacks import training_arguments
 from shardwise.stacks.read import deepspeed
-from shardwise.stacks.write import arguments, axolotl, torchtitan
+from shardwise.stacks.write import torchtitan
 from shardwise.stacks.write.python import step
 
 _OF: dict[str, Collection[str]] = {
     # The user's script makes it.
     "accelerate": OPTIMIZERS,
-    "trainer": arguments.OPTIMIZERS,
-    "trl": arguments.OPTIMIZERS,
-    "llama-factory": arguments.OPTIMIZERS,
-    "axolotl": axolotl.OPTIMIZERS,
+    "trainer": training_arguments.OPTIMIZERS,
+    "trl": training_arguments.OPTIMIZERS,
+    "llama-factory": training_arguments.OPTIMIZERS,
+    "axolotl": training_arguments.AXOLOTL_OPTIMIZERS,
     "deepspeed": deepspeed.OPTIMIZERS,
     "torchtitan": torchtitan.OPTIMIZERS,
     "megatron-bridge": ("adamw",),

@@ -227,7 +227,7 @@ def _schedule(train: TrainSettings) -> dict[str, Any]:
         return {"warmup_steps": train.warmup_steps, "decay_ratio": 0.0}
     return {
         "warmup_steps": train.warmup_steps,
-        "decay_type": "cosine",
+        "decay_type": train.schedule,
         "min_lr_factor": train.final_learning_rate,
     }
 

@@ -11,6 +11,7 @@ from shardwise.stacks.outcomes import Difference, Differences
 from shardwise.stacks.read.trainer import read
 from shardwise.stacks.write import trainer_peft
 from shardwise.stacks.write.accelerate import axes_in_script
+from shardwise.stacks.write.adapter_differences import settings_differences
 from shardwise.stacks.write.arguments import (
     TRAINER,
     arguments,
@@ -46,7 +47,8 @@ def export(run: RunSpec, target: Target = USUAL) -> Exported:
     if run.adapter is not None:
         return trainer_peft.export(run, table, found, target)
     experts = padded_experts(run, found.applied, "the Trainer")
-    differences = [*found.differences, *experts, *other_differences(run)]
+    recipe = settings_differences(run, read(table), TRAINER)
+    differences = [*found.differences, *experts, *recipe, *other_differences(run)]
     if run.train is not None:
         data = Difference("data and tokenizer are set by your script", about="[data]")
         differences.append(data)

@@ -146,7 +146,7 @@ def _optimizer(run: RunSpec) -> dict[str, object]:
     values: dict[str, object] = {"LEARNING_RATE": train.learning_rate}
     if train.warmup_steps:
         values["WARMUP_STEPS"] = train.warmup_steps
-    if train.schedule == "cosine":
+    if train.schedule != "constant":
         values["FINAL_SHARE"] = train.final_learning_rate
     if kind in ("adam", "adamw"):
         values |= {"BETAS": (train.beta1, train.beta2), "EPSILON": train.epsilon}

@@ -15,7 +15,7 @@ def step_pieces(run: RunSpec, written: bool) -> list[Piece]:
 
 def changes_rate(run: RunSpec) -> bool:
     train = train_of(run)
-    return train.schedule == "cosine" or train.warmup_steps > 0
+    return train.schedule != "constant" or train.warmup_steps > 0
 
 
 def is_fused(run: RunSpec) -> bool:
@@ -72,7 +72,12 @@ def _rate(run: RunSpec) -> Piece:
     cosine = 0.5 * (1 + math.cos(math.pi * share))
     return LEARNING_RATE * (FINAL_SHARE + (1 - FINAL_SHARE) * cosine)
 """,
-        not cosine and "    return LEARNING_RATE",
+        train.schedule == "linear"
+        and f"""
+    share = {since}
+    return LEARNING_RATE * (FINAL_SHARE + (1 - FINAL_SHARE) * (1 - share))
+""",
+        train.schedule == "constant" and "    return LEARNING_RATE",
     )
     return Piece(code, ("math",) if cosine else ())
 

@@ -1,0 +1,228 @@
+"""Settings of transformers' TrainingArguments, and axolotl's of the same, as rows of a table.
+
+The Trainer, TRL and LLaMA-Factory take the first, by the same keys. Defaults are those of
+transformers 5.22 and axolotl 0.19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwise.spec.run import RunSpec
+from shardwise.spec.train import TrainSettings
+from shardwise.stacks.outcomes import UNSAID, quoted
+from shardwise.stacks.read.imported import (
+    Reading,
+    list_unknown,
+    real,
+    section,
+    set_warmup,
+    whole,
+)
+from shardwise.stacks.read.optimizers import set_named_optimizer
+from shardwise.stacks.table import COUNT, NUMBER, SEED, STEPS, Code, Row, Table, but, means
+
+# transformers' optimizers; its 8-bit and 4-bit states are torchao's, which can be sharded.
+OPTIMIZERS = {
+    "adamw": "adamw_torch",
+    "adamw-8bit": "adamw_torch_8bit",
+    "adamw-4bit": "adamw_torch_4bit",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+}
+# Beside transformers' axolotl has torchao's fp8 states and Muon.
+AXOLOTL_OPTIMIZERS = {**OPTIMIZERS, "adamw-fp8": "ao_adamw_fp8", "muon": "muon"}
+_NO_COUNTERPART = "has no counterpart; set train.schedule, which is cosine, linear or constant"
+
+
+def _read_warmup(table: Mapping[str, object], key: str, reading: Reading) -> None:
+    share = real(table, key) or 0.0
+    if 0 < share < 1:
+        reading.lose(key, "a share of all steps; set train.warmup_steps")
+    elif share > 0:
+        set_warmup(reading, whole(table, key) or 0)
+
+
+def _read_axolotl_warmup(table: Mapping[str, object], reading: Reading) -> None:
+    """Where a file says nothing, 3% of all steps, but neither 1 nor more than 100."""
+    key, steps = "warmup_steps", reading.train.get("steps")
+    if table.get(key) is not None:
+        _read_warmup(table, key, reading)
+    elif table.get("warmup_ratio") is None and isinstance(steps, int):
+        count = min(steps * 3 // 100, 100)
+        reading.default(key, {"train.warmup_steps": 2 if count == 1 else count})
+
+
+def _read_optimizer(table: Mapping[str, object], key: str, reading: Reading) -> None:
+    set_named_optimizer(reading, key, table[key])
+
+
+def _of_train(field: str) -> Any:
+    return lambda run: UNSAID if run.train is None else getattr(run.train, field)
+
+
+def _bucket(run: RunSpec) -> Any:
+    """Whole MiB only, as TrainingArguments take them."""
+    size = run.strategy.ddp_bucket_mib
+    fits = run.strategy.kind == "ddp" and size is not None and size == int(size)
+    return int(size) if fits and size is not None else UNSAID
+
+
+def _read_schedule(table: Mapping[str, object], reading: Reading) -> None:
+    """A cosine decays to 0, or to the share that the other key says; a line always to 0."""
+    key = "lr_scheduler_type"
+    if key in reading.undecided:
+        return
+    name = table.get(key)
+    settings = section(table, "lr_scheduler_kwargs")
+    final = real(settings, "min_lr_rate", "lr_scheduler_kwargs.")
+    if name is None:
+        _absent_schedule(key, "linear", reading)
+        return
+    cosines = ("cosine",) if final is None else ("cosine", "cosine_with_min_lr")
+    if _set_schedule(key, name, final, reading, cosines):
+        list_unknown(reading, settings, ("min_lr_rate",), "lr_scheduler_kwargs.")
+
+
+def _read_axolotl_schedule(table: Mapping[str, object], reading: Reading) -> None:
+    key = "lr_scheduler"
+    name, final = table.get(key), real(table, "cosine_min_lr_ratio")
+    if name is None and final is None:
+        _absent_schedule(key, "cosine", reading)
+    else:
+        cosines = ("cosine", "cosine_with_min_lr")
+        _set_schedule(key, name or "cosine", final, reading, cosines)
+
+
+def _absent_schedule(key: str, name: str, reading: Reading) -> None:
+    """The stack's default, unless another part of the file has a schedule."""
+    if not reading.has("train.schedule"):
+        reading.default(key, {"train.schedule": name})
+        reading.set("train.final_learning_rate", 0.0)
+
+
+def _set_schedule(
+    key: str, name: object, final: float | None, reading: Reading, cosines: tuple[object, ...]
+) -> bool:
+    """Set a schedule by its name; whether a run has it."""
+    if name in ("constant", "constant_with_warmup"):
+        reading.train["schedule"] = "constant"
+    elif name in cosines:
+        reading.train |= {"schedule": "cosine", "final_learning_rate": final or 0.0}
+    elif name == "linear":
+        reading.train |= {"schedule": "linear", "final_learning_rate": 0.0}
+    else:
+        reading.lose(key, f"{quoted(name)} {_NO_COUNTERPART}")
+        return False
+    reading.given(key, {"train.schedule": UNSAID}, name, naming="pair")
+    return True
+
+
+def _write_schedule(run: RunSpec) -> dict[str, Any]:
+    train = run.train or TrainSettings()
+    if train.schedule == "cosine":
+        floor = {"min_lr_rate": train.final_learning_rate}
+        return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": floor}
+    linear = train.schedule == "linear"
+    return {"lr_scheduler_type": "linear" if linear else "constant_with_warmup"}
+
+
+def _write_axolotl_schedule(run: RunSpec) -> dict[str, Any]:
+    train = run.train or TrainSettings()
+    if train.schedule == "cosine":
+        return {"lr_scheduler": "cosine", "cosine_min_lr_ratio": train.final_learning_rate}
+    linear = train.schedule == "linear"
+    return {"lr_scheduler": "linear" if linear else "constant_with_warmup"}
+
+
+_MAX_STEPS = Row("max_steps", "train.steps", STEPS, more=None)
+_WARMUP = Row("warmup_steps", read=_read_warmup, write=_of_train("warmup_steps"))
+_RATE = Row("learning_rate", "train.learning_rate", NUMBER, default=5e-5, more=None)
+_SHAPE: Table = (
+    Row("weight_decay", "train.weight_decay", NUMBER, default=0.0, more=None),
+    Row("max_grad_norm", "train.clip_norm", NUMBER, default=1.0, more=None),
+)
+_ADAM: Table = (
+    Row("adam_beta1", "train.beta1", NUMBER, default=0.9, more=None),
+    Row("adam_beta2", "train.beta2", NUMBER, default=0.999, more=None),
+    Row("adam_epsilon", "train.epsilon", NUMBER, default=1e-8, more=None),
+    Row("seed", "train.seed", SEED, default=42, more=None),
+    Row("logging_steps", write=_of_train("log_every")),
+)
+_ACCUMULATE = Row("gradient_accumulation_steps", "accumulate", COUNT, default=1)
+_COMPILE = Row("torch_compile", "compile", means(True), more=", block by block")
+_DDP_BUCKET = Row(
+    "ddp_bucket_cap_mb",
+    "ddp_bucket_mib",
+    NUMBER,
+    write=_bucket,
+    when=lambda reading: reading.strategy.get("kind") == "ddp",
+)
+
+BATCH: Table = (
+    Row("per_device_train_batch_size", "micro_batch", COUNT, default=8),
+    _ACCUMULATE,
+)
+METHODS: Table = (_COMPILE, _DDP_BUCKET)
+TRAIN: Table = (
+    _MAX_STEPS,
+    _WARMUP,
+    _RATE,
+    *_SHAPE,
+    Row(
+        "optim",
+        default="adamw_torch_fused",
+        ours="adamw",
+        field="job.optimizer",
+        read=_read_optimizer,
+        write=lambda run: OPTIMIZERS.get(run.job.optimizer, "adamw_torch"),
+    ),
+    *_ADAM,
+)
+SCHEDULE = Code(
+    ("lr_scheduler_type", "lr_scheduler_kwargs"),
+    "the floor of a cosine is among the other's settings",
+    _read_schedule,
+    _write_schedule,
+    {"lr_scheduler_type": "linear"},
+)
+# What SFTConfig of TRL 1.16 sets otherwise.
+SFT: dict[str, dict[str, Any]] = {"learning_rate": {"default": 2e-5}}
+# Of TRL's other objectives, whose learning rates differ from one to the next.
+OTHER_OBJECTIVES: dict[str, dict[str, Any]] = {"learning_rate": {"default": UNSAID}}
+
+AXOLOTL_BATCH: Table = (
+    Row("sequence_len", "job.seq_len", COUNT),
+    Row("micro_batch_size", "micro_batch", COUNT, default=1),
+    _ACCUMULATE,
+)
+AXOLOTL_METHODS: Table = (_DDP_BUCKET, _COMPILE)
+AXOLOTL_TRAIN: Table = (
+    _MAX_STEPS,
+    Row(
+        "optimizer",
+        default="adamw_torch_fused",
+        ours="adamw",
+        field="job.optimizer",
+        read=_read_optimizer,
+        write=lambda run: AXOLOTL_OPTIMIZERS.get(run.job.optimizer, "adamw_torch"),
+    ),
+    # A file without a learning rate is refused.
+    *but((_RATE,), {"learning_rate": {"default": UNSAID}}),
+    Code(
+        ("lr_scheduler", "cosine_min_lr_ratio"),
+        "the second is the floor of a cosine only",
+        _read_axolotl_schedule,
+        _write_axolotl_schedule,
+        {"lr_scheduler": "cosine"},
+    ),
+    Code(
+        ("warmup_steps", "warmup_ratio"),
+        "without either it is a share of all steps",
+        _read_axolotl_warmup,
+        _WARMUP.written,
+    ),
+    *_SHAPE,
+    *_ADAM,
+)
