@@ -20,7 +20,7 @@ from shardwise.stacks.read.imported import (
 )
 from shardwise.stacks.read.packed import set_packing
 from shardwise.stacks.read.trainer import as_given, read_deepspeed
-from shardwise.stacks.table import read_rows
+from shardwise.stacks.table import keys_of, read_rows
 from shardwise.stacks.training_arguments import AXOLOTL_BATCH, AXOLOTL_METHODS, AXOLOTL_TRAIN
 
 _LORA = LoraKeys("lora_r", "lora_alpha", "lora_target_modules", "lora_dropout", "peft_use_rslora",
@@ -66,6 +66,7 @@ _DEGREES = {"dp_replicate_size": accelerate.REPLICATE, "dp_shard_size": accelera
 _NOTHING: tuple[object, ...] = (None, False, 0, 1, [], {})
 _TRACKERS = ("swanlab_", "otel_", "wandb_", "mlflow_", "comet_", "trackio_", "use_otel_")
 _TASKS = ("reward_model", "process_reward_model")
+_KEYS_OF_ROWS = keys_of((*AXOLOTL_BATCH, *AXOLOTL_TRAIN, *AXOLOTL_METHODS))
 _PATTERN = re.compile(r"[\w.]+")
 
 
@@ -79,7 +80,8 @@ def read(table: Mapping[str, object]) -> Imported:
     given = {key: value for key, value in table.items() if value is not None}
     _check_task(given)
     reading = Reading("an axolotl configuration")
-    list_unknown(reading, _without_groups(given, reading), (*known_keys.AXOLOTL, *_LOST))
+    known = (*known_keys.AXOLOTL, *_KEYS_OF_ROWS, *_LOST)
+    list_unknown(reading, _without_groups(given, reading), known)
     low = _precision(given, reading)
     _sharding(given, low, reading)
     read_rows(AXOLOTL_BATCH, given, reading)

@@ -151,16 +151,14 @@ TRL_ONLY = ("max_length", "packing", "packing_strategy", "use_peft", "lora_r", "
             "lora_target_modules")  # fmt: skip
 
 AXOLOTL = (
-    # Read, or listed as unsupported.
-    "base_model", "micro_batch_size", "gradient_accumulation_steps", "batch_size", "sequence_len",
-    "sample_packing", "adapter", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules",
-    "lora_target_linear", "lora_modules_to_save", "peft_use_dora", "peft_use_rslora",
-    "load_in_4bit", "load_in_8bit", "unfrozen_parameters", "bf16", "fp16", "bfloat16", "float16",
-    "gradient_checkpointing", "optimizer", "learning_rate", "lr_scheduler", "cosine_min_lr_ratio",
-    "warmup_steps", "weight_decay", "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon",
-    "max_steps", "seed", "fsdp", "fsdp_config", "fsdp_version", "deepspeed", "dp_shard_size",
-    "dp_replicate_size", "tensor_parallel_size", "context_parallel_size", "context_parallel",
-    "sequence_parallel_degree", "ddp_bucket_cap_mb", "torch_compile", "bnb_config_kwargs", "rl",
+    # Read by code, or listed as unsupported; rows name their own keys.
+    "base_model", "batch_size", "sample_packing", "adapter", "lora_r", "lora_alpha", "lora_dropout",
+    "lora_target_modules", "lora_target_linear", "lora_modules_to_save", "peft_use_dora",
+    "peft_use_rslora", "load_in_4bit", "load_in_8bit", "unfrozen_parameters", "bf16", "fp16",
+    "bfloat16", "float16", "gradient_checkpointing", "fsdp", "fsdp_config", "fsdp_version",
+    "deepspeed", "dp_shard_size", "dp_replicate_size", "tensor_parallel_size",
+    "context_parallel_size", "context_parallel", "sequence_parallel_degree", "bnb_config_kwargs",
+    "rl",
     # About data and tokenizers.
     "datasets", "test_datasets", "pretraining_dataset", "dataset_prepared_path",
     "dataset_keep_in_memory", "dataset_num_proc", "dataset_processes", "dataset_shard_num",

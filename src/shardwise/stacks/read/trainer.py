@@ -26,7 +26,7 @@ from shardwise.stacks.read.imported import (
 )
 from shardwise.stacks.read.objective import objective_of_table
 from shardwise.stacks.read.packed import set_packing
-from shardwise.stacks.table import Table, but, defaults_of, lost, read_rows
+from shardwise.stacks.table import Table, but, defaults_of, keys_of, lost, read_rows
 from shardwise.stacks.training_arguments import (
     BATCH,
     METHODS,
@@ -162,7 +162,8 @@ def read_arguments(
     reading = Reading(what)
     reading.undecided = undecided
     # A script may have arguments of its own in the same file; listing them does no harm.
-    list_unknown(reading, table, known)
+    of_rows = keys_of((*BATCH, *METHODS, *rows, SCHEDULE))
+    list_unknown(reading, table, (*known, *of_rows, *_LOST))
     low = [name for name in ("bf16", "fp16") if flag(table, name, otherwise=False)]
     if len(low) > 1:
         reading.lose("bf16 and fp16", "both are true, which the Trainer refuses; read as bf16")
