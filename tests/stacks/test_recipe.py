@@ -74,8 +74,7 @@ def test_what_only_a_running_script_knows_has_no_default() -> None:
     assert given.train["learning_rate"] == 3e-4
     absent = torch_script.read(SCRIPT.format(more=""))
     assert absent.train["learning_rate"] == 2e-5
-    [told] = [one for one in absent.outcomes if one.key == "learning_rate"]
-    assert told.kind == "default"
+    assert [one.kind for one in absent.outcomes if one.key == "learning_rate"] == ["default"]
     undecided = torch_script.read(SCRIPT.format(more=", learning_rate=rate()"))
     assert "learning_rate" not in undecided.train
     # A dictionary may hold whatever is not written out.
