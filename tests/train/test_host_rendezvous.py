@@ -19,7 +19,7 @@ from shardwise.engine.channel import Secret
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import RestartSettings
 from shardwise.train.membership import LEFT, TRAINING, Post
-from shardwise.train.rendezvous_address import bind_address, own_address, parse_endpoint
+from shardwise.train.rendezvous_address import bind_address, endpoint, own_address, parse_endpoint
 from shardwise.train.rendezvous_client import RendezvousClient
 from shardwise.train.rendezvous_server import RendezvousServer, serve_if_local
 from shardwise.train.shared_secret import secret_for
@@ -211,3 +211,15 @@ def test_addresses() -> None:
             parse_endpoint(wrong)
     assert bind_address(("localhost", 7))[0] in ("127.0.0.1", "::1")
     assert own_address(("127.0.0.1", 7), 1) == "127.0.0.1"
+
+
+def test_the_backend_of_torchrun_and_ours_name_the_same_rendezvous(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PET_RDZV_ENDPOINT", "10.0.0.1:7")
+    for backend in ("c10d", "shardwise"):
+        monkeypatch.setenv("PET_RDZV_BACKEND", backend)
+        assert endpoint() == ("10.0.0.1", 7)
+    monkeypatch.setenv("PET_RDZV_BACKEND", "etcd")
+    with pytest.raises(SpecError, match="PET_RDZV_BACKEND"):
+        endpoint()

@@ -214,6 +214,51 @@ def test_hosts_with_other_numbers_of_processes_are_refused() -> None:
     assert not hosts.views["a"].ended
 
 
+def test_torchrun_does_not_join_launchers_of_the_command() -> None:
+    hosts = Hosts(1, 2)
+    hosts.meet("a", "b")
+    view = hosts.membership.post(hosts.posts["a"]._replace(host="c", processes=None))
+    assert "use the same command on all hosts" in view.failure
+
+
+def test_a_host_fails_when_its_first_rank_does_not_when_it_waits() -> None:
+    """Under torchrun: its ranks have failed, the launcher has not stopped the others yet."""
+    hosts = Hosts(2)
+    hosts.meet("a", "b")
+    hosts.post("b", failure="a rank was killed by signal 9")
+    assert [fault.sure for fault in hosts.views["a"].faults] == [True]
+    hosts.post("a", failure="a rank failed with exit code 1")
+    hosts.clock.now += LAST_CALL_S
+    hosts.post("a", state=WAITING)
+    assert hosts.views["a"].round == 1  # b has not stopped its ranks yet
+    assert hosts.meet("b") == ("a", "b")
+    blamed = hosts.views["a"].blamed
+    assert blamed is not None
+    assert blamed.name == "b"
+
+
+def test_all_hosts_restart_at_the_same_time_to_let_others_join() -> None:
+    hosts = Hosts(2, 3)
+    hosts.post("a")
+    hosts.post("b")
+    hosts.clock.now += LAST_CALL_S
+    assert hosts.meet("a", "b") == ("a", "b")
+    hosts.post("c", state=WAITING)
+    assert hosts.views["a"].can_grow
+    announced = hosts.views["a"].grow_after_s
+    # A host that trains posts each second: each of them learns of it in time.
+    assert announced > 1
+    hosts.clock.now += 1
+    hosts.post("c")
+    assert hosts.views["b"].grow_after_s == pytest.approx(announced - 1)
+    hosts.lose("c")
+    hosts.post("a")
+    assert not hosts.views["a"].can_grow
+    hosts.clock.now += 60
+    hosts.post("d", state=WAITING)
+    assert hosts.views["a"].grow_after_s == pytest.approx(announced)
+
+
 @pytest.mark.parametrize(("state", "failure"), [(DONE, ""), (FAILED, "a: out of attempts")])
 def test_a_spare_is_told_how_the_run_ended(state: State, failure: str) -> None:
     hosts = Hosts(1)

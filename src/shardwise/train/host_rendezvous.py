@@ -1,7 +1,8 @@
 """The rendezvous of several hosts: wait for a round, and see what the other hosts do meanwhile.
 
-Every wait has a deadline from `[train.restart]`, and says what it waits for. Nothing in here waits
-for the network: a thread of the client talks to the server.
+Every wait has a deadline from `[train.restart]`, and says what it waits for. A thread of the client
+talks to the server. The hosts of a round share a store on its first host, for torch's agents and
+for the ranks.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
+from datetime import timedelta
+from typing import ClassVar
 
-from torch.distributed import HashStore, TCPStore
+from torch.distributed import DistError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
@@ -49,25 +52,36 @@ _LOOK_EVERY_S = 5.0
 _EXIT_S = 60.0
 # Seconds in which waiting hosts learn that the run has ended.
 _LINGER_S = 3.0
+# Longest wait of torch's agents for each other, once all of them have connected to the store.
+_AGENTS_S = 60.0
 
 
 class HostRendezvous(RendezvousHandler):
-    """One host of several; `sizes` are the numbers of hosts on which the run can train."""
+    """One host of several, for a launcher whose supervisor decides when its ranks restart.
+
+    `sizes` are the numbers of hosts on which the run can train. They meet at `server`, by default
+    the address in the variable that torchrun reads; `address` is that of this host.
+    """
+
+    # What a user writes before the name of a setting.
+    SETTINGS: ClassVar[str] = "train.restart."
 
     def __init__(
         self,
         run_id: str,
-        processes: int,
+        processes: int | None,
         sizes: tuple[int, ...],
         settings: RestartSettings,
         secret: Secret | None = None,
         is_done: Callable[[], bool] = lambda: False,
+        server: tuple[str, int] | None = None,
+        address: str | None = None,
     ) -> None:
         self._run_id, self._settings, self._is_done = run_id, settings, is_done
-        self._endpoint = endpoint()
+        self._endpoint = server or endpoint()
         shared = secret_for(self._endpoint, secret)
         self._served = serve_if_local(self._endpoint, shared, settings.lost_after_s)
-        self.address = own_address(self._endpoint, settings.join_s)
+        self.address = address or own_address(self._endpoint, settings.join_s)
         self.name = f"{socket.gethostname()} ({self.address})"
         post = Post(
             host=uuid.uuid4().hex[:12],
@@ -134,7 +148,7 @@ class HostRendezvous(RendezvousHandler):
             if now - began > self._settings.join_s:
                 raise RendezvousTimeoutError(
                     f"{self._reason(contact)}; gave up after {now - began:.0f} s "
-                    "(train.restart.join_s)"
+                    f"({self.SETTINGS}join_s)"
                 )
             if now - said_at > _SAY_EVERY_S:
                 said_at = now
@@ -212,12 +226,11 @@ class HostRendezvous(RendezvousHandler):
 
     def _accept(self, view: View) -> RendezvousInfo | None:
         """Take part in a round; None if one of its hosts does not."""
-        number = view.round
-        if view.place == 0:
-            self._store = new_store(bind_address((self.address, 0))[0])
+        leads = view.place == 0
+        self._store = new_store(bind_address((self.address, 0))[0]) if leads else None
         self._client.update(
             state=STARTING,
-            round=number,
+            round=view.round,
             place=view.place,
             size=view.size,
             port=self._store.port if self._store is not None else 0,
@@ -226,18 +239,49 @@ class HostRendezvous(RendezvousHandler):
             lost_peer=False,
         )
         deadline = time.monotonic() + 2 * self._settings.lost_after_s
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and self._is_complete(view.round):
             now = self._client.contact().view
-            if now is not None and (now.round != number or now.faults):
-                break
             if now is not None and now.ready and now.meets_at[1]:
+                if (store := self._shared_store(now, deadline)) is None:
+                    break
                 self._server = now.server
                 self._client.update(state=TRAINING)
                 at = RendezvousStoreInfo(*now.meets_at)
-                # Torch's agent needs no store: all hosts have the same number of processes.
-                return RendezvousInfo(HashStore(), view.place, view.size, at)
+                return RendezvousInfo(store, view.place, view.size, at)
             time.sleep(0.02)
         self._client.update(state=WAITING, port=0)
+        return None
+
+    def _is_complete(self, number: int) -> bool:
+        """Whether all hosts of a round take part, as far as the server knows."""
+        view = self._client.contact().view
+        return view is None or (view.round == number and not view.faults)
+
+    def _shared_store(self, view: View, deadline: float) -> PrefixStore | None:
+        """The store of the round for torch's agents, once all hosts have connected to it.
+
+        An agent waits in it for others without looking at what becomes of them, so none may begin
+        before all are there. None if one does not come.
+        """
+        try:
+            tcp = self._store or TCPStore(
+                *view.meets_at,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=self._settings.lost_after_s),
+            )
+            tcp.set_timeout(timedelta(seconds=_AGENTS_S))
+            # Ranks use the same store, without this prefix.
+            store = PrefixStore("agents", tcp)
+            if store.add("connected", 1) == view.size:
+                store.set("complete", "")
+            while time.monotonic() < deadline and self._is_complete(view.round):
+                if store.check(["complete"]):
+                    return store
+                # Of many hosts, each asks less often.
+                time.sleep(max(0.02, view.size / 20_000))
+        except DistError as error:
+            say(f"cannot reach the store of the ranks at {view.meets_at[0]}: {error}")
         return None
 
     def _reason(self, contact: Contact) -> str:

@@ -25,6 +25,8 @@ _ACCEPT_S = 10.0
 _FEW, _SUMMARY_S = 64, 0.2
 # Posts that a server answers in a second, with time left for others.
 _POSTS_PER_S = 2000
+# Time in which all hosts of a round learn that others can join it, beside that between two posts.
+_ANNOUNCE_S = 2.0
 # Hosts that wait are named up to this number.
 _NAMED = 9
 # States of a host. "starting": it accepted a round that others have not accepted yet. "left": the
@@ -60,7 +62,8 @@ class Post(NamedTuple):
     host: Word
     name: Text
     address: Word
-    processes: Annotated[int, Meta(ge=1, le=100_000)]
+    # None under torchrun, which does not say.
+    processes: Annotated[int, Meta(ge=1, le=100_000)] | None
     # Numbers of hosts on which the run can train.
     sizes: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=1_000_000)], ...], Meta(min_length=1, max_length=100_000)
@@ -78,6 +81,7 @@ class Post(NamedTuple):
     # Whether all ranks of this host wait in a collective.
     waits: bool = False
     # Why its ranks failed, and whether they failed by themselves or lost those of another host.
+    # A host that trains may say so before it waits for a new round.
     failure: Text = ""
     lost_peer: bool = False
 
@@ -148,6 +152,8 @@ class View(NamedTuple):
     failure: str
     # Seconds to the next post, unless the state of the host changes: a server has time for so many.
     post_after_s: Seconds
+    # If the run can grow: seconds until all hosts of the round have learned of it.
+    grow_after_s: Seconds = 0.0
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -200,6 +206,8 @@ class Membership:
         self._faults: dict[str, Fault] = {}
         self._blamed: Fault | None = None
         self._ended, self._failure = False, ""
+        # When hosts may restart to let others join, if those wait.
+        self._grow_at: float | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -221,6 +229,7 @@ class Membership:
             elif post.state == FAILED:
                 self._ended, self._failure = True, f"host {post.name}: {post.failure}"
         self._decide()
+        self._announce_growth()
         return self._view_of(post, number)
 
     def _learn(self, post: Post) -> None:
@@ -237,6 +246,11 @@ class Membership:
         one = next(iter(self._hosts.values()), None)
         if one is None or one.post.processes == post.processes:
             return None
+        if one.post.processes is None or post.processes is None:
+            return (
+                f"torchrun started one of the hosts {post.name} and {one.post.name}, "
+                "`shardwise train` the other; use the same command on all hosts"
+            )
         return (
             f"host {post.name} starts {post.processes} processes, {one.post.name} starts "
             f"{one.post.processes}; use the same --nproc on all hosts"
@@ -258,9 +272,10 @@ class Membership:
             return
         # A host that was cut off lost the others, who blame it.
         known = post.lost_peer and post.host in self._faults
-        if post.state in (WAITING, LEFT, FAILED) and post.failure and not known:
+        failed = post.state in (TRAINING, WAITING, LEFT, FAILED) and post.failure != ""
+        if failed and not known:
             self._faults[post.host] = Fault(post.name, post.failure, True, post.lost_peer)
-        elif post.state == TRAINING:
+        elif post.state == TRAINING and not failed:
             # Its connection to this server had failed, not the host.
             self._faults.pop(post.host, None)
 
@@ -351,6 +366,7 @@ class Membership:
             ended=self._ended,
             failure=self._failure,
             post_after_s=self._post_after_s,
+            grow_after_s=max(0.0, (self._grow_at or 0.0) - self._clock()),
         )
 
     @property
@@ -360,6 +376,14 @@ class Membership:
     def _can_grow(self, summary: _Summary, post: Post) -> bool:
         waiting = [one for one in summary.waiting if one.post.host != post.host]
         return self._next_size(waiting, self._size) > self._size
+
+    def _announce_growth(self) -> None:
+        """Choose a time for all hosts to restart: ranks whose peers restart earlier would fail."""
+        summary = self._summarise()
+        if not (summary.ready and self._next_size(summary.waiting, self._size) > self._size):
+            self._grow_at = None
+        elif self._grow_at is None:
+            self._grow_at = self._clock() + _ANNOUNCE_S + 2 * self._post_after_s
 
 
 def largest_size(sizes: Sequence[int], hosts: int) -> int:

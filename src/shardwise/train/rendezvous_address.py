@@ -10,14 +10,15 @@ from shardwise.spec.record import SpecError
 from shardwise.spec.train import RestartSettings
 
 DEFAULT_PORT = 29400
+DEFAULT_ENDPOINT = f"127.0.0.1:{DEFAULT_PORT}"
 
 
 def endpoint() -> tuple[str, int]:
     """Where the hosts meet, from the variable that torchrun reads."""
     backend = os.environ.get("PET_RDZV_BACKEND", "c10d")
-    if backend != "c10d":
+    if backend not in ("c10d", "shardwise"):
         raise SpecError(f"PET_RDZV_BACKEND: {backend!r} is not supported; unset it")
-    return parse_endpoint(os.environ.get("PET_RDZV_ENDPOINT", f"127.0.0.1:{DEFAULT_PORT}"))
+    return parse_endpoint(os.environ.get("PET_RDZV_ENDPOINT", DEFAULT_ENDPOINT))
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
