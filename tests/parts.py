@@ -43,6 +43,7 @@ FILES = {
     "hosts": (
         "tests/distributed/test_hosts.py",
         "tests/distributed/test_replica_hosts.py",
+        "tests/distributed/test_torchrun_hosts.py",
         "tests/lab/",
         "tests/stacks/test_real_slurm.py",
         "tests/stacks/test_slurm.py",
