@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import io
 import pickle
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -140,7 +139,9 @@ def _try_in_child(data: bytes) -> None:
     """Raise UnsafePickleError if reading `data` fails within the limits."""
     memory = max(LEAST_MEMORY, MEMORY_PER_BYTE * len(data))
     seconds = int(LEAST_SECONDS + SECONDS_PER_BYTE * len(data))
-    # Here, because the child runs this file without any package.
+    # Here, because the child runs this file without any package, and starts sooner without them.
+    import subprocess
+
     from shardwise.child import start_python
 
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,30 @@ def test_what_is_no_snapshot_is_one_sentence(data: Any) -> None:
     with pytest.raises(SpecError, match="^memory: snapshot.pickle is") as caught:
         read(data)
     assert len(caught.value.problems) == 1
+
+
+def test_a_stack_is_read_once_however_many_lists_hold_it() -> None:
+    """Torch writes a list for every allocation, of frames that nearly all of them share."""
+    stacks = [
+        [frame("/home/me/model.py", line, "forward") for line in range(kind, kind + 100)]
+        for kind in range(2)
+    ]
+    events = [event("alloc", A + 512 * n, 512, list(stacks[n % 2])) for n in range(400)]
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        found = snapshot_from(snapshot([], events), Path("made"))
+    finally:
+        sys.setprofile(None)
+    (device,) = found.devices
+    assert [found.stacks[e.stack or 0] for e in device.events[:4]] == [*found.stacks] * 2
+    assert [one.line for one in found.stacks[1]] == list(range(1, 101))
+    assert calls < 100 * len(events)
 
 
 def test_lists_that_unfold_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,7 @@ class _Reader:
         self.stacks: dict[tuple[int, ...], int] = {}
         # Keyed by id(), which is valid while the data of the file is alive.
         self._stack_of: dict[int, int | None] = {}
+        self._stack_of_frames: dict[tuple[int, ...], int | None] = {}
         self._frame_of: dict[int, int] = {}
         self._number_of: dict[Frame, int] = {}
         self._rows = 0
@@ -163,13 +164,19 @@ class _Reader:
                 yield f"{number} malformed {what} were skipped"
 
     def _stack(self, raw: Any) -> int | None:
-        # Many rows may share one list.
+        # Many rows share a list, and the lists of as many others hold the same frames.
         key = id(raw)
         if key not in self._stack_of:
-            frames = tuple(self._frame(frame) for frame in _rows(raw) if isinstance(frame, dict))
-            known = self.stacks.setdefault(frames, len(self.stacks)) if frames else None
-            self._stack_of[key] = known
+            frames = tuple(map(id, _rows(raw)))
+            if frames not in self._stack_of_frames:
+                self._stack_of_frames[frames] = self._number(raw)
+            self._stack_of[key] = self._stack_of_frames[frames]
         return self._stack_of[key]
+
+    def _number(self, raw: Any) -> int | None:
+        """The number of a stack; None if it has no frames."""
+        frames = tuple(self._frame(frame) for frame in _rows(raw) if isinstance(frame, dict))
+        return self.stacks.setdefault(frames, len(self.stacks)) if frames else None
 
     def _frame(self, raw: dict[Any, Any]) -> int:
         # A snapshot stores each frame once and refers to it thousands of times.
