@@ -149,7 +149,7 @@ def inherited_names(tree: ast.AST) -> Iterator[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module
         for one in node.names
-        if node.module.startswith(("torch", "shardwise.engine.torch_private"))
+        if node.module.startswith(("torch", "shardwise.engine.torch_private", "shardwise.pytorch"))
     }
     for node in ast.walk(tree):
         if not isinstance(node, ast.ClassDef):

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from shardwise.engine.torch_private import COLLECTIVES, TorchDispatchMode, group_by_name
+from shardwise.engine.torch_private import COLLECTIVES, group_by_name
+from shardwise.pytorch.dispatch import DispatchMode
 from shardwise.spec.mesh import Axis
 
 # The group of all processes, where no axis of the mesh spans them.
@@ -27,33 +28,26 @@ class Counted(NamedTuple):
     bytes: int
 
 
-class CollectiveCounter(TorchDispatchMode):
+class CollectiveCounter(DispatchMode):  # type: ignore[no-untyped-call]
     """Counts while it is entered. `counts` maps (operation, group size, axis) to calls and bytes.
 
     `axes` gives the axis of process groups by their names. FSDP makes smaller groups of its own to
     reshard to: a group that is not named belongs to the axis it shards over.
     """
 
+    # Its collectives included.
+    composed_of_plain = frozenset({DTensor})
+
     def __init__(self, axes: Mapping[str, Axis] | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._axes = axes or {}
         self.counts: dict[tuple[str, int, str], Counted] = {}
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Count one operation if it is a collective, then run it."""
-        if DTensor in types:
-            # DTensor then dispatches again with plain tensors, collectives included.
-            return NotImplemented
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Count one operation if it is a collective."""
         if func in COLLECTIVES:
             name, size_of = COLLECTIVES[func]
             self._add(name, size_of(args), _group(args))
-        return func(*args, **(kwargs or {}))
 
     def _add(self, name: str, size: int, group: dist.ProcessGroup) -> None:
         if group.size() == 1:

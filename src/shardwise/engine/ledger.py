@@ -15,10 +15,10 @@ from shardwise.engine.torch_private import (
     ALL_GATHER,
     REDUCE_SCATTER,
     FakeTensor,
-    TorchDispatchMode,
     plain_tensors,
     storage_id,
 )
+from shardwise.pytorch.dispatch import DispatchMode, leaves
 
 _C10D, _FSDP = torch.ops.c10d, torch.ops.fsdp
 # Tensors that neither a known owner nor a collective identifies: activations, logits, gradients
@@ -30,7 +30,7 @@ GATHERED = "unsharded_parameters"
 MOST_POINTS = 1024
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(DispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of live tensors: the peak since `reset` and its parts.
 
     All existing tensors are tracked from the start. Bytes are added when a storage is first seen
@@ -47,10 +47,13 @@ class LiveBytes(TorchDispatchMode):
     `curve_every` changes.
     """
 
+    # Also those that it makes on the way.
+    composed_of_plain = frozenset({DTensor})
+
     def __init__(
         self, known: Mapping[str, Iterable[torch.Tensor]] | None = None, *, draws: bool = False
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.peak_bytes = 0
         self.peak_terms: dict[str, int] = {}
         self.curve: list[tuple[int, dict[str, int]]] = []
@@ -126,29 +129,18 @@ class LiveBytes(TorchDispatchMode):
             self.curve = [first, *(max(pair, key=_sum) for pair in pairs)]
             self.curve_every *= 2
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run one operation, then track its inputs and outputs."""
-        if DTensor in types:
-            # DTensor then dispatches again with plain tensors, also those that it makes on the way.
-            return NotImplemented
-        out = func(*args, **(kwargs or {}))
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Track the inputs and outputs of one operation."""
         storages_by_key = self._uncounted if func.is_view else self._alive
         before = len(self._alive)
-        self._track(_leaves((args, kwargs, out)), storages_by_key)
+        self._track(leaves((args, kwargs, out)), storages_by_key)
         collective = func.namespace in ("c10d", "fsdp")
         if collective:
-            self._identify(func, args, kwargs or {})
+            self._identify(func, args, kwargs)
         self._operations += 1
         # Only a new tensor, or a storage that FSDP refills, can raise the sum.
         if collective or len(self._alive) > before:
             self._measure()
-        return out
 
     def _identify(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if func is ALL_GATHER:
@@ -210,14 +202,3 @@ def _held(leaves: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 def _sum(point: tuple[int, dict[str, int]]) -> int:
     return sum(point[1].values())
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """What lists, tuples and dicts hold: arguments of an operation have no other containers."""
-    if isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _leaves(one)
-    elif isinstance(value, dict):
-        yield from _leaves(tuple(value.values()))
-    else:
-        yield value

@@ -21,11 +21,11 @@ from shardwise.engine.torch_private import (
     CAST,
     CPU_ATTENTION,
     GROUPED_MATMUL,
-    TorchDispatchMode,
     is_mutable,
     storage_id,
     tree_leaves,
 )
+from shardwise.pytorch.dispatch import DispatchMode, tensors_in
 from shardwise.units.blocks import parameter_names
 from shardwise.units.unit import (
     DEQUANTISING_BYTES,
@@ -92,7 +92,7 @@ class _Record:
     backward: list[Moment] = field(default_factory=list)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(DispatchMode):
     """Records one forward and backward.
 
     Enter it around the forward, call `backward` with the loss, then read the stages.
@@ -105,7 +105,7 @@ class Recorder(TorchDispatchMode):
         tied: set[tuple[int, ...]],
         quantised: frozenset[str] = frozenset(),
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._tied_shapes = tied | {shape[::-1] for shape in tied}
         self.unit_of = units
         self.parameters = parameters
@@ -238,17 +238,9 @@ class Recorder(TorchDispatchMode):
 
     # ---- operations -------------------------------------------------------------------------
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run one operation, count it and track the storages it allocates."""
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        tensors = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+    def observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Count one operation and track the storages it allocates."""
+        tensors = tensors_in(out)
         flops = _flops(func, args, kwargs, out)
         if flops and self.order and self.unit == ROOT and not self.in_backward:
             # The last matmul outside the blocks computes the logits.
@@ -272,11 +264,10 @@ class Recorder(TorchDispatchMode):
             if not self.saves_nothing:
                 self._count(func, flops, (args, kwargs), tensors)
             self._record_moment(copied, tensors[0].itemsize if copied else 0.0)
-        return out
 
     def _read_quantised(self, args: tuple[Any, ...]) -> str | None:
         """The quantised weight that an operation reads."""
-        keys = [_key(t) for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+        keys = [_key(t) for t in tensors_in(args)]
         return next((self._quantised[key] for key in keys if key in self._quantised), None)
 
     def _count(self, func: Any, flops: float, operands: Any, tensors: list[torch.Tensor]) -> None:
@@ -308,7 +299,7 @@ class Recorder(TorchDispatchMode):
         self, record: _Record, func: Any, operands: Any, made: list[torch.Tensor]
     ) -> None:
         """Record an element-wise operation; tensors without gradients (masks) do not count."""
-        given = [t for t in tree_leaves(operands) if isinstance(t, torch.Tensor)]
+        given = tensors_in(operands)
         if not any(t.requires_grad for t in given):
             return
 
@@ -521,7 +512,7 @@ def _is_view(func: Any, operands: Any, made: list[torch.Tensor]) -> bool:
     """Whether an operation runs no kernel: it returns storages of its inputs."""
     if is_mutable(func):
         return False
-    given = {_key(t) for t in tree_leaves(operands) if isinstance(t, torch.Tensor)}
+    given = {_key(t) for t in tensors_in(operands)}
     return all(_key(tensor) in given for tensor in made)
 
 

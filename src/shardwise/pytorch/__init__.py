@@ -1,0 +1,1 @@
+"""What Shardwise asks of PyTorch itself."""
