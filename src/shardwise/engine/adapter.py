@@ -14,11 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.engine.mesh import world
 from shardwise.engine.torch_private import plain_tensors
+from shardwise.pytorch.parts import Parts
 from shardwise.spec.adapter import Adapter
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.units.adapted import NAME, adapter_of, without_adapters
-from shardwise.units.blocks import find_blocks
+from shardwise.units.adapted import NAME, without_adapters
 from shardwise.units.module import TORCH_DTYPES
 from shardwise.units.quiet_libraries import quiet_imports
 
@@ -69,9 +69,9 @@ class FrozenWeights:
     and by the name it has without adapters.
     """
 
-    def __init__(self, model: nn.Module, ranks: int = 1) -> None:
+    def __init__(self, parts: Parts, ranks: int = 1) -> None:
         """`ranks` is the number of ranks that a weight is sharded over."""
-        self._adapter, self._ranks = adapter_of(model), ranks
+        self._adapter, self._ranks = parts.adapter, ranks
         self._checksums: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._in_blocks: set[int] = set()
@@ -79,9 +79,9 @@ class FrozenWeights:
         self.not_quantised: list[str] = []
         if self._adapter is None:
             return
-        with without_adapters([model]):
-            self._names = {id(module): name for name, module in model.named_modules()}
-        blocks = find_blocks(model).values()
+        with without_adapters([parts.module]):
+            self._names = {id(module): name for name, module in parts.module.named_modules()}
+        blocks = parts.blocks.values()
         self._in_blocks = {id(module) for block in blocks for module in block.modules()}
 
     def store(self, members: Iterable[nn.Module]) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from shardwise.engine.adapter import FrozenWeights, initialise_adapter
 from shardwise.engine.device import is_accelerator
 from shardwise.engine.torch_private import parameter_reset
+from shardwise.pytorch.parts import Parts
 from shardwise.spec.record import SpecError
 from shardwise.units.adapted import adapted_layers, without_adapters
 
@@ -43,7 +44,7 @@ class Materializer:
     ) -> None:
         self.device, self.dtype, self.seed = device, dtype, seed
         self.fill = fill or own_initializer(model)
-        self._frozen = frozen or FrozenWeights(model)
+        self._frozen = frozen or FrozenWeights(Parts(model))
         self._names = {id(module): name for name, module in model.named_modules()}
         with without_adapters([model]):
             self._names |= {id(module): name for name, module in model.named_modules()}

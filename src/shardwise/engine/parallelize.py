@@ -36,10 +36,10 @@ from shardwise.engine.recompute import apply_recompute
 from shardwise.engine.sync import remember
 from shardwise.engine.tensor import TensorParallel
 from shardwise.engine.torch_private import local_tensor
+from shardwise.pytorch.parts import Parts
 from shardwise.spec.record import SpecError
 from shardwise.spec.strategy import Strategy
-from shardwise.units.adapted import adapter_of
-from shardwise.units.blocks import RootParts, find_blocks, owners, parameter_names, root_parts
+from shardwise.units.blocks import RootParts, root_parts
 from shardwise.units.module import TORCH_DTYPES
 from shardwise.units.unit import shard_dimension
 
@@ -64,21 +64,22 @@ def parallelize(
     """
     strategy = resolve_for_world(strategy)
     _check_products(strategy)
-    check_adapter(adapter_of(model), strategy)
-    blocks = find_blocks(model)
+    parts = Parts(model)
+    check_adapter(parts.adapter, strategy)
+    blocks = list(parts.blocks.values())
     device = device or _device(model)
     master = TORCH_DTYPES[strategy.master_dtype]
-    frozen = FrozenWeights(model, strategy.mesh.states if strategy.sharded else 1)
+    frozen = FrozenWeights(parts, strategy.mesh.states if strategy.sharded else 1)
     materializer = Materializer(model, device, master, fill, seed, frozen)
-    _check_parameters(model, blocks, None if is_meta(model) else master)
-    parts = root_parts(model, blocks) if strategy.split_root else None
+    _check_parameters(parts, None if is_meta(model) else master)
+    root = root_parts(model, parts.blocks) if strategy.split_root else None
     mesh = mesh or make_mesh(strategy, device.type)
     divided = mesh and tensor_mesh(mesh)
     tensor = TensorParallel(model, strategy, divided) if divided else None
     context = context_group(strategy) if strategy.context > 1 else None
     if context is not None:
         divide_sequences(model, strategy, context, device.type)
-    _change_forward(model, list(blocks.values()), strategy)
+    _change_forward(model, blocks, strategy)
 
     def prepare(members: Sequence[nn.Module]) -> None:
         """Allocate and initialise a unit, and keep this process's part of its layers."""
@@ -88,11 +89,11 @@ def parallelize(
 
     if strategy.sharded:
         assert mesh is not None
-        _shard(model, list(blocks.values()), parts, strategy, fsdp_mesh(mesh), prepare)
+        _shard(parts, root, strategy, fsdp_mesh(mesh), prepare)
         _check_sharded(model)
     else:
         # Block by block: frozen weights are small once they are stored.
-        for members in (*([block] for block in blocks.values()), [model]):
+        for members in parts.one_by_one():
             prepare(members)
     frozen.finish(model)
     if not strategy.sharded:
@@ -100,7 +101,7 @@ def parallelize(
     if strategy.kind == "ddp":
         assert mesh is not None
         keep_local_parts(model)
-        model = _replicate(model, strategy, fsdp_mesh(mesh))
+        model = _replicate(parts, strategy, fsdp_mesh(mesh))
     return remember(model, strategy, axes_of_groups(mesh, context) if mesh else {})
 
 
@@ -122,10 +123,10 @@ def _change_forward(model: nn.Module, blocks: Sequence[nn.Module], strategy: Str
             block.compile()
 
 
-def _replicate(model: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> nn.Module:
-    adapter = adapter_of(model)
+def _replicate(parts: Parts, strategy: Strategy, mesh: DeviceMesh) -> nn.Module:
+    adapter = parts.adapter
     return DistributedDataParallel(
-        model,
+        parts.module,
         process_group=mesh.get_group(),
         bucket_cap_mb=strategy.ddp_bucket_mib,
         # Gradients are views of the buckets: no second copy.
@@ -138,16 +139,15 @@ def _replicate(model: nn.Module, strategy: Strategy, mesh: DeviceMesh) -> nn.Mod
 
 
 def _shard(
-    model: nn.Module,
-    blocks: Sequence[nn.Module],
-    parts: RootParts | None,
+    parts: Parts,
+    root: RootParts | None,
     strategy: Strategy,
     mesh: DeviceMesh,
     prepare: Callable[[Sequence[nn.Module]], None],
 ) -> None:
     settings: dict[str, Any] = {
         "mesh": mesh,
-        "mp_policy": _precision(strategy, model),
+        "mp_policy": _precision(strategy, parts),
         "offload_policy": _offload(strategy, mesh),
         "shard_placement_fn": _placement(strategy),
     }
@@ -158,18 +158,18 @@ def _shard(
         fully_shard(together, reshard_after_forward=reshard, **settings)
         return cast(FSDPModule, members[0])
 
-    size = strategy.blocks_per_unit
+    size, blocks = strategy.blocks_per_unit, list(parts.blocks.values())
     starts = range(0, len(blocks), size)
-    units = [unit(list(blocks[i : i + size]), strategy.reshard_after_forward) for i in starts]
+    units = [unit(blocks[i : i + size], strategy.reshard_after_forward) for i in starts]
     last = []
-    if parts is not None:
+    if root is not None:
         # A lookup's backward does not read the table.
-        embedding = unit([parts.embedding], strategy.reshard_after_forward is not False)
+        embedding = unit([root.embedding], strategy.reshard_after_forward is not False)
         embedding.set_unshard_in_backward(False)
-        last.append(unit(parts.head, False))
+        last.append(unit(root.head, False))
     # The root's parameters are used first and last: resharding in between would only gather
     # them twice.
-    last.append(unit([model], False))
+    last.append(unit([parts.module], False))
     _set_prefetch(units, last, strategy)
 
 
@@ -218,15 +218,15 @@ def _set_prefetch(
             )
 
 
-def _precision(strategy: Strategy, model: nn.Module) -> MixedPrecisionPolicy:
+def _precision(strategy: Strategy, parts: Parts) -> MixedPrecisionPolicy:
     param, reduce, master = (
         TORCH_DTYPES[dtype]
         for dtype in (strategy.param_dtype, strategy.reduce_dtype, strategy.master_dtype)
     )
-    adapter = adapter_of(model)
-    stored = {p.dtype for p in model.parameters() if p.is_floating_point() and not p.is_meta}
-    if adapter is not None:
-        stored.add(TORCH_DTYPES[adapter.float_dtype])
+    parameters = parts.module.parameters()
+    stored = {p.dtype for p in parameters if p.is_floating_point() and not p.is_meta}
+    if parts.adapter is not None:
+        stored.add(TORCH_DTYPES[parts.adapter.float_dtype])
     return MixedPrecisionPolicy(
         # Frozen weights may be stored in another dtype than trained ones: both are gathered in one.
         param_dtype=None if {param} == stored | {master} else param,
@@ -245,23 +245,20 @@ def _device(model: nn.Module) -> torch.device:
     return local_device() if is_meta(model) else next(model.parameters()).device
 
 
-def _check_parameters(
-    model: nn.Module, blocks: dict[str, nn.Module], master: torch.dtype | None
-) -> None:
+def _check_parameters(parts: Parts, master: torch.dtype | None) -> None:
     """Raise SpecError for ties and dtypes that fully_shard reports late or not at all."""
     problems = []
-    owner = owners(model, blocks)
-    for aliases in parameter_names(model).values():
-        inside = [n for n in aliases if any(n.startswith(f"{block}.") for block in blocks)]
-        if len(aliases) > 1 and inside and owner[aliases[0]] == "":
+    for aliases in parts.aliases:
+        inside = [n for n in aliases if any(n.startswith(f"{block}.") for block in parts.blocks)]
+        if len(aliases) > 1 and inside and parts.owner[aliases[0]] == "":
             problems.append(
                 f"model: {aliases[0]} and {aliases[1]} are tied but belong to different units; "
                 "untie them or move one out of its block"
             )
     dtypes: dict[str, dict[torch.dtype, str]] = {}
     # Frozen parameters are gathered in a dtype of their own and never reduced.
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    for name, unit in owner.items():
+    trained = {name: p for name, p in parts.module.named_parameters() if p.requires_grad}
+    for name, unit in parts.owner.items():
         if name in trained:
             dtypes.setdefault(unit, {}).setdefault(trained[name].dtype, name)
     for unit, first_names in dtypes.items():
@@ -275,7 +272,7 @@ def _check_parameters(
         other = [name for name, p in trained.items() if p.dtype != master]
         if other:
             problems.append(
-                f"model: {other[0]} is {model.get_parameter(other[0]).dtype}, but the strategy "
+                f"model: {other[0]} is {trained[other[0]].dtype}, but the strategy "
                 f"keeps parameters in {master}; convert the model or set master_dtype"
             )
     if problems:

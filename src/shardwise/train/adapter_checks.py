@@ -12,12 +12,12 @@ from torch import nn
 
 from shardwise.engine.loss import loss_of
 from shardwise.engine.materialize import Materializer
+from shardwise.pytorch.parts import Parts
 from shardwise.spec.dtype import DType
 from shardwise.spec.lookup import Model
 from shardwise.train.batches import MicroBatch
 from shardwise.train.check import Check
 from shardwise.units.adapted import adapted_layers, adapter_of, base_name
-from shardwise.units.blocks import find_blocks, owners
 from shardwise.units.build import build_module
 
 # More of the base than this share is not meant to be trained beside adapters.
@@ -76,7 +76,7 @@ def _one_dtype_per_unit(module: nn.Module) -> Check:
     name = "one trained dtype per unit"
     parameters = dict(module.named_parameters())
     units: dict[str, dict[torch.dtype, str]] = {}
-    for parameter, unit in owners(module, find_blocks(module)).items():
+    for parameter, unit in Parts(module).owner.items():
         if parameters[parameter].requires_grad:
             dtypes = units.setdefault(unit, {})
             dtypes.setdefault(parameters[parameter].dtype, parameter)

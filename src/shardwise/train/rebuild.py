@@ -8,12 +8,12 @@ from torch import nn
 from shardwise.checkpoint.format.manifest import Manifest
 from shardwise.engine.adapter import FrozenWeights
 from shardwise.engine.materialize import Materializer
+from shardwise.pytorch.parts import Parts
 from shardwise.spec.lookup import Model
 from shardwise.spec.strategy import Strategy
 from shardwise.spec.train import TrainSettings
 from shardwise.train.start import is_pretrained, weights_folder
 from shardwise.train.weights import pretrained_fill
-from shardwise.units.blocks import find_blocks
 from shardwise.units.build import build_module
 
 
@@ -27,9 +27,10 @@ def rebuild(manifest: Manifest, model: Model) -> nn.Module:
         module = build_module(model)
     fill = pretrained_fill(module, weights_folder(model)) if is_pretrained(model) else None
     # Which weights can be quantised depends on the ranks that share them.
-    frozen = FrozenWeights(module, strategy.mesh.states if strategy.sharded else 1)
+    parts = Parts(module)
+    frozen = FrozenWeights(parts, strategy.mesh.states if strategy.sharded else 1)
     materializer = Materializer(module, cpu, torch.float32, fill, settings.seed, frozen)
-    for members in (*([block] for block in find_blocks(module).values()), [module]):
+    for members in parts.one_by_one():
         materializer.unit(members)
     frozen.finish(module)
     return module

@@ -15,11 +15,10 @@ from torch import nn
 from torch.func import functional_call
 
 from shardwise.engine.torch_private import DataDependentOutputException, FakeTensorMode
+from shardwise.pytorch.parts import Parts
 from shardwise.spec.dtype import TORCH_NAMES, DType
 from shardwise.spec.lookup import Model
 from shardwise.spec.record import SpecError
-from shardwise.units.adapted import adapter_of
-from shardwise.units.blocks import find_blocks, owners, parameter_names
 from shardwise.units.build import build_module
 from shardwise.units.recorder import ROOT, Recorder
 from shardwise.units.unit import ModelUnits, Parameter, Unit, frozen
@@ -59,25 +58,24 @@ def module_units(
     seq_len)` if it has one, else token ids and labels as transformers models take.
     """
     batch = TRACED_BATCHES[0] if inputs is not None else _batch(module, seq_len)
-    blocks = find_blocks(module)
-    owner = owners(module, blocks)
-    names = {id(block): block_name for block_name, block in blocks.items()}
+    parts = Parts(module)
+    names = {id(block): block_name for block_name, block in parts.blocks.items()}
     with FakeTensorMode(allow_non_fake_inputs=True):
         kept = torch.float32 if autocast else TORCH_DTYPES[dtype]
-        state = _fake_state(module, kept, autocast, casts)
+        state = _fake_state(parts, kept, autocast, casts)
         example = _example(module, inputs, batch, seq_len, kept)
         tokens = batch * seq_len
         recorder = Recorder(
-            units={parameter_name: owner[parameter_name] for parameter_name in owner},
-            parameters={n: t for n, t in state.items() if n in owner},
-            tied=_tied_shapes(module),
-            quantised=_quantised(module, owner),
+            units=parts.owner,
+            parameters={n: t for n, t in state.items() if n in parts.owner},
+            tied=parts.tied_shapes,
+            quantised=_quantised(parts),
         )
         casting = torch.autocast("cpu", dtype=TORCH_DTYPES[dtype], enabled=autocast)
         with recorder.hooked(module, names), _fused_attention(module), recorder, casting:
             _run(module, state, example, recorder)
     named = name or type(module).__name__
-    return _units(module, blocks, owner, recorder, tokens, seq_len, named, casts)
+    return _units(parts, recorder, tokens, seq_len, named, casts)
 
 
 def _batch(module: nn.Module, seq_len: int) -> int:
@@ -117,18 +115,17 @@ def _run(
 
 
 def _fake_state(
-    module: nn.Module, dtype: torch.dtype, autocast: bool, casts: bool
+    parts: Parts, dtype: torch.dtype, autocast: bool, casts: bool
 ) -> dict[str, torch.Tensor]:
     """Fake tensors for parameters and buffers; tied names share one.
 
     Under autocast frozen parameters keep the dtype they are stored in, and so do those of another
     dtype than trained ones if nothing casts them.
     """
-    adapter = adapter_of(module)
-    master = _master_dtype(module)
+    adapter, master = parts.adapter, parts.master_dtype
     made: dict[int, torch.Tensor] = {}
     state = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
+    for name, parameter in parts.parameters.items():
         if id(parameter) not in made:
             kind = dtype if parameter.is_floating_point() else parameter.dtype
             keeps = autocast or (not casts and parameter.dtype != master)
@@ -137,18 +134,9 @@ def _fake_state(
             fake = torch.empty(parameter.shape, dtype=kind, device="cpu")
             made[id(parameter)] = fake.requires_grad_(parameter.requires_grad)
         state[name] = made[id(parameter)]
-    for name, buffer in module.named_buffers(remove_duplicate=False):
+    for name, buffer in parts.module.named_buffers(remove_duplicate=False):
         state[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
     return state
-
-
-def _master_dtype(module: nn.Module) -> torch.dtype | None:
-    """The dtype of the first trained parameter, which becomes the master dtype of a run.
-
-    Frozen parameters of the same dtype follow it; others are stored in their own. peft trains
-    copies of modules in the dtype of the base beside adapters in fp32.
-    """
-    return next((p.dtype for p in module.parameters() if p.requires_grad), None)
 
 
 def _example(
@@ -247,24 +235,14 @@ def _fused_attention(module: nn.Module) -> Iterator[None]:
 
 
 def _units(
-    module: nn.Module,
-    blocks: dict[str, nn.Module],
-    owner: dict[str, str],
-    recorder: Recorder,
-    tokens: int,
-    seq_len: int,
-    name: str,
-    casts: bool,
+    parts: Parts, recorder: Recorder, tokens: int, seq_len: int, name: str, casts: bool
 ) -> ModelUnits:
-    named = dict(module.named_parameters(remove_duplicate=False))
-    used_late = recorder.used_after_blocks(module)
-
-    adapter = adapter_of(module)
-    master = _master_dtype(module)
-    quantised = _quantised(module, owner)
+    used_late = recorder.used_after_blocks(parts.aliases)
+    adapter, master = parts.adapter, parts.master_dtype
+    quantised = _quantised(parts)
 
     def described(n: str, short: str) -> Parameter:
-        tensor = named[n]
+        tensor = parts.parameters[n]
         made = Parameter(name=short, shape=tuple(tensor.shape), after_blocks=n in used_late)
         if tensor.requires_grad:
             return made
@@ -276,13 +254,15 @@ def _units(
         return made._replace(trainable=False, stored=stored, uncast=not casts)
 
     def parameters(unit: str, shorten: Callable[[str], str]) -> tuple[Parameter, ...]:
-        return tuple(described(n, shorten(n)) for n, holder in owner.items() if holder == unit)
+        return tuple(
+            described(n, shorten(n)) for n, holder in parts.owner.items() if holder == unit
+        )
 
     # Equal blocks share one Unit, taken from the last of them: the first also saves tensors that
     # all share, such as rotary tables.
     kinds: dict[object, Unit] = {}
     keys = []
-    for block in blocks:
+    for block in parts.blocks:
         stage = recorder.stage(block, tokens)
         own = parameters(block, lambda n, block=block: n.removeprefix(f"{block}."))  # type: ignore[misc]
         flops = (stage.matmul_flops, stage.backward_matmul_flops, stage.attention_flops)
@@ -298,29 +278,21 @@ def _units(
         seq_len=seq_len,
         root=root,
         blocks=tuple(sequence),
-        tied=bool(_tied_shapes(module)),
+        tied=bool(parts.tied_shapes),
         boundary_bytes=recorder.boundary_bytes / tokens,
         embedding_gradient_elements=sum(p.numel for p in before),
     )
 
 
-def _quantised(module: nn.Module, owner: dict[str, str]) -> frozenset[str]:
+def _quantised(parts: Parts) -> frozenset[str]:
     """Names of the weights an adapter stores quantised: matrices of linear layers in blocks."""
-    adapter = adapter_of(module)
-    if adapter is None or not adapter.quantised:
+    if parts.adapter is None or not parts.adapter.quantised:
         return frozenset()
-    named = dict(module.named_parameters(remove_duplicate=False))
     return frozenset(
         name
-        for name, holder in owner.items()
+        for name, holder in parts.owner.items()
         if holder != ROOT
-        and named[name].ndim == 2
-        and not named[name].requires_grad
-        and isinstance(module.get_submodule(name.rpartition(".")[0]), nn.Linear)
+        and parts.parameters[name].ndim == 2
+        and not parts.parameters[name].requires_grad
+        and isinstance(parts.module.get_submodule(name.rpartition(".")[0]), nn.Linear)
     )
-
-
-def _tied_shapes(module: nn.Module) -> set[tuple[int, ...]]:
-    """Shapes of tied parameters, which have more than one name."""
-    names = parameter_names(module)
-    return {tuple(p.shape) for p in module.parameters() if len(names[id(p)]) > 1}

@@ -7,7 +7,7 @@ backward, and a dispatch mode sees the FLOPs of every operation and the storages
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +26,6 @@ from shardwise.engine.torch_private import (
     tree_leaves,
 )
 from shardwise.pytorch.dispatch import DispatchMode, tensors_in
-from shardwise.units.blocks import parameter_names
 from shardwise.units.unit import (
     DEQUANTISING_BYTES,
     NOTHING,
@@ -228,12 +227,15 @@ class Recorder(DispatchMode):
 
         return hook
 
-    def used_after_blocks(self, module: nn.Module) -> set[str]:
-        """Names of root parameters whose module first runs after the blocks."""
+    def used_after_blocks(self, parameters: Iterable[list[str]]) -> set[str]:
+        """First names of root parameters whose module first runs after the blocks.
+
+        `parameters` are all names of each.
+        """
         return {
-            aliases[0]
-            for aliases in parameter_names(module).values()
-            if all(self._first_use.get(alias.rpartition(".")[0], False) for alias in aliases)
+            names[0]
+            for names in parameters
+            if all(self._first_use.get(name.rpartition(".")[0], False) for name in names)
         }
 
     # ---- operations -------------------------------------------------------------------------
