@@ -18,7 +18,7 @@ from shardwise.planning.plan import Objective
 from shardwise.planning.reasons import layout, limits, settings, warnings
 from shardwise.planning.reasons.reason import Reason
 from shardwise.planning.rows import Candidate
-from shardwise.predict.fit import Change
+from shardwise.planning.ways import Change
 from shardwise.spec.job import Job
 from shardwise.spec.mesh import Mesh
 from shardwise.spec.strategy import Strategy

@@ -9,7 +9,7 @@ from shardwise.predict.estimate import price
 from shardwise.spec.adapter import Adapter, read_adapter
 from shardwise.spec.cluster import ClusterSpec
 from shardwise.spec.job import Job
-from shardwise.spec.lookup import ON_DISK, Lookup, Model, ModuleRef
+from shardwise.spec.lookup import ON_DISK, Lookup, Model
 from shardwise.spec.model import ModelSpec
 from shardwise.spec.read_file import read_toml
 from shardwise.spec.record import Problems, SpecError
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from shardwise.planning.money import Budget
     from shardwise.planning.plan import Objective, Plan
     from shardwise.planning.space import Space
+    from shardwise.planning.ways import Change
     from shardwise.planning.whatif import Point
-    from shardwise.predict.fit import Change
-    from shardwise.step.spans import Timeline
-    from shardwise.units.unit import ModelUnits
+    from shardwise.timeline.spans import Timeline
 
 
 # Seconds of steps, such as 3.2 or "3.2s", and folders of measured runs.
@@ -398,13 +397,12 @@ def start_command(cluster: ClusterSpec, run: Path) -> str:
 
 def ways_for(run: RunSpec) -> list[Change]:
     """List changes after which a run that does not fit would fit."""
-    from shardwise.predict.fit import ways_to_fit
+    from shardwise.planning.problem import Problem, Units
+    from shardwise.planning.space import Space
+    from shardwise.planning.ways import ways_to_fit
 
-    def units_of(strategy: Strategy) -> ModelUnits:
-        return load_units(run.model, run.job.seq_len, strategy)
-
-    chunked = not isinstance(run.model, ModuleRef)
-    return ways_to_fit(units_of, run.strategy, run.cluster, run.job, chunked=chunked)
+    problem = Problem(run.model, run.cluster, run.job, run.strategy)
+    return ways_to_fit(problem, run.strategy, Space(), Units(problem))
 
 
 def describe_run(

@@ -28,8 +28,8 @@ from shardwise.planning.sequence import longest
 from shardwise.planning.space import Space
 from shardwise.planning.untried import untried
 from shardwise.planning.warnings import fewer_devices, is_uneven, left_out, warnings_of
+from shardwise.planning.ways import Change, ways_to_fit
 from shardwise.predict.estimate import price
-from shardwise.predict.fit import Change, ways_to_fit
 from shardwise.predict.intervals import after_a_step, error_interval, is_fitted, regime_of
 from shardwise.predict.kernels import check_products, coefficients_for
 from shardwise.predict.rates import (
@@ -496,15 +496,5 @@ def _ways(search: Search, found: Found) -> list[Change]:
     """Changes after which the configuration closest to fitting would fit."""
     if not found.nearest:
         return []
-    problem, units = search.problem, search.units
     nearest = min(found.nearest.values(), key=lambda n: n.needed_bytes)
-    return ways_to_fit(
-        lambda strategy: units.of(strategy.but(blocks_per_unit=1)),
-        nearest.strategy,
-        problem.cluster,
-        problem.job,
-        base=problem.base,
-        applied=search.space.applied if search.space.for_stack else None,
-        trains=search.space.trains,
-        chunked=units.can_chunk,
-    )
+    return ways_to_fit(search.problem, nearest.strategy, search.space, search.units)

@@ -56,11 +56,15 @@ class Units:
         """Whether embedding and head can be units of their own: not if they are tied."""
         return self.can_chunk and not self.of(self._problem.base.but(blocks_per_unit=1)).tied
 
-    def of(self, strategy: Strategy) -> ModelUnits:
+    def key(self, strategy: Strategy) -> tuple[object, ...]:
+        """What strategies must share to have the same units."""
         # Frozen weights of a module of one's own may compute in a dtype that sharding casts.
         casts = strategy.sharded or not isinstance(self._problem.model, ModuleRef)
         division = Division.of(strategy)
-        key = (strategy.autocast, casts, strategy.compile, division, strategy.blocks_per_unit)
+        return strategy.autocast, casts, strategy.compile, division, strategy.blocks_per_unit
+
+    def of(self, strategy: Strategy) -> ModelUnits:
+        key = self.key(strategy)
         if key not in self._made:
             if strategy.blocks_per_unit == 1:
                 seq_len = self._problem.job.seq_len

@@ -27,7 +27,7 @@ from shardwise.step.profile import StepProfile, ThroughputProfile, TimeProfile
 from shardwise.step.words import COLOURS, TERMS, VERDICTS, collective_names
 
 if TYPE_CHECKING:
-    from shardwise.predict.fit import Change
+    from shardwise.planning.ways import Change
 
 
 def print_estimate(run: RunSpec, profile: StepProfile, ways: Sequence[Change]) -> None:

@@ -11,7 +11,7 @@ from shardwise.spec.cluster import ClusterSpec
 from shardwise.step.memory_words import show_memory
 
 if TYPE_CHECKING:
-    from shardwise.predict.fit import Change
+    from shardwise.planning.ways import Change
 
 NO_WAY = "No change of settings makes it fit. Use a shorter sequence, or devices with more memory."
 

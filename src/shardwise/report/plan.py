@@ -25,7 +25,7 @@ from shardwise.planning.reasons.reason import Reason, compared_words, share_word
 from shardwise.planning.reasons.settings import LargeBatch, StepBatch
 from shardwise.planning.reasons.warnings import Fragile
 from shardwise.planning.rows import Candidate
-from shardwise.predict.fit import Change
+from shardwise.planning.ways import Change
 from shardwise.report.adapter import adapter_words
 from shardwise.report.bars import print_memory, print_step
 from shardwise.report.estimate import print_ways

@@ -1,0 +1,280 @@
+"""The smallest changes of a command after which what does not fit would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from shardwise.planning.problem import Problem, Units
+from shardwise.planning.space import Space
+from shardwise.predict.configurations import Configurations
+from shardwise.predict.estimate import needed_bytes, verdict
+from shardwise.predict.memory import predict_memory
+from shardwise.spec.cluster import ClusterSpec
+from shardwise.spec.job import Job
+from shardwise.spec.optimizer import SMALLER
+from shardwise.spec.record import SpecError
+from shardwise.spec.strategy import Strategy
+from shardwise.step import Verdict
+
+MOST_DEVICES = 2**17
+MOST_WAYS = 3
+
+
+class Change(NamedTuple):
+    """One way to make it fit: options to type, what it needs then, and of the host."""
+
+    options: str
+    needed_bytes: int
+    host_bytes: int = 0
+    # Only likely to fit; offered where nothing else is.
+    at_risk: bool = False
+
+
+Changes = dict[str, object]
+
+
+class _Tried(NamedTuple):
+    """Options to type, and the resolved strategy that a run with them has."""
+
+    options: str
+    strategy: Strategy
+
+
+def ways_to_fit(problem: Problem, strategy: Strategy, space: Space, units: Units) -> list[Change]:
+    """The smallest changes of settings, then of the number of devices, after which it fits.
+
+    Options are complete: added to a command whose strategy is the base of the problem, they give
+    the needed bytes that are stated.
+
+    Where none fits safely, what is at risk is offered, unless the strategy itself already is.
+    """
+    command, cluster, job = problem.base, problem.cluster, problem.job
+    trained = space.trains(job.optimizer, strategy)
+
+    def tried(changed: Iterable[Strategy], where: ClusterSpec) -> Iterator[_Tried]:
+        for wanted in changed:
+            typed = _typed(command, wanted, where, job)
+            if typed is not None and (space.for_stack or typed.strategy == wanted):
+                yield from _as_run(typed, space)
+
+    def judged(wanted: Verdict, ways: Iterable[_Tried], of: Job = job) -> list[Change]:
+        kept = [way for way in ways if not trained or space.trains(of.optimizer, way.strategy)]
+        return _with_verdict(wanted, units, kept, cluster, of)
+
+    own = _resolved(strategy, {}, cluster, job)
+    unfit = own is not None and judged("does not fit", [_Tried("", space.applied(own))])
+    unset = {name: getattr(command, name) for name in _NO_OPTION}
+    resolved = (
+        _resolved(strategy, {**unset, **changes}, cluster, job)
+        for changes in _candidates(strategy, cluster, units.can_chunk)
+    )
+    here = [way for way in tried((s for s in resolved if s), cluster) if way.options]
+    alike = [*tried([own] if own else [], cluster), *here]
+    for wanted in ("fits", "at risk") if unfit else ("fits",):
+        fitting = _useful(judged(wanted, dict.fromkeys(here)))
+        free = [way for way in fitting if not way.host_bytes]
+        # Smaller states change the arithmetic and offload is slow: only when nothing else fits.
+        if not free and not space.for_stack:
+            fitting = [*judged(wanted, *_with_smaller_states(alike, job))[:1], *fitting]
+        ways = (free or fitting)[:MOST_WAYS]
+        if len(ways) < MOST_WAYS:
+            for recompute in dict.fromkeys((strategy.recompute, "full")):
+                more = _on_more_devices(strategy.but(**unset, recompute=recompute), cluster, job)
+                larger = [way for where, s in more for way in tried([s], where)]
+                if found := judged(wanted, larger):
+                    ways.append(found[0])
+                    break
+        if ways:
+            return ways
+    return []
+
+
+def _with_smaller_states(ways: Iterable[_Tried], job: Job) -> tuple[list[_Tried], Job]:
+    """The same with optimizer states in fewer bits, and the job they then are for."""
+    smaller = SMALLER.get(job.optimizer)
+    if smaller is None:
+        return [], job
+    option = f"--optimizer {smaller}"
+    kept = [way for way in dict.fromkeys(ways) if not way.strategy.offload]
+    made = [way._replace(options=f"{option} {way.options}".strip()) for way in kept]
+    return made, job.but(optimizer=smaller)
+
+
+def _useful(ways: list[Change]) -> list[Change]:
+    """Without those that add options to another and save next to nothing by it."""
+    return [
+        way
+        for way in ways
+        if not any(
+            set(other.options.split()) < set(way.options.split())
+            and way.needed_bytes > 0.99 * other.needed_bytes
+            for other in ways
+        )
+    ]
+
+
+# Settings that no option of `estimate` sets.
+_NO_OPTION = ("forward_prefetch", "ddp_bucket_mib", "compile")
+_OPTIONS = {
+    "micro_batch": "--micro-batch",
+    "accumulate": "--accumulate",
+    "recompute": "--recompute",
+    "grad_sync": "--grad-sync",
+    "reshard_after_forward": "--reshard-after-forward",
+    "blocks_per_unit": "--blocks-per-unit",
+    "prefetch": "--prefetch",
+    "loss": "--loss",
+    "split_root": "--split-root",
+    "offload": "--offload",
+}
+_FLAGS = ("split_root", "offload")
+# What another kind sets anew, unless the command sets it.
+_BY_KIND = ("grad_sync", "reshard_after_forward")
+
+
+def _resolved(
+    strategy: Strategy, changes: Changes, cluster: ClusterSpec, job: Job
+) -> Strategy | None:
+    """A changed strategy as a run has it; None where it is not possible."""
+    try:
+        changed = strategy.but(**changes).resolve(cluster.devices, cluster.devices_per_node)
+        return job.split(changed)
+    except SpecError:
+        return None
+
+
+def _as_run(typed: _Tried, space: Space) -> Iterator[_Tried]:
+    """As a stack runs it; nothing where it has no such layout."""
+    try:
+        yield typed._replace(strategy=space.applied(typed.strategy))
+    except SpecError:
+        return
+
+
+def _quoted(text: str) -> str:
+    """As a shell takes it."""
+    return f'"{text}"' if " " in text else text
+
+
+def _typed(base: Strategy, wanted: Strategy, cluster: ClusterSpec, job: Job) -> _Tried | None:
+    """All options that turn a command with the strategy `base` into one with `wanted`.
+
+    None where options cannot say it.
+    """
+    moved = base.devices != wanted.devices
+    options = [f"--cluster {cluster}"] if moved else []
+    start, explicit = base, set()
+    if moved or base.shorthand != wanted.shorthand:
+        options.append(f"--strategy {_quoted(wanted.shorthand)}")
+        usual = _resolved(base.as_kind(base.shorthand), {"replicate": base.replicate}, cluster, job)
+        explicit = {n for n in _BY_KIND if usual and getattr(base, n) != getattr(usual, n)}
+        try:
+            start = base.as_kind(wanted.shorthand)
+        except SpecError:
+            return None
+    before = _resolved(start, {}, cluster, job)
+    if before is None or any(getattr(before, n) and not getattr(wanted, n) for n in _FLAGS):
+        return None
+    fields: Changes = {}
+    for name, option in _OPTIONS.items():
+        value = getattr(wanted, name)
+        if value == getattr(before, name) and name not in explicit:
+            continue
+        if name == "accumulate" and job.global_batch is not None:
+            continue  # follows from the global batch
+        fields[name] = value
+        text = str(value).lower() if isinstance(value, bool) else f"{value}"
+        options.append(option if name in _FLAGS else f"{option} {text}")
+    after = _resolved(start, fields, cluster, job)
+    return _Tried(" ".join(options), after) if after is not None else None
+
+
+def _with_verdict(
+    wanted: Verdict, units: Units, tried: Iterable[_Tried], cluster: ClusterSpec, job: Job
+) -> list[Change]:
+    """Those with a verdict, in their order."""
+    ways = list(tried)
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for index, (_, strategy) in enumerate(ways):
+        alike.setdefault(units.key(strategy), []).append(index)
+    found: dict[int, Change] = {}
+    for indices in alike.values():
+        strategies = [ways[index].strategy for index in indices]
+        columns = Configurations.of(strategies)
+        memory = predict_memory(units.of(strategies[0]), columns, job.optimizer)
+        figures = zip(memory.peak_bytes, memory.host_bytes, memory.pooled_bytes, strict=True)
+        for index, sizes in zip(indices, figures, strict=True):
+            peak, host, pooled = (round(float(size)) for size in sizes)
+            if verdict(peak, cluster.device, pooled) == wanted:
+                needed = needed_bytes(peak, cluster.device, pooled)
+                found[index] = Change(ways[index].options, needed, host, wanted == "at risk")
+    return [found[index] for index in sorted(found)]
+
+
+_UNSET: dict[str, object] = {
+    "shard": None,
+    "replicate": None,
+    "reshard_after_forward": None,
+    "reshard_after_backward": None,
+    "grad_sync": None,
+}
+
+
+def _candidates(strategy: Strategy, cluster: ClusterSpec, chunked: bool) -> Iterator[Changes]:
+    """One change first, then two, then three, then with offload."""
+    loss: list[Changes] = [{"loss": "chunked"}] if chunked and strategy.loss == "plain" else []
+    recompute: list[Changes] = [{"recompute": "full"}] if strategy.recompute != "full" else []
+    batch: list[Changes] = []
+    smaller = strategy.micro_batch // 2
+    while smaller >= 1:
+        batch.append({"micro_batch": smaller})
+        smaller //= 2
+    sharding = list(_shardings(strategy, cluster))
+    yield from (*loss, *batch, *recompute, *sharding)
+    two = [b | r for b in batch for r in recompute]
+    two += [s | r for s in sharding for r in recompute]
+    two += [s | b for s in sharding for b in batch[-1:]]
+    three = [s | b | r for s in sharding for b in batch[-1:] for r in recompute]
+    yield from (x | one for x in loss for one in (*recompute, *batch, *sharding))
+    yield from two
+    yield from (x | pair for x in loss for pair in two)
+    yield from three
+    yield from (x | all_ for x in loss for all_ in three)
+    if not cluster.device.is_cpu and not strategy.offload:
+        kind: Changes = {} if strategy.sharded else {"kind": "zero3", **_UNSET}
+        offload = {**kind, "offload": True}
+        yield offload
+        yield from (offload | r for r in (*loss, *recompute))
+        yield from (offload | b | r for b in batch[-1:] for r in recompute)
+        yield from (offload | x | r for x in loss for r in recompute)
+
+
+def _shardings(strategy: Strategy, cluster: ClusterSpec) -> Iterator[Changes]:
+    """Full sharding, then smaller and smaller groups, which pad less."""
+    devices = cluster.devices // strategy.mesh.inner
+    if devices == 1:
+        return
+    if strategy.kind != "zero3" or strategy.hybrid:
+        yield {"kind": "zero3", **_UNSET}
+    for group in range(devices // 2, 1, -1):
+        if devices % group == 0 and group != strategy.shard:
+            yield {"kind": "zero3", **_UNSET, "shard": group}
+
+
+def _on_more_devices(
+    strategy: Strategy, cluster: ClusterSpec, job: Job
+) -> Iterator[tuple[ClusterSpec, Strategy]]:
+    """ZeRO-3 on more devices, in steps of a third to a half; a single node is filled first."""
+    own = cluster.devices_per_node
+    per_node = max(own, cluster.device.node_size) if cluster.nodes == 1 else own
+    doubled = cluster.devices * 2
+    while doubled <= MOST_DEVICES:
+        for count in (doubled, doubled * 3 // 2):
+            size = min(per_node, count)
+            if count % size == 0:
+                larger = cluster.but(nodes=count // size, devices_per_node=size)
+                resolved = _resolved(strategy, {"kind": "zero3", **_UNSET}, larger, job)
+                if resolved is not None:
+                    yield larger, resolved
+        doubled *= 2
