@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 from benchmarks.faults import plant
+from shardwise.checkpoint.format.manifest import NAME as MANIFEST
+from shardwise.checkpoint.format.manifest import read_manifest, write_manifest
 from tests.command import COMMAND, PATIENCE_S, environment, shardwise
 from tests.distributed.launch import free_port
 from tests.distributed.workers import Workers
@@ -291,11 +293,25 @@ def test_another_order_of_samples_is_refused(tmp_path: Path, workers: Workers) -
     (tmp_path / "run.toml").write_text(text)
     workers.run(run_toml, 1, [{"file": str(tmp_path / "run.toml")}])
     (tmp_path / "run.toml").write_text(text.replace("[train]", "[train]\nseed = 7"))
-    done = shardwise(*training("--nproc", "1", "--resume"), folder=tmp_path)
+    assert refusal(tmp_path).startswith("error: train.seed: ")
+    # Saved by a version that drew other synthetic sequences.
+    (tmp_path / "run.toml").write_text(text)
+    [file] = tmp_path.glob(f"runs/it/checkpoints/*/{MANIFEST}")
+    saved = read_manifest(file.read_bytes())
+    versions = {
+        name: version for name, version in saved.versions.items() if name != "synthetic data"
+    }
+    assert versions != saved.versions
+    file.write_bytes(write_manifest(saved.model_copy(update={"versions": versions})))
+    assert refusal(tmp_path).startswith("error: data: ")
+
+
+def refusal(folder: Path) -> str:
+    """The one sentence with which a run does not resume."""
+    done = shardwise(*training("--nproc", "1", "--resume"), folder=folder)
     assert done.returncode == 2
-    errors = [line for line in done.stderr.splitlines() if not line.endswith("…")]
-    assert len(errors) == 1
-    assert errors[0].startswith("error: train.seed: ")
+    [error] = [line for line in done.stderr.splitlines() if not line.endswith("…")]
+    return error
 
 
 @pytest.mark.nightly

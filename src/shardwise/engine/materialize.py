@@ -130,8 +130,8 @@ def _reset(module: nn.Module) -> None:
         reset()
 
 
-def module_seed(seed: int, name: str) -> int:
-    """The seed of one module: a hash of the run's seed and the module's name."""
+def named_seed(seed: int, name: str) -> int:
+    """The seed of a module, or of other things with a name: a hash of the run's seed and it."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
@@ -140,7 +140,7 @@ def module_seed(seed: int, name: str) -> int:
 def _seeded(seed: int, name: str, device: torch.device) -> Iterator[None]:
     devices = [device] if is_accelerator(device) else []
     with torch.random.fork_rng(devices=devices, device_type=device.type):
-        torch.manual_seed(module_seed(seed, name))
+        torch.manual_seed(named_seed(seed, name))
         yield
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from shardwise.engine.loss import IGNORED
+from shardwise.engine.materialize import named_seed
 from shardwise.spec.record import SpecError
 from shardwise.spec.train import DataSettings
 from shardwise.train.chat import is_chat
@@ -161,16 +162,17 @@ class SyntheticBatches(_RandomAccess):
 
     def at(self, step: int) -> list[MicroBatch]:
         rows = self.layout.positions(step)
-        return [_split(torch.from_numpy(np.stack([self._sample(p) for p in row]))) for row in rows]
+        return [_split(torch.stack([self._sample(int(p)) for p in row])) for row in rows]
 
-    def _sample(self, position: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        random = np.random.default_rng((self._seed, int(position)))
+    def _sample(self, position: int) -> torch.Tensor:
+        # Exported scripts draw the same numbers, with torch alone.
+        random = torch.Generator().manual_seed(named_seed(self._seed, f"data/{position}"))
         length = self.layout.seq_len + 1
-        increments = np.full(length, random.integers(1, 9), dtype=np.int64)
-        jumps = random.random(length) < 0.1
+        increment = torch.randint(1, 9, (1,), generator=random)
+        jumps = torch.rand(length, generator=random) < 0.1
         jumps[0] = True
-        increments[jumps] = random.integers(0, self._vocab, int(jumps.sum()))
-        return np.cumsum(increments) % self._vocab
+        tokens = torch.randint(self._vocab, (length,), generator=random)
+        return torch.where(jumps, tokens, increment).cumsum(0) % self._vocab
 
 
 class IterableBatches:

@@ -40,6 +40,8 @@ _ORDER = {
     "train": ("seed",),
     "data": ("path", "source", "tokenizer", "shuffle"),
 }
+# How synthetic sequences are drawn; older checkpoints, whose are others, name no version.
+_SYNTHETIC = {"synthetic data": "2"}
 
 
 def _check_shared(place: Place, writer: str) -> None:
@@ -111,6 +113,7 @@ class RunCheckpoints:
         _check_shared(self._place, writer)
         self._saver = Saver(self._place, self._settings.keep, self._settings.background)
         self._run = run_table(run)
+        self._is_synthetic = run.data is None or run.data.synthetic
         # Whoever sets steps between saves has decided when the first one is.
         self._pace = SavePace(
             self._settings.minutes, time.monotonic(), early=self._settings.every is None
@@ -197,6 +200,11 @@ class RunCheckpoints:
 
     def _check_order(self, manifest: Manifest) -> None:
         """Raise SpecError if samples come in another order: some would repeat, others be lost."""
+        if self._is_synthetic and not _SYNTHETIC.items() <= manifest.versions.items():
+            raise SpecError(
+                f"data: step {manifest.step} was saved by a version of Shardwise that draws other "
+                "synthetic sequences; resume with that version, or use another --name"
+            )
         for section, keys in _ORDER.items():
             for key in keys:
                 before, now = (
@@ -260,7 +268,7 @@ class RunCheckpoints:
             world=self._world,
             sequences=t.batches.layout.sequences_before(t.step),
             run=self._run,
-            versions=versions(),
+            versions={**versions(), **_SYNTHETIC},
             base=base_digest(t.model),
         )
         own = state.rank_state(self._rank, t.device, rank_state)

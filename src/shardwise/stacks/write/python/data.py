@@ -57,9 +57,8 @@ def data_pieces(run: RunSpec) -> list[Piece]:
             batches = batches.replace("world: int", "world: int, vocab: int")
             batches = batches.replace("sequence(position)", "sequence(position, vocab)")
         return [
-            Piece(_RANDOM, ("collections.abc:Iterator",)),
-            Piece(made_up, ("itertools:accumulate", "torch")),
-            Piece(batches, ("itertools:count", "torch")),
+            Piece(made_up, ("hashlib:sha256", "torch")),
+            Piece(batches, ("collections.abc:Iterator", "itertools:count", "torch")),
         ]
     pieces = [Piece(_TOKENS, ("json", "torch"))]
     if data.shuffle:
@@ -77,60 +76,16 @@ def micro_batches(rank: int, world: int) -> Iterator[torch.Tensor]:
         yield torch.stack(rows)
 '''
 
-_RANDOM = '''
-MASK_32, MASK_64, MASK_128 = 2**32 - 1, 2**64 - 1, 2**128 - 1
-
-
-def random_words(*seeds: int) -> Iterator[int]:
-    """The words of numpy.random.default_rng(seeds), for up to two seeds: PCG64 without NumPy."""
-    constant = 0x43B0D7E5
-
-    def hashed(value: int, factor: int = 0x931E8875) -> int:
-        nonlocal constant
-        value ^= constant
-        constant = (constant * factor) & MASK_32
-        value = (value * constant) & MASK_32
-        return value ^ (value >> 16)
-
-    entropy = [seed >> shift for seed in seeds for shift in (0, 32) if seed >> shift or not shift]
-    pool = [hashed(word & MASK_32) for word in [*entropy, 0, 0, 0][:4]]
-    for source in range(4):
-        for target in range(4):
-            if target != source:
-                word = (0xCA01F9DD * pool[target] - 0x4973F715 * hashed(pool[source])) & MASK_32
-                pool[target] = word ^ (word >> 16)
-    constant = 0x8B51F9DD
-    halves = [hashed(pool[index % 4], 0x58F38DED) for index in range(8)]
-    state, increment = (
-        (halves[i + 1] << 96) | (halves[i] << 64) | (halves[i + 3] << 32) | halves[i + 2]
-        for i in (0, 4)
-    )
-    factor, increment = 0x2360ED051FC65DA44385DF649FCCF645, (increment << 1) | 1
-    state = (state + increment) * factor + increment
-    while True:
-        state = (state * factor + increment) & MASK_128
-        word, turn = ((state >> 64) ^ state) & MASK_64, state >> 122
-        yield ((word >> turn) | (word << (64 - turn))) & MASK_64
-'''
-
 _MADE_UP = '''
 def sequence(position: int) -> torch.Tensor:
     """Synthetic tokens: count up by a fixed increment, with a random jump one time in ten."""
-    words = random_words(SEED, position)
-    word = next(words)
-    halves = [word >> 32]
-    steps = [1 + ((word & MASK_32) * 8 >> 32)] * (SEQ_LEN + 1)
-    lost = [(next(words) >> 11) * 2**-53 < 0.1 for _ in steps]
-    for index in range(SEQ_LEN + 1):
-        while index == 0 or lost[index]:
-            if not halves:
-                word = next(words)
-                halves = [word >> 32, word & MASK_32]
-            product = halves.pop() * VOCAB
-            if product & MASK_32 >= 2**32 % VOCAB:
-                steps[index] = product >> 32
-                break
-    return torch.tensor(list(accumulate(steps))) % VOCAB
+    seed = sha256(f"{SEED}/data/{position}".encode()).digest()
+    random = torch.Generator().manual_seed(int.from_bytes(seed[:8], "little") >> 1)
+    increment = torch.randint(1, 9, (1,), generator=random)
+    jumps = torch.rand(SEQ_LEN + 1, generator=random) < 0.1
+    jumps[0] = True
+    tokens = torch.randint(VOCAB, (SEQ_LEN + 1,), generator=random)
+    return torch.where(jumps, tokens, increment).cumsum(0) % VOCAB
 '''
 
 _TOKENS = '''
