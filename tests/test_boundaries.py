@@ -478,6 +478,8 @@ def test_text_of_others_is_printed_in_one_place() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in WRITERS
         if not (WRITERS[called] and file.startswith(WRITERS[called]))
+        # What is exported prints numbers of its own, where nothing of Shardwise is installed.
+        if not file.startswith("stacks/program/")
     }
     assert not found, "use shardwise.spec.foreign_text or report.screen.plain_console"
 

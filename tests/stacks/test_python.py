@@ -392,7 +392,7 @@ def test_blocks_are_found_where_the_trainer_finds_them() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from shardwise.spec.families import FAMILIES
-    from shardwise.stacks.write.python.foreign import blocks_of
+    from shardwise.stacks.write.python.model import model_choices
     from shardwise.units.blocks import find_blocks
     from shardwise.units.build import build_module
 
@@ -406,7 +406,8 @@ def test_blocks_are_found_where_the_trainer_finds_them() -> None:
         with torch.device("meta"):
             model = build_module(run.model)
         expected = list(find_blocks(model).values())
-        assert eval(blocks_of(run), {"model": model}) == expected == search(model)
+        blocks: Any = model.get_submodule(str(model_choices(run)["BLOCKS"]))
+        assert list(blocks) == expected == search(model)
 
 
 @pytest.mark.parametrize("stack", ["python", "lightning"])

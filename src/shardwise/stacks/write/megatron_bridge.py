@@ -25,7 +25,7 @@ from shardwise.stacks.write.chat_differences import stream_differences
 from shardwise.stacks.write.differences import Comparison, compare
 from shardwise.stacks.write.exported import USUAL, Exported, Target
 from shardwise.stacks.write.megatron_differences import RULES, other_differences
-from shardwise.stacks.write.python.settings import quoted
+from shardwise.stacks.write.python.constants import quoted
 from shardwise.stacks.write.torchrun import torchrun
 
 NAME = "megatron_run.py"

@@ -10,8 +10,8 @@ from shardwise.spec.run import RunSpec
 from shardwise.spec.strategy import Strategy
 from shardwise.stacks import training_arguments
 from shardwise.stacks.read import deepspeed
-from shardwise.stacks.write import torchtitan
-from shardwise.stacks.write.python import step
+from shardwise.stacks.write import arguments, axolotl, torchtitan
+from shardwise.stacks.write.python import settings as of_script
 
 _OF: dict[str, Collection[str]] = {
     # The user's script makes it.
@@ -23,8 +23,8 @@ _OF: dict[str, Collection[str]] = {
     "deepspeed": deepspeed.OPTIMIZERS,
     "torchtitan": torchtitan.OPTIMIZERS,
     "megatron-bridge": ("adamw",),
-    "lightning": step.OPTIMIZERS,
-    "python": step.OPTIMIZERS,
+    "lightning": of_script.OPTIMIZERS,
+    "python": of_script.OPTIMIZERS,
     "slurm": TRAINED,
     "kubernetes": TRAINED,
 }

@@ -8,20 +8,20 @@ from shardwise.spec.chat import holds_chat
 from shardwise.spec.lookup import ModuleRef
 from shardwise.spec.run import RunSpec
 from shardwise.stacks.write.chat_differences import stream_differences
-from shardwise.stacks.write.python import foreign
 from shardwise.stacks.write.python.data import token_folders
+from shardwise.stacks.write.python.model import builder_of, fills
 from shardwise.stacks.write.python.settings import data_of, on_cpu, train_of
 
 
-def unsupported_by_script(run: RunSpec, written: bool) -> tuple[str, ...]:
+def unsupported_by_script(run: RunSpec) -> tuple[str, ...]:
     """One sentence for each setting of the run that the script does not support."""
-    return (*unsupported_by_step(run, written), *_of_loop(run))
+    return (*unsupported_by_step(run), *_of_loop(run))
 
 
-def unsupported_by_step(run: RunSpec, written: bool) -> tuple[str, ...]:
+def unsupported_by_step(run: RunSpec) -> tuple[str, ...]:
     """Those of model, data, step and measurement, whichever loop runs the step."""
     train = train_of(run)
-    found = [*_model(run, written), *_data(run)]
+    found = [*_model(run), *_data(run)]
     if run.strategy.split_root:
         found.append("split_root = true: embedding and head are gathered with the root, all step.")
     if run.strategy.context > 1 and run.strategy.context_method == "ring":
@@ -56,15 +56,15 @@ def _of_loop(run: RunSpec) -> Iterator[str]:
     yield "A signal ends the script at once, without saving."
 
 
-def _model(run: RunSpec, written: bool) -> list[str]:
+def _model(run: RunSpec) -> list[str]:
     if isinstance(run.model, ModuleRef):
         return []
-    if written:
+    if builder_of(run) == "written":
         if train_of(run).meta_init:
             return []
         return ["train.meta_init = false: the script initialises weights as if it were true."]
     found = [f"model: the script needs transformers to build {run.model.name}."]
-    if not foreign.fills(run):
+    if not fills(run):
         found.append("model: every process builds the whole model before sharding it.")
     return found
 
